@@ -1,0 +1,386 @@
+"""What the parts of a job say to each other. Every message is a snapshot, so that repeating it is harmless.
+
+    agent  <-> rendezvous   one WebSocket a pod, one JSON object a frame
+    agent  <-> launcher     one Unix stream socket a process, one JSON object a line
+    agent  <-> worker       the same
+
+Frozen dataclasses of JSON types only; `unbroken_core.wire` turns them into text and back, strictly.
+"""
+
+from dataclasses import dataclass
+from typing import Union
+
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
+
+PROTOCOL = 1
+"""Version of all messages; a peer of another version is refused."""
+
+# ---------------------------------------------------------------------------------------------- agent <-> rendezvous
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of one worker in one iteration, as its pod reports it."""
+
+    cause: Cause
+    iteration: int
+    detail: str = ""
+    """One line for people, at most 2,000 characters: exception type and text, exit code, signal, what hung."""
+    detect_s: float = 0.0
+    """Seconds from the fault instant to its report, on the pod's clock."""
+    stack: tuple[str, ...] = ()
+    """Top Python frames of the culprit, innermost last; empty when unknown."""
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """One worker of a pod."""
+
+    local_rank: int
+    incarnation: int
+    """0 for the first process at this place in this pod, +1 for each process started after it."""
+    phase: WorkerPhase
+    iteration: int = -1
+    """The last iteration that this worker was told to enter; -1 before the first."""
+    host: str = ""
+    port: int = 0
+    """Endpoint of the listening socket that the worker bound before it said READY; empty and 0 in other phases."""
+    fault: Fault | None = None
+    """Set from the fault until the worker is READY for the next iteration or a new process took its place."""
+    step: int = -1
+    """Last step reported by ping(step=); -1 when the script reports none."""
+    has_progress: bool = False
+    """Whether the worker pinged in this iteration."""
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One worker's part of a plan."""
+
+    local_rank: int
+    rank: int | None
+    """Active rank, or None for a spare."""
+    reason: RankReason
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One pod's part of a plan: what its workers are in one iteration. The newest (generation, iteration) wins."""
+
+    generation: int
+    iteration: int
+    role: Role
+    world_size: int
+    """Active ranks in the whole job."""
+    master_host: str
+    master_port: int
+    ranks: tuple[RankPlan, ...]
+    domains: tuple[str, ...] = ()
+    """Names of the pod's domains, outermost layer first; the agent returns them when it joins again."""
+    spare_ranks: int = 0
+    """Spare workers in the whole job."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of an agent on each connection."""
+
+    protocol: int
+    job: str
+    pod: str
+    pod_uid: str
+    session: str
+    """Random for each agent process."""
+    node: str
+    ranks_per_pod: int
+    domains: tuple[str, ...] = ()
+    """Known from `unbroken run` or an earlier plan; empty when the operator is to send them."""
+    generation: int = 0
+    """Highest generation that this agent has obeyed; 0 before the first."""
+    plan: Plan | None = None
+    """The plan that its workers are in; None before the first."""
+    workers: tuple[WorkerState, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Workers of a pod as they are now; sent at once when anything but `step` changed."""
+
+    seq: int
+    """Counts up in a connection, Report and Heartbeat together."""
+    workers: tuple[WorkerState, ...]
+    is_leaving: bool = False
+    """The pod was told to end (SIGTERM); its ranks should move."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Sent every `heartbeat_interval_s` while there is nothing else to say."""
+
+    seq: int
+    max_step: int = -1
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Answer to Hello: this agent is a member."""
+
+    protocol: int
+    generation: int
+    heartbeat_interval_s: float
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Answer to a Hello that is not accepted; the connection is closed after it. The agent tries again, slower."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """The iteration is over for everyone: leave the training function and say READY."""
+
+    generation: int
+    iteration: int
+    cause: Cause
+    rank: int | None
+    """Active rank of the first culprit known; None for a fault outside the workers."""
+    pod: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Respawn:
+    """Start a process again at these places (only where the one there is GONE), or end it first when it is stuck."""
+
+    generation: int
+    places: tuple[tuple[int, int], ...]
+    """(local_rank, incarnation that is to be replaced); a newer incarnation is left alone."""
+    cause: Cause
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over: let the workers go."""
+
+    generation: int
+    outcome: JobPhase
+    """COMPLETE or FAILED."""
+    reason: Reason
+    message: str
+
+
+AgentMessage = Union[Hello, Report, Heartbeat]
+RendezvousMessage = Union[Welcome, Refused, Interrupt, Plan, Respawn, Finish]
+
+# -------------------------------------------------------------------------------------------- operator <-> rendezvous
+
+
+@dataclass(frozen=True)
+class PodObservation:
+    """One pod as the API server shows it."""
+
+    pod: str
+    node: str
+    domains: tuple[str, ...]
+    """One name a layer, outermost first, "" where the node lacks the label; empty while the pod has no node."""
+    role: Role = Role.ACTIVE
+    """Role that the pod was made for: a preference in the first plan only."""
+    gone: Cause | None = None
+    """POD_LEAVING, POD_LOST or NODE_LOST when the API server says so."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All pods of the job by uid; `PUT /v1/observation`. A pod that the rendezvous knows and this lacks is gone."""
+
+    pods: dict[str, PodObservation]
+
+
+@dataclass(frozen=True)
+class PodStatus:
+    """One member as the coordinator sees it."""
+
+    pod: str
+    uid: str
+    node: str
+    role: Role
+    ranks: tuple[int, ...]
+    """Active ranks in local order; empty for a spare."""
+    domains: tuple[str, ...]
+    workers: tuple[WorkerPhase, ...]
+    is_connected: bool
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One finished recovery, or the running one when `ended_at` is empty."""
+
+    number: int
+    """Counts recoveries of the job from 1."""
+    cause: Cause
+    rung: Rung
+    """The highest rung that this recovery needed."""
+    rank: int | None
+    pod: str
+    node: str
+    domain: str
+    """Name of the innermost domain of the culprit; "" when unknown."""
+    detail: str
+    iteration_before: int
+    iteration_after: int
+    replaced_by: tuple[str, ...]
+    """Pods that were promoted."""
+    phase_s: dict[str, float]
+    """Seconds by Phase value; phases that were not measured are missing."""
+    started_at: str
+    ended_at: str
+    """Wall-clock time, RFC 3339 UTC, for people; "" while it lasts."""
+    world_size_before: int = 0
+    world_size_after: int = 0
+    num_faults: int = 1
+    """Faults that were collected into this recovery."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What the rendezvous knows; `GET /v1/status?after=REVISION&timeout=SECONDS` answers when it is newer."""
+
+    protocol: int
+    job: str
+    generation: int
+    revision: int
+    """+1 on every change; compare only within one generation."""
+    phase: JobPhase
+    reason: Reason
+    message: str
+    """One sentence with numbers: what it is doing, or what it waits for."""
+    iteration: int
+    world_size: int
+    spare_ranks: int
+    lost_ranks: int
+    """Active ranks that the job wants and does not have."""
+    pods: tuple[PodStatus, ...]
+    restarts_by_rung: dict[str, int]
+    restarts_by_cause: dict[str, int]
+    recoveries: tuple[Recovery, ...]
+    """Newest last, at most 20."""
+    max_step: int
+    ettr: float | None
+    """Seconds of first-time progress / wall seconds since the job first ran; None before it ran."""
+
+
+# ------------------------------------------------------------------------------------------ agent <-> worker, launcher
+
+
+@dataclass(frozen=True)
+class Attach:
+    """First message of a launcher or worker on each connection."""
+
+    protocol: int
+    role: str
+    """"launcher" or "worker"."""
+    pid: int
+    local_rank: int = -1
+    incarnation: int = -1
+    """Both from the environment that the launcher gave the worker; -1 for a launcher."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One worker process, as its parent sees it."""
+
+    local_rank: int
+    incarnation: int
+    pid: int
+    exit_code: int | None = None
+    """None while it runs; -N when signal N ended it."""
+    error: str = ""
+    """First line of the error file that the worker wrote, or why it could not be started; "" otherwise."""
+    port: int = 0
+    """Port held for the process (process rung); 0 in a job with in-process restarts."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All worker processes of the pod; sent by the launcher at each change."""
+
+    processes: tuple[ProcessState, ...]
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """The worker as it sees itself; sent by the library at each change."""
+
+    phase: WorkerPhase
+    iteration: int
+    host: str = ""
+    port: int = 0
+    fault: Fault | None = None
+    has_progress: bool = False
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Agent to worker: your part of the plan."""
+
+    generation: int
+    iteration: int
+    rank: int | None
+    world_size: int
+    master_host: str
+    master_port: int
+    spare_ranks: int = 0
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Agent to worker: the iteration is over; leave the training function."""
+
+    iteration: int
+    cause: Cause
+    rank: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Agent to worker: the job is over; COMPLETE returns from the wrapper, FAILED raises RestartAbort."""
+
+    outcome: JobPhase
+    message: str
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Agent to launcher: start this process, unless this or a newer incarnation of the place was started."""
+
+    local_rank: int
+    incarnation: int
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class End:
+    """Agent to launcher: end this process: SIGCONT and SIGTERM to its group, SIGKILL after the grace."""
+
+    local_rank: int
+    incarnation: int
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Agent to launcher: end what still runs after the grace, then exit with this code."""
+
+    exit_code: int
+    grace_s: float
+    message: str
+
+
+FromWorker = Union[Attach, WorkerReport]
+FromLauncher = Union[Attach, Processes]
+ToWorker = Union[Enter, Leave, Release]
+ToLauncher = Union[Spawn, End, Shutdown]

@@ -1,0 +1,146 @@
+"""The closed vocabulary. These words feed conditions, Events, logs, metric labels and the docs; none is ever renamed."""
+
+from enum import Enum
+
+
+class Word(str, Enum):
+    """A string enum that prints as its value (enum.StrEnum needs Python 3.11)."""
+
+    __str__ = str.__str__
+
+
+class Role(Word):
+    """What a pod or a worker is for in the current plan."""
+
+    ACTIVE = "active"
+    SPARE = "spare"
+
+
+class Cause(Word):
+    """Why a job was interrupted; listed from the weakest evidence to the strongest."""
+
+    EXCEPTION = "exception"
+    """The training function raised an Exception."""
+    BASE_EXCEPTION = "base-exception"
+    """SystemExit, KeyboardInterrupt or another BaseException left the training function; the worker leaves."""
+    SOFT_TIMEOUT = "soft-timeout"
+    """A worker made no progress for timeouts.soft."""
+    HARD_TIMEOUT = "hard-timeout"
+    """A worker made no progress for timeouts.hard and its process was ended."""
+    UNHEALTHY = "unhealthy"
+    """A health check failed; the worker leaves."""
+    PROCESS_EXIT = "process-exit"
+    """A worker's process ended with an exit code other than 0, or before it completed."""
+    PROCESS_SIGNAL = "process-signal"
+    """A worker's process was ended by a signal."""
+    POD_LEAVING = "pod-leaving"
+    """The pod is being deleted, evicted or preempted."""
+    POD_LOST = "pod-lost"
+    """The pod's connection broke and did not come back, or the API server says that the pod is gone."""
+    HEARTBEAT_LOST = "heartbeat-lost"
+    """The pod fell silent for timeouts.heartbeat."""
+    NODE_LOST = "node-lost"
+    """The pod's node is down or unreachable."""
+
+    @property
+    def severity(self) -> int:
+        """Rank of the evidence: among faults of one interruption the highest names the culprit."""
+        return _SEVERITY[self]
+
+
+_SEVERITY: dict["Cause", int] = {cause: number for number, cause in enumerate(Cause)}
+
+
+class Rung(Word):
+    """One step of the recovery ladder, cheapest first."""
+
+    IN_PROCESS = "in-process"
+    PROCESS = "process"
+    POD = "pod"
+    WORLD = "world"
+    JOB = "job"
+
+
+class Phase(Word):
+    """One stretch of a recovery, in order; seconds of each are measured on the coordinator's clock, except detect."""
+
+    DETECT = "detect"
+    """Fault instant to its report, on the clock of the pod that noticed it."""
+    STOP = "stop"
+    """Interruption known to the coordinator, until the workers that the plan needs are ready."""
+    PLAN = "plan"
+    """Cutting and sending the plan."""
+    ENTER = "enter"
+    """Plan sent, until every active worker entered the training function."""
+    FIRST_PROGRESS = "first-progress"
+    """All entered, until every active worker reported its first step (only where the script pings)."""
+
+
+class JobPhase(Word):
+    """State of the coordinator."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    PLANNED = "planned"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+class WorkerPhase(Word):
+    """Where one worker is, as its agent sees it."""
+
+    STARTING = "starting"
+    """The process is being started, or runs but has not said that it is ready."""
+    READY = "ready"
+    """Waits for a plan and has an endpoint."""
+    RUNNING = "running"
+    """Inside the training function."""
+    STOPPING = "stopping"
+    """Left or is leaving the training function; not ready yet."""
+    COMPLETED = "completed"
+    """The training function returned; waits for the others."""
+    GONE = "gone"
+    """The process has ended; it is started again when the coordinator says so."""
+
+
+class RankReason(Word):
+    """Why a worker has this rank in a plan."""
+
+    FIRST = "first"
+    """First plan: order of the topology tree."""
+    KEPT = "kept"
+    """Survivor with its rank unchanged."""
+    REPLACED = "replaced"
+    """A spare that took a lost rank."""
+    SHIFTED = "shifted"
+    """A survivor that moved down because ranks below it were lost without a spare."""
+    RESERVE = "reserve"
+    """Healthy, not needed: a spare."""
+    STEPPED_ASIDE = "stepped-aside"
+    """Was active; idle because its host lost a worker, or by a limit or divisor of the world."""
+
+
+class Reason(Word):
+    """Reason of a job's state, as conditions show it (CamelCase, as Kubernetes wants)."""
+
+    WAITING_FOR_PODS = "WaitingForPods"
+    WAITING_FOR_WORKERS = "WaitingForWorkers"
+    WAITING_FOR_TOPOLOGY = "WaitingForTopology"
+    WAITING_FOR_RENDEZVOUS = "WaitingForRendezvous"
+    TRAINING = "Training"
+    RECOVERING = "Recovering"
+    BELOW_MINIMUM = "BelowMinimumReplicas"
+    BUDGET_EXHAUSTED = "RestartBudgetExhausted"
+    STARTUP_TIMEOUT = "StartupTimeout"
+    RECOVERY_TIMEOUT = "RecoveryTimeout"
+    COMPLETED = "AllRanksCompleted"
+    INVALID_SPEC = "InvalidSpec"
+    TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"
+    UNSCHEDULABLE = "PodsUnschedulable"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    SPARES_READY = "SparesReady"
+    SPARES_EXHAUSTED = "SparesExhausted"
+    FEWER_RANKS = "FewerRanks"
+    FULL_STRENGTH = "FullStrength"
+    FAILED_BEFORE_READY = "FailedBeforeReady"

@@ -1,0 +1,178 @@
+"""What a job wants, as its rendezvous and agents need it: the small part of the spec that decisions depend on.
+
+The operator derives it from the ResilientTrainingJob, `unbroken run` from its options; it travels as JSON in the
+environment variable UNBROKEN_SETTINGS. All durations are seconds.
+"""
+
+from dataclasses import dataclass, field
+
+from unbroken_core.errors import InputError
+from unbroken_core.reasons import Rung
+
+MAX_RANKS_PER_POD = 64
+MAX_PODS = 65_536
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One level of the topology, outermost first: `label` is the node label whose value names the domain."""
+
+    name: str
+    label: str
+    min_ranks: int = 1
+    """A domain with fewer healthy ranks gives up all of them."""
+    max_ranks: int | None = None
+
+
+@dataclass(frozen=True)
+class RungBudget:
+    """How often one rung may be used: `limit` times in any `window_s`; limit None means without limit."""
+
+    rung: Rung
+    limit: int | None = None
+    window_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Time boxes in seconds; soft < hard < barrier."""
+
+    soft_s: float = 60.0
+    hard_s: float = 90.0
+    heartbeat_s: float = 30.0
+    barrier_s: float = 120.0
+    completion_s: float = 120.0
+    termination_grace_s: float = 5.0
+    startup_s: float = 600.0
+    reconnect_s: float = 5.0
+    """A broken connection that does not come back in this time is a lost pod (while the job runs)."""
+    last_call_s: float = 5.0
+    """Forming with at least `replicas` pods ready waits so long for the others."""
+
+
+DEFAULT_RUNGS: tuple[RungBudget, ...] = tuple(RungBudget(rung) for rung in Rung)
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """Validated at construction: raises InputError that names the field."""
+
+    job: str
+    namespace: str = "default"
+    uid: str = ""
+    replicas: int = 1
+    min_replicas: int | None = None
+    """None means `replicas`: the job never runs with fewer pods."""
+    spares: int = 0
+    ranks_per_pod: int = 1
+    layers: tuple[Layer, ...] = ()
+    """Outermost first; the pod itself is always the innermost domain."""
+    divisible_by: int = 1
+    """The active world size is a multiple of this."""
+    max_ranks: int | None = None
+    min_ranks_per_pod: int | None = None
+    """A pod with fewer healthy workers steps aside whole. None means `ranks_per_pod`: pods are never split."""
+    rungs: tuple[RungBudget, ...] = DEFAULT_RUNGS
+    """Enabled rungs in ladder order. With `in-process` the script must use unbroken.inprocess.Wrapper; without it
+    every fault restarts the processes, and any script written for torchrun runs unchanged."""
+    max_faults_per_rank: int | None = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        for message in violations(self):
+            raise InputError(message)
+
+    @property
+    def minimum_replicas(self) -> int:
+        """Fewest pods to run with."""
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def minimum_ranks_per_pod(self) -> int:
+        """Fewest healthy workers with which a pod stays in the world."""
+        return self.ranks_per_pod if self.min_ranks_per_pod is None else self.min_ranks_per_pod
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether workers are restarted without a new process."""
+        return any(budget.rung is Rung.IN_PROCESS for budget in self.rungs)
+
+
+def violations(settings: JobSettings) -> list[str]:
+    """Return one message for each broken rule, in a fixed order; empty when the settings are sound."""
+    timeouts = settings.timeouts
+    minimum = settings.minimum_replicas
+    world = settings.replicas * settings.ranks_per_pod
+    found: list[str] = []
+
+    def check(is_sound: bool, message: str) -> None:
+        if not is_sound:
+            found.append(message)
+
+    check(bool(settings.job), "job: want a name, got an empty string")
+    check(1 <= settings.replicas <= MAX_PODS, f"replicas: want 1 to {MAX_PODS}, got {settings.replicas}")
+    check(
+        1 <= minimum <= max(settings.replicas, 1),
+        f"minReplicas: want 1 to replicas ({settings.replicas}), got {minimum}",
+    )
+    check(0 <= settings.spares <= MAX_PODS, f"spares.count: want 0 to {MAX_PODS}, got {settings.spares}")
+    check(
+        1 <= settings.ranks_per_pod <= MAX_RANKS_PER_POD,
+        f"ranksPerPod: want 1 to {MAX_RANKS_PER_POD}, got {settings.ranks_per_pod}",
+    )
+    check(
+        1 <= settings.minimum_ranks_per_pod <= settings.ranks_per_pod,
+        f"world.minRanksPerPod: want 1 to ranksPerPod ({settings.ranks_per_pod}), got {settings.minimum_ranks_per_pod}",
+    )
+    check(
+        1 <= settings.divisible_by <= max(world, 1),
+        f"world.divisibleBy: want 1 to replicas x ranksPerPod ({world}), got {settings.divisible_by}",
+    )
+    check(
+        settings.max_ranks is None or settings.max_ranks >= settings.divisible_by,
+        f"world.maxRanks: want at least world.divisibleBy ({settings.divisible_by}), got {settings.max_ranks}",
+    )
+    names = [layer.name for layer in settings.layers]
+    check(len(set(names)) == len(names), f"topology.layers: want distinct names, got {names}")
+    for layer in settings.layers:
+        check(
+            layer.min_ranks >= 1,
+            f"topology.layers[{layer.name}].minRanks: want at least 1, got {layer.min_ranks}",
+        )
+        check(
+            layer.max_ranks is None or layer.max_ranks >= layer.min_ranks,
+            f"topology.layers[{layer.name}].maxRanks: want at least minRanks ({layer.min_ranks}), "
+            f"got {layer.max_ranks}",
+        )
+    check(bool(settings.rungs), "restart.rungs: want at least one rung, got an empty list")
+    rung_names = [budget.rung.value for budget in settings.rungs]
+    check(
+        len(set(rung_names)) == len(rung_names),
+        f"restart.rungs: want each rung at most once, got {rung_names}",
+    )
+    for budget in settings.rungs:
+        check(
+            budget.limit is None or budget.limit >= 0,
+            f"restart.rungs[{budget.rung}].limit: want at least 0, got {budget.limit}",
+        )
+        check(
+            budget.window_s > 0,
+            f"restart.rungs[{budget.rung}].windowSeconds: want more than 0, got {budget.window_s}",
+        )
+    for name, value in (
+        ("soft", timeouts.soft_s),
+        ("heartbeat", timeouts.heartbeat_s),
+        ("completion", timeouts.completion_s),
+        ("startup", timeouts.startup_s),
+        ("reconnect", timeouts.reconnect_s),
+    ):
+        check(value > 0, f"timeouts.{name}: want more than 0 seconds, got {value}")
+    check(
+        timeouts.soft_s < timeouts.hard_s,
+        f"timeouts.soft: want less than timeouts.hard ({timeouts.hard_s}), got {timeouts.soft_s}",
+    )
+    check(
+        timeouts.hard_s < timeouts.barrier_s,
+        f"timeouts.hard: want less than timeouts.barrier ({timeouts.barrier_s}), got {timeouts.hard_s}",
+    )
+    return found

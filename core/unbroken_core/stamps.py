@@ -1,0 +1,61 @@
+"""Layout of the shared page of progress stamps: one file a pod, one slot a worker, written by the worker's library.
+
+    0        8        16       24      ...
+    | magic  | slots  | unused ...      64 | slot 0: 64 bytes | slot 1 ... |
+
+Every field is one aligned little-endian 64-bit integer with one writer, so that a reader never sees half a value.
+Stamps are CLOCK_MONOTONIC nanoseconds of the pod's host (all containers of a pod share it); 0 means never.
+"""
+
+import struct
+from dataclasses import dataclass
+
+MAGIC = 0x3130_4E4B_4F52_4255
+HEADER_BYTES = 64
+SLOT_BYTES = 64
+
+PID, ITERATION, ALIVE, MAIN, PING, STEP, FLAGS, INCARNATION = range(8)
+"""Index of each field in a slot."""
+
+FLAG_IN_FUNCTION = 1
+"""The main thread is inside the training function: timeouts apply."""
+FLAG_PING_ARMED = 2
+"""The function has pinged in this iteration: PING must stay fresh as well."""
+FLAG_PROTECTION_OFF = 4
+"""Inside `disable_hang_protection`: no timeout applies."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker's stamps."""
+
+    pid: int
+    iteration: int
+    alive_ns: int
+    """Written by a thread of the library: stale when the GIL is held or the process is stopped."""
+    main_ns: int
+    """Written by a pending call in the main thread: stale when that thread is blocked outside of Python, too."""
+    ping_ns: int
+    step: int
+    flags: int
+    incarnation: int
+
+
+def page_bytes(num_slots: int) -> int:
+    """Return the size of the page's file in bytes."""
+    return HEADER_BYTES + num_slots * SLOT_BYTES
+
+
+def slot_offset(local_rank: int) -> int:
+    """Return the byte offset of a worker's slot."""
+    return HEADER_BYTES + local_rank * SLOT_BYTES
+
+
+def pack_header(num_slots: int) -> bytes:
+    """Return the first HEADER_BYTES of the page."""
+    return struct.pack("<2Q", MAGIC, num_slots).ljust(HEADER_BYTES, b"\0")
+
+
+def unpack_slot(page: bytes | memoryview, local_rank: int) -> Slot:
+    """Read one slot. Raises struct.error when the page is too short."""
+    return Slot(*struct.unpack_from("<8q", page, slot_offset(local_rank)))
