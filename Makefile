@@ -1,5 +1,84 @@
 # Unbroken: the only way to run anything. `make` alone lists the targets.
 SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
 export PYTHONSAFEPATH := 1
-PYTHON ?= python3.11
+export PYTHON ?= python3.11
+
 BIN := .venv/bin
+STAMP := .venv/.setup-done
+SOURCES := core sidecar operator local tests benchmarks examples tools
+TEST_OUTPUT ?= test-output
+PYTEST := $(BIN)/python -m pytest
+
+##@ Everyday
+.PHONY: help setup test demo check format
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "; print "usage: make TARGET [NAME=value]"} \
+	    /^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	    /^[a-z][a-z0-9-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## Make .venv from nothing but Python 3.11 (PYTHON=interpreter); the other targets do it themselves
+$(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
+	@tools/setup.sh
+	@touch $@
+
+test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
+	$(PYTEST) tests/unit tests/contract tests/simulation tests/integration --junitxml=$(TEST_OUTPUT)/test.xml $(ARGS)
+
+demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
+	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)
+
+check: $(STAMP) ## Check format, lint, types, import contracts, the lock file and the generated files
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy core sidecar operator local tests benchmarks examples tools
+	$(BIN)/mypy --python-version 3.10 core sidecar/unbroken/inprocess sidecar/unbroken/launch
+	$(BIN)/lint-imports
+	$(BIN)/python tools/lock.py --check
+	@$(MAKE) verify
+
+format: $(STAMP) ## Format the code and mend what the linter can mend
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+##@ Generated files
+.PHONY: generate verify lock
+GENERATED :=
+
+generate: $(STAMP) ## Write the generated files again
+	@true
+
+verify: $(STAMP) ## Write the generated files again and fail when one of them differs
+	@before=$$(sha256sum $(GENERATED) 2>/dev/null || true); $(MAKE) generate >/dev/null; \
+	after=$$(sha256sum $(GENERATED) 2>/dev/null || true); \
+	if [ "$$before" != "$$after" ]; then \
+	    echo 'verify: generated files were not up to date; `make generate` has now written them:'; \
+	    diff <(echo "$$before") <(echo "$$after") | sed -n 's/^> [0-9a-f]* */  /p'; exit 1; \
+	fi
+
+lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
+	$(BIN)/python tools/lock.py
+
+##@ Deeper
+.PHONY: e2e soak bench images
+e2e: $(STAMP) ## Run the end-to-end tests (UNBROKEN_TEST_KUBECONFIGS=name=file:... adds real API servers)
+	$(PYTEST) tests/e2e --junitxml=$(TEST_OUTPUT)/e2e.xml $(ARGS)
+
+soak: $(STAMP) ## Run many random fault schedules through the simulation (SCHEDULES=number)
+	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)
+
+bench: $(STAMP) ## Measure recoveries beside the peers on this machine (ARGS=arguments of benchmarks/recovery.py)
+	$(BIN)/python benchmarks/recovery.py $(ARGS)
+
+images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag)
+	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)"
+
+##@ Cleaning
+.PHONY: clean
+clean: ## Remove everything that make made, .venv included
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .local-cluster \
+	    demo-output $(TEST_OUTPUT) build dist
+	find core sidecar operator local tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
+	find . -maxdepth 2 -name '*.egg-info' -prune -exec rm -rf {} +

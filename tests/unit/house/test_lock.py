@@ -1,0 +1,60 @@
+"""tools/lock.py: what the lock file says, and when it is out of date."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def lock() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("lock_tool", ROOT / "tools" / "lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["lock_tool"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_lock_lists_exact_versions_by_name_without_torch_and_the_project(lock: ModuleType) -> None:
+    report = {
+        "install": [
+            {"metadata": {"name": "PyYAML", "version": "6.0.3"}},
+            {"metadata": {"name": "torch", "version": "2.13.0+cpu"}},
+            {"metadata": {"name": "aiohttp", "version": "3.14.5"}},
+            {"metadata": {"name": "unbroken", "version": "0.1.0"}},
+        ]
+    }
+    assert lock.render_lock(report) == lock.HEADER + "aiohttp==3.14.5\npyyaml==6.0.3\n"
+
+
+def test_lock_reads_back_what_it_wrote(lock: ModuleType) -> None:
+    assert lock.parse_lock(lock.HEADER + "a-b==1\nc==2.0\n") == {"a-b": "1", "c": "2.0"}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "wanted", "expected"),
+    [
+        pytest.param({"ruff": "0.17.5"}, "ruff>=0.9", [], id="met"),
+        pytest.param({}, "ruff>=0.9", ["ruff: want ruff>=0.9 in requirements-dev.lock, got nothing"], id="missing"),
+        pytest.param(
+            {"ruff": "0.8"}, "ruff>=0.9", ["ruff: want ruff>=0.9 in requirements-dev.lock, got 0.8"], id="too old"
+        ),
+        pytest.param({}, "torch>=9", [], id="torch is chosen elsewhere"),
+    ],
+)
+def test_lock_is_compared_with_what_the_project_asks_for(
+    lock: ModuleType, pinned: dict[str, str], wanted: str, expected: list[str]
+) -> None:
+    assert lock.violations(pinned, [Requirement(wanted)]) == expected
+
+
+def test_lock_must_hold_what_a_locked_package_needs(lock: ModuleType) -> None:
+    found = lock.violations({"pytest-xdist": "3.8.0"}, [Requirement("pytest-xdist")])
+    assert {message.split(":")[0] for message in found} == {"execnet", "pytest"}
