@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "; print "usage: make TARGET [NAME=value]"} \
 	    /^##@ / {printf "\n%s\n", substr($$0, 5)} \
-	    /^[a-z][a-z0-9-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	    /^[a-z][a-z0-9-]*:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## Make .venv from nothing but Python 3.11 (PYTHON=interpreter); the other targets do it themselves
 $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
@@ -62,8 +62,11 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 	$(BIN)/python tools/lock.py
 
 ##@ Deeper
-.PHONY: e2e soak bench images
-e2e: $(STAMP) ## Run the end-to-end tests (UNBROKEN_TEST_KUBECONFIGS=name=file:... adds real API servers)
+.PHONY: cluster-test e2e soak bench images
+cluster-test: $(STAMP) ## Run the tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:...)
+	$(PYTEST) tests/contract tests/integration -m cluster --junitxml=$(TEST_OUTPUT)/cluster-test.xml $(ARGS)
+
+e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) tests/e2e --junitxml=$(TEST_OUTPUT)/e2e.xml $(ARGS)
 
 soak: $(STAMP) ## Run many random fault schedules through the simulation (SCHEDULES=number)

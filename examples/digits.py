@@ -1,0 +1,210 @@
+"""Train a small network on handwritten digits under DistributedDataParallel, and go on through any fault.
+
+    unbroken run --pods 4 --spares 1 --ranks-per-pod 2 examples/digits.py     on this machine, without Kubernetes
+    kubectl apply -f examples/digits.yaml                                     on a cluster
+
+Four things make a training script unbreakable; look for their numbers below:
+  (1) Wrap the training function. After a fault it is called again, in the same process wherever possible.
+  (2) On entry take all state from the newest checkpoint, none from globals: what ran before may have ended anywhere.
+  (3) Let a checkpoint appear whole or not at all; `atomic()` keeps a restart from cutting in between.
+  (4) Report each step with `ping`, so that a hang is noticed and progress is measured.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from unbroken import inprocess
+
+NUM_TEST = 360
+KEPT_CHECKPOINTS = 3
+
+
+@dataclass
+class Progress:
+    """What has been trained: goes into each checkpoint, so that nothing is applied twice and nothing is left out."""
+
+    steps: list[int] = field(default_factory=list)
+    """Global steps in the order in which they were applied."""
+    digest: str = ""
+    """Hash chain over the samples of all applied steps."""
+
+    def apply(self, step: int, samples: Tensor) -> None:
+        """Record that the model has learned from these samples."""
+        self.steps.append(step)
+        self.digest = hashlib.sha256(f"{self.digest} {step} {samples.tolist()}".encode()).hexdigest()
+
+
+def samples_of(step: int, num_samples: int, batch_size: int) -> Tensor:
+    """Return the sample numbers of a global step: the same on all ranks, in every replay and at any world size."""
+    epoch, position = divmod(step, num_samples // batch_size)
+    order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(epoch))
+    return order[position * batch_size : (position + 1) * batch_size]
+
+
+def load_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return images and labels for training, then for the test; images are (n, 64) in 0..1."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    images, labels = torch.tensor(digits.data / 16.0, dtype=torch.float32)[order], torch.tensor(digits.target)[order]
+    return images[NUM_TEST:], labels[NUM_TEST:], images[:NUM_TEST], labels[:NUM_TEST]
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], step: int, call: inprocess.CallWrapper) -> None:
+    """Write the state after `step` steps; (3) the file appears under its name when all of it is on the disk."""
+    temporary = folder / f".step-{step:08d}.{os.getpid()}"
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    with call.atomic():
+        temporary.replace(folder / f"step-{step:08d}.pt")
+    for old in sorted(folder.glob("step-*.pt"))[:-KEPT_CHECKPOINTS]:
+        old.unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path, device: torch.device) -> dict[str, Any] | None:
+    """Return the newest state, or None when there is none yet. Rank 0 chooses, so that all ranks take the same one."""
+    found = sorted(folder.glob("step-*.pt"))
+    step = torch.tensor([int(found[-1].stem.removeprefix("step-")) if found else -1], device=device)
+    dist.broadcast(step, src=0)
+    if step.item() < 0:
+        return None
+    state: dict[str, Any] = torch.load(folder / f"step-{int(step.item()):08d}.pt", map_location=device)
+    return state
+
+
+def connect() -> torch.device:
+    """Join the process group of this iteration; rank, world size and address are in the environment."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl")
+        return device
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return torch.device("cpu")
+
+
+@inprocess.Wrapper()  # (1)
+def train(options: argparse.Namespace, call: inprocess.CallWrapper) -> None:
+    """Train from the newest checkpoint to the last step. Runs once an iteration on each active rank."""
+    device = connect()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    images, labels, test_images, test_labels = (data.to(device) for data in load_data())
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
+    progress = Progress()
+    if state := newest_checkpoint(options.checkpoints, device):  # (2)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        progress = Progress(**state["progress"])
+    if rank == 0:
+        print(f"digits: iteration={call.iteration} world={world_size} from step={len(progress.steps)}", flush=True)
+    replicas = DistributedDataParallel(model)
+
+    for step in range(len(progress.steps), options.steps):
+        do_fault(options.control, rank)
+        time.sleep(step_seconds(options.control, options.step_seconds))
+        samples = samples_of(step, len(images), options.batch)
+        mine = samples[rank::world_size].to(device)
+        optimizer.zero_grad()
+        # DDP divides by the world size; the sum over the whole batch then is the same at any world size.
+        loss = (
+            nn.functional.cross_entropy(replicas(images[mine]), labels[mine], reduction="sum")
+            * world_size
+            / options.batch
+        )
+        loss.backward()
+        optimizer.step()
+        progress.apply(step, samples)
+        call.ping(step=step)  # (4)
+        if rank == 0 and (len(progress.steps) % options.save_every == 0 or len(progress.steps) == options.steps):
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
+            save_checkpoint(options.checkpoints, state, len(progress.steps), call)
+
+    if rank == 0:
+        with torch.no_grad():
+            accuracy = (model(test_images).argmax(dim=1) == test_labels).double().mean().item()
+        report(options, progress, accuracy, len(images), call.iteration)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def report(
+    options: argparse.Namespace, progress: Progress, accuracy: float, num_samples: int, last_iteration: int
+) -> None:
+    """Print and file the result, and whether each step was applied exactly once and in order."""
+    expected = Progress()
+    for step in range(options.steps):
+        expected.apply(step, samples_of(step, num_samples, options.batch))
+    result = {
+        "accuracy": accuracy,
+        "steps": len(progress.steps),
+        "steps_add_up": progress == expected,
+        "iterations": last_iteration + 1,
+    }
+    print(f"digits: test accuracy={accuracy:.4f} {json.dumps(result)}", flush=True)
+    temporary = options.checkpoints / f".result.{os.getpid()}"
+    temporary.write_text(json.dumps(result) + "\n")
+    temporary.replace(options.checkpoints / "result.json")
+
+
+# --------------------------------------------------------------------- for demonstrations: faults at the word of a file
+
+
+def step_seconds(control: Path | None, otherwise: float) -> float:
+    """Return how long a step is drawn out: what the control folder's file `step-seconds` says, when it is there."""
+    try:
+        return float((control / "step-seconds").read_text()) if control else otherwise
+    except (FileNotFoundError, ValueError):
+        return otherwise
+
+
+def do_fault(control: Path | None, rank: int) -> None:
+    """Do once what the file `fault` in the control folder says: `raise RANK` or `hang RANK`."""
+    if control is None:
+        return
+    try:
+        kind, culprit = (control / "fault").read_text().split()
+    except (FileNotFoundError, ValueError):
+        return
+    if int(culprit) != rank:
+        return
+    (control / "fault").replace(control / "fault-done")
+    if kind == "raise":
+        raise RuntimeError(f"rank {rank} was told to fail")
+    # A C function that is called with the interpreter lock held: no thread of this process can run any Python.
+    ctypes.PyDLL(None).sleep(600)
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = os.environ.get("DIGITS_CHECKPOINTS", "digits-checkpoints")
+    parser.add_argument("--checkpoints", type=Path, default=Path(folder), help="folder that all ranks share")
+    parser.add_argument("--steps", type=int, default=400, help="global steps to train")
+    parser.add_argument("--batch", type=int, default=128, help="samples in a step, over all ranks")
+    parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="draw each step out, as a larger model would")
+    parser.add_argument("--control", type=Path, help="folder of control files for demonstrations")
+    options = parser.parse_args()
+    options.checkpoints.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    train(parse_options())

@@ -1,0 +1,47 @@
+"""Add up JUnit files and steps, print `N passed, N failed, N skipped`; exit code 1 when something failed or nothing passed.
+
+    python tools/sum_results.py [--step NAME=EXIT_CODE ...] FILE.xml ...
+
+A step counts as one test of its own when no file tells of it; a file that is missing or broken counts as failed.
+"""
+
+import argparse
+import sys
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def count_file(path: Path) -> Counter[str]:
+    """Return the number of tests by outcome in one JUnit file."""
+    try:
+        suites = list(ET.parse(path).getroot().iter("testsuite"))
+        total = {
+            key: sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+        }
+    except (OSError, ET.ParseError, ValueError) as error:
+        print(f"sum_results: {path}: want a JUnit file, got {error}", file=sys.stderr)
+        return Counter(failed=1)
+    failed = total["failures"] + total["errors"]
+    return Counter(passed=total["tests"] - failed - total["skipped"], failed=failed, skipped=total["skipped"])
+
+
+def count_steps(steps: Iterable[str]) -> Counter[str]:
+    """Return the number of steps by outcome; each is NAME=EXIT_CODE."""
+    return Counter("passed" if step.rpartition("=")[2] == "0" else "failed" for step in steps)
+
+
+def main() -> int:
+    """Print the sum and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", action="append", default=[], metavar="NAME=EXIT_CODE")
+    parser.add_argument("files", nargs="*", type=Path)
+    options = parser.parse_args()
+    total = sum((count_file(path) for path in options.files), count_steps(options.step))
+    print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
+    return 0 if total["passed"] and not total["failed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
