@@ -1,4 +1,4 @@
-"""Add up JUnit files and steps, print `N passed, N failed, N skipped`; exit code 1 when something failed or nothing passed.
+"""Add up JUnit files and steps; the exit code is 1 when something failed or nothing passed.
 
     python tools/sum_results.py [--step NAME=EXIT_CODE ...] FILE.xml ...
 
