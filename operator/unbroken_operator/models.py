@@ -1,0 +1,402 @@
+"""The spec of a ResilientTrainingJob: the source of the CRD's schema, of its reference and of the operator's checks.
+
+A field is here only when it works. Docstrings of fields are what `kubectl explain` shows.
+"""
+
+from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from unbroken_core.reasons import Rung
+from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
+
+LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DAY_S = 86_400
+NO_PATTERN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+def rule(expression: str, message: str, field_path: str = "") -> dict[str, str]:
+    """Return one CEL rule of the schema; `field_path` names the field to blame."""
+    return {"rule": expression, "message": message} | ({"fieldPath": field_path} if field_path else {})
+
+
+def rules(*items: dict[str, str]) -> dict[str, Any]:
+    """Return the schema extension that holds CEL rules."""
+    return {"x-kubernetes-validations": list(items)}
+
+
+class Model(BaseModel):
+    """Strict: no unknown fields, no conversions, camelCase outside."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        alias_generator=to_camel,
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+
+class Spread(str, Enum):
+    """Where spare pods should stand."""
+
+    DOMAINS = "Domains"
+    ANYWHERE = "Anywhere"
+
+
+class SidecarMode(str, Enum):
+    """How the agent runs in a training pod."""
+
+    AUTO = "Auto"
+    NATIVE = "Native"
+    CONTAINER = "Container"
+
+
+class PullPolicy(str, Enum):
+    """When the kubelet pulls an image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class TolerationOperator(str, Enum):
+    """How a toleration compares."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(str, Enum):
+    """What a taint does."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+Image = Annotated[str, Field(min_length=1, max_length=512)]
+LabelKey = Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=317)]
+LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
+Quantity = Annotated[
+    str | int, Field(json_schema_extra={"x-kubernetes-int-or-string": True, "maxLength": 64, "pattern": r"^[0-9.]+[A-Za-z0-9]*$"})
+]
+Quantities = Annotated[dict[Annotated[str, Field(max_length=317)], Quantity], Field(max_length=32)]
+Seconds = Annotated[int, Field(ge=1, le=30 * DAY_S)]
+
+
+class Resources(Model):
+    """Compute resources of a container, as in a pod."""
+
+    requests: Quantities | None = None
+    """Least amounts that the container needs, by resource name."""
+    limits: Quantities | None = None
+    """Most that the container may use, by resource name."""
+
+
+class Toleration(Model):
+    """Lets the pod run on nodes with a taint, as in a pod."""
+
+    key: Annotated[str, Field(max_length=317)] | None = None
+    """Key of the taint; empty with operator Exists means every taint."""
+    operator: TolerationOperator | None = None
+    """Exists or Equal (the default)."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Value of the taint, with operator Equal."""
+    effect: TaintEffect | None = None
+    """Effect of the taint; empty means all."""
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    """How long the pod stays after a NoExecute taint appears; empty means for ever."""
+
+
+class Spares(Model):
+    """Pods that run, have imported everything and wait to take over."""
+
+    count: Annotated[int, Field(ge=0, le=MAX_PODS)] = 0
+    """Spare pods to keep beside the active ones. A promoted or lost spare is replaced."""
+    spread: Spread = Spread.DOMAINS
+    """Domains asks the scheduler to put spares into different domains of every topology layer; Anywhere does not."""
+
+
+class TopologyLayer(Model):
+    """One kind of failure domain, such as racks or NVLink domains."""
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
+    """Name of the layer in messages and annotations."""
+    label: LabelKey
+    """Node label whose value names the domain that the node belongs to."""
+    min_ranks: Annotated[int, Field(ge=1)] = 1
+    """A domain with fewer healthy ranks than this gives up all of them."""
+    max_ranks: Annotated[int, Field(ge=1)] | None = None
+    """Most active ranks in one domain; empty means no limit."""
+
+
+class Topology(Model):
+    """Where ranks stand to each other. The order of the ranks follows the order of the domains."""
+
+    layers: Annotated[
+        tuple[TopologyLayer, ...],
+        Field(
+            strict=False,
+            max_length=8,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+                "items_rules": rules(
+                    rule("!has(self.maxRanks) || self.maxRanks >= self.minRanks", "maxRanks must be at least minRanks")
+                ),
+            },
+        ),
+    ] = ()
+    """Layers from the outermost to the innermost; a pod is always a domain of its own below them. A node without the
+    label counts as a domain without a name."""
+
+
+class World(Model):
+    """Limits on the number of active ranks."""
+
+    divisible_by: Annotated[int, Field(ge=1)] = 1
+    """The number of active ranks is a multiple of this (tensor parallel size x pipeline size, for example)."""
+    max_ranks: Annotated[int, Field(ge=1)] | None = None
+    """Most active ranks; healthy ranks above it are spares. Empty means no limit."""
+    min_ranks_per_pod: Annotated[int, Field(ge=1, le=MAX_RANKS_PER_POD)] | None = None
+    """A pod with fewer healthy workers steps aside as a whole. Empty means ranksPerPod: pods are never split."""
+
+
+class RestartRung(Model):
+    """One step of the recovery ladder, and how often it may be used."""
+
+    name: Rung
+    """in-process restarts the training function in the same processes (the script must use
+    unbroken.inprocess.Wrapper); process starts lost worker processes again; pod promotes a spare pod; world goes on
+    with fewer ranks; job starts all pods again."""
+    limit: Annotated[int, Field(ge=0)] | None = None
+    """Most uses within the window; empty means no limit."""
+    window_seconds: Annotated[int, Field(ge=1, le=30 * DAY_S)] = 3600
+    """Length of the window in seconds."""
+
+
+ALL_RUNGS = tuple(RestartRung(name=word) for word in Rung)
+
+
+class Restart(Model):
+    """What may be done about a fault."""
+
+    rungs: Annotated[
+        tuple[RestartRung, ...],
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=len(Rung),
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ALL_RUNGS
+    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun."""
+    max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
+    """A place that faulted so often is not used again; empty means no limit."""
+
+
+class Timeouts(Model):
+    """Time boxes, in seconds. Nothing waits for ever."""
+
+    soft_seconds: Seconds = 60
+    """A worker without progress for so long is interrupted, and the iteration restarts."""
+    hard_seconds: Seconds = 90
+    """A worker that does not leave the training function by then is ended. More than softSeconds."""
+    heartbeat_seconds: Seconds = 30
+    """A pod that is silent for so long is lost."""
+    barrier_seconds: Seconds = 120
+    """All workers must be ready for the next iteration within this. More than hardSeconds."""
+    completion_seconds: Seconds = 120
+    """After the first worker completed, the others have so long to complete, too."""
+    termination_grace_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
+    """Time between SIGTERM and SIGKILL for a worker process."""
+    startup_seconds: Seconds = 600
+    """A started worker has so long to become ready (imports, CUDA context, first compilation)."""
+    reconnect_seconds: Seconds = 5
+    """A pod whose connection broke has so long to come back before it is lost."""
+    last_call_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
+    """A job that could start with the pods that are ready waits so long for more of them."""
+
+
+class Sidecar(Model):
+    """The agent beside the trainer in every training pod."""
+
+    image: Image | None = None
+    """Image with the agent and the library; empty means the operator's default."""
+    mode: SidecarMode = SidecarMode.AUTO
+    """Native runs the agent as an init container with restartPolicy Always (Kubernetes 1.29 and newer), Container as a
+    plain container; Auto chooses by the version of the cluster."""
+    image_pull_policy: PullPolicy | None = None
+    """When to pull the image; empty means Kubernetes' default."""
+    resources: Resources | None = None
+    """Compute resources of the agent."""
+
+
+class Rendezvous(Model):
+    """The pod that coordinates the job. It needs little CPU and no GPU."""
+
+    image: Image | None = None
+    """Image with the rendezvous; empty means the sidecar's."""
+    resources: Resources | None = None
+    """Compute resources of the rendezvous."""
+    node_selector: Labels | None = None
+    """Labels of the nodes where it may run, such as those of a pool of CPU nodes."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=32)] | None = None
+    """Taints of nodes where it may run nevertheless."""
+
+
+class Logs(Model):
+    """Where the output of the workers goes besides the pod's log."""
+
+    directory: Annotated[str, Field(pattern="^/", max_length=4096)]
+    """Absolute path in the trainer container; each worker writes <pod>/rank-<local>/<incarnation>.log below it. Mount a
+    volume there in the template."""
+
+
+class TemplateMetadata(Model):
+    """Metadata of the training pods."""
+
+    labels: Labels | None = None
+    """Labels; those under unbroken.dev/ are the operator's."""
+    annotations: Annotated[
+        dict[LabelKey, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)
+    ] | None = None
+    """Annotations; those under unbroken.dev/ are the operator's."""
+
+
+class Container(Model):
+    """A container, with every field that a pod's container has."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=NO_PATTERN)
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
+    """Name of the container."""
+    image: Image
+    """Image of the container; the first container's needs Python 3.10 or newer and torch."""
+    command: Annotated[tuple[Annotated[str, Field(max_length=131_072)], ...], Field(strict=False, max_length=1024)] | None = None
+    """Command of the container. The first container must name one: the operator puts the launcher before it."""
+
+
+class PodRestartPolicy(str, Enum):
+    """What the kubelet does when a container ends."""
+
+    NEVER = "Never"
+
+
+class TemplateSpec(Model):
+    """Spec of the training pods, with every field that a pod has. The first container is the trainer."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra=NO_PATTERN
+        | rules(
+            rule(
+                "has(self.containers[0].command) && self.containers[0].command.size() > 0",
+                "containers[0].command: want the command that starts the training, got none "
+                "(an image's own entrypoint cannot be put under the launcher)",
+            )
+        ),
+    )
+
+    containers: Annotated[tuple[Container, ...], Field(strict=False, min_length=1, max_length=16)]
+    """Containers of a training pod; the first one runs the training."""
+    restart_policy: PodRestartPolicy | None = None
+    """Never, or empty: the operator replaces pods, the kubelet does not."""
+
+
+class Template(Model):
+    """Training pods, active and spare alike. A change applies to pods that are created after it."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the training pods."""
+    spec: TemplateSpec
+    """Spec of the training pods."""
+
+
+class Spec(Model):
+    """What the job is to be."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+                "minReplicas must be at most replicas",
+                ".minReplicas",
+            ),
+            rule(
+                "!has(self.world) || !has(self.world.minRanksPerPod) || self.world.minRanksPerPod <= self.ranksPerPod",
+                "world.minRanksPerPod must be at most ranksPerPod",
+                ".world.minRanksPerPod",
+            ),
+            rule(
+                "!has(self.world) || self.world.divisibleBy <= self.replicas * self.ranksPerPod",
+                "world.divisibleBy must be at most replicas x ranksPerPod",
+                ".world.divisibleBy",
+            ),
+            rule(
+                "!has(self.world) || !has(self.world.maxRanks) || self.world.maxRanks >= self.world.divisibleBy",
+                "world.maxRanks must be at least world.divisibleBy",
+                ".world.maxRanks",
+            ),
+            rule(
+                "(has(self.topology) ? self.topology.layers : []) == "
+                "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
+                "topology cannot change after the job was created",
+            ),
+        )
+    )
+
+    replicas: Annotated[int, Field(ge=1, le=MAX_PODS)] = 1
+    """Active pods."""
+    min_replicas: Annotated[int, Field(ge=1, le=MAX_PODS)] | None = None
+    """Fewest active pods to train with when no spare is left; empty means replicas: the job never shrinks."""
+    spares: Spares = Spares()
+    ranks_per_pod: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_RANKS_PER_POD,
+            json_schema_extra=rules(rule("self == oldSelf", "ranksPerPod cannot change after the job was created")),
+        ),
+    ] = 1
+    """Workers in each pod, normally one a GPU. Cannot be changed."""
+    topology: Topology = Topology()
+    world: World = World()
+    restart: Annotated[
+        Restart,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self.rungs.exists(r, r.name == 'in-process') == oldSelf.rungs.exists(r, r.name == 'in-process')",
+                    "restart.rungs cannot gain or lose in-process after the job was created",
+                )
+            )
+        ),
+    ] = Restart()
+    timeouts: Annotated[
+        Timeouts,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self.softSeconds < self.hardSeconds",
+                    "softSeconds must be less than hardSeconds",
+                    ".softSeconds",
+                ),
+                rule(
+                    "self.hardSeconds < self.barrierSeconds",
+                    "hardSeconds must be less than barrierSeconds",
+                    ".hardSeconds",
+                ),
+            )
+        ),
+    ] = Timeouts()
+    sidecar: Sidecar = Sidecar()
+    rendezvous: Rendezvous = Rendezvous()
+    logs: Logs | None = None
+    template: Template
