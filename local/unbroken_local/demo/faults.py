@@ -1,0 +1,137 @@
+"""The six faults: whom each one hits, and when the job has recovered from it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from unbroken_core.errors import UnbrokenError
+from unbroken_core.messages import Recovery
+from unbroken_core.reasons import Cause, Rung
+from unbroken_local.demo.snapshot import PodView, Snapshot
+
+
+class FaultKind(Enum):
+    """What goes wrong, in the order in which the demonstration does it."""
+
+    RAISE = "a rank raises"
+    KILL = "a worker is SIGKILLed"
+    HANG = "a rank hangs with the GIL held"
+    DELETE_POD = "a pod is deleted"
+    NODE_DOWN = "a node goes down"
+    NO_OPERATOR = "a worker is SIGKILLed while the operator is down"
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Whom a fault hits."""
+
+    pod: str
+    node: str
+    rank: int
+    local_rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} in {self.pod} on {self.node}"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a recovery must look like to count as the answer to a fault."""
+
+    causes: frozenset[Cause]
+    rungs: frozenset[Rung]
+
+
+class NoVictimError(UnbrokenError):
+    """No pod fits the fault at this moment."""
+
+
+_POD_LOST = frozenset({Cause.POD_LEAVING, Cause.POD_LOST, Cause.HEARTBEAT_LOST, Cause.NODE_LOST})
+EXPECTED: Mapping[FaultKind, Expectation] = {
+    FaultKind.RAISE: Expectation(frozenset({Cause.EXCEPTION}), frozenset({Rung.IN_PROCESS})),
+    FaultKind.KILL: Expectation(frozenset({Cause.PROCESS_SIGNAL}), frozenset({Rung.POD})),
+    FaultKind.HANG: Expectation(
+        frozenset({Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT, Cause.PROCESS_SIGNAL}), frozenset({Rung.POD})
+    ),
+    FaultKind.DELETE_POD: Expectation(_POD_LOST, frozenset({Rung.POD})),
+    FaultKind.NODE_DOWN: Expectation(_POD_LOST, frozenset({Rung.POD})),
+    FaultKind.NO_OPERATOR: Expectation(frozenset({Cause.PROCESS_SIGNAL}), frozenset({Rung.POD})),
+}
+
+_POSITION: Mapping[FaultKind, int] = {
+    FaultKind.RAISE: 1,
+    FaultKind.KILL: 2,
+    FaultKind.HANG: 3,
+    FaultKind.DELETE_POD: 0,
+    FaultKind.NODE_DOWN: -1,
+    FaultKind.NO_OPERATOR: 1,
+}
+"""Which of the active pods each fault hits; different ones, rank 0's pod among them."""
+
+
+def choose_victim(kind: FaultKind, snapshot: Snapshot) -> Victim:
+    """Return whom to hit. Raises NoVictimError."""
+    pods = list(snapshot.active_pods)
+    if kind is FaultKind.NODE_DOWN:
+        # The fault is a training pod's loss; a rendezvous on the same node would make it two faults.
+        busy = {pod.node for pod in snapshot.pods if not pod.is_trainer}
+        pods = [pod for pod in pods if pod.node not in busy]
+    if not pods:
+        raise NoVictimError(f"{kind.value}: want an active pod to hit, got none of {len(snapshot.pods)} pods")
+    pod = pods[_POSITION[kind] % len(pods)]
+    local_rank = len(pod.ranks) - 1
+    return Victim(pod.name, pod.node, pod.ranks[local_rank], local_rank)
+
+
+def newest_recovery(snapshot: Snapshot) -> tuple[int, int]:
+    """Return generation and number of the last recovery, running ones included; number 0 when there was none."""
+    status = snapshot.status
+    if status is None:
+        return (0, 0)
+    return (status.generation, max((recovery.number for recovery in status.recoveries), default=0))
+
+
+def recoveries_after(snapshot: Snapshot, mark: tuple[int, int]) -> tuple[Recovery, ...]:
+    """Return the finished recoveries that began after `mark`, which newest_recovery gave."""
+    status = snapshot.status
+    if status is None:
+        return ()
+    first = mark[1] if status.generation == mark[0] else 0
+    return tuple(recovery for recovery in snapshot.finished_recoveries if recovery.number > first)
+
+
+def has_recovered(snapshot: Snapshot, mark: tuple[int, int]) -> bool:
+    """Whether a recovery that began after `mark` is over and the job trains again."""
+    return snapshot.is_training and bool(recoveries_after(snapshot, mark))
+
+
+def deviations(kind: FaultKind, recoveries: tuple[Recovery, ...]) -> list[str]:
+    """Return in which way the recoveries of one fault are not what it should lead to; empty when they are."""
+    expected = EXPECTED[kind]
+    found = []
+    if len(recoveries) != 1:
+        shown = ", ".join(f"{recovery.cause}/{recovery.rung}" for recovery in recoveries) or "none"
+        found.append(f"{kind.value}: want one recovery, got {len(recoveries)} ({shown})")
+    for recovery in recoveries[:1]:
+        if recovery.cause not in expected.causes:
+            found.append(f"{kind.value}: cause: want one of {_words(expected.causes)}, got {recovery.cause}")
+        if recovery.rung not in expected.rungs:
+            found.append(f"{kind.value}: rung: want {_words(expected.rungs)}, got {recovery.rung}")
+    return found
+
+
+def in_history(snapshot: Snapshot, mark: tuple[int, int]) -> bool:
+    """Whether the job's status, as the operator wrote it, holds a finished recovery that began after `mark`."""
+    return any(
+        (record.get("generation", 0), record.get("number", 0)) > mark and record.get("endedAt")
+        for record in snapshot.history
+    )
+
+
+def worker_pod(snapshot: Snapshot, name: str) -> PodView | None:
+    """Return the pod of that name, or None when it is gone."""
+    return next((pod for pod in snapshot.pods if pod.name == name), None)
+
+
+def _words(words: frozenset[Cause] | frozenset[Rung]) -> str:
+    return ", ".join(sorted(word.value for word in words))

@@ -1,0 +1,179 @@
+"""Pictures of a snapshot, of the story so far and of its end, for a terminal. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+
+from rich import box
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from unbroken_core.reasons import Phase, WorkerPhase
+from unbroken_local.demo.snapshot import NodeView, PodView, Snapshot
+from unbroken_local.kube import Json
+
+_STYLE: Mapping[WorkerPhase, str] = {
+    WorkerPhase.STARTING: "yellow",
+    WorkerPhase.READY: "cyan",
+    WorkerPhase.RUNNING: "bold green",
+    WorkerPhase.STOPPING: "magenta",
+    WorkerPhase.COMPLETED: "bold blue",
+    WorkerPhase.GONE: "bold red",
+}
+PHASE_TITLES: Mapping[Phase, str] = {
+    Phase.DETECT: "detect",
+    Phase.STOP: "stop",
+    Phase.PLAN: "plan",
+    Phase.ENTER: "enter",
+    Phase.FIRST_PROGRESS: "1st step",
+}
+NODE_WIDTH = 24
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the story."""
+
+    at_s: float
+    """Seconds since the demonstration began."""
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault in the closing table: what happened to whom, and the operator's record of the recovery."""
+
+    fault: str
+    victim: str
+    record: Json | None
+    """An item of `.status.history`; None when the operator recorded none."""
+
+
+def describe_pod(pod: PodView) -> Text:
+    """Return a pod in one line: its name and its ranks, or what it does instead."""
+    text = Text(f"{pod.name} ", style="dim" if pod.is_ending else "")
+    if not pod.is_trainer:
+        return text.append(pod.phase.lower(), style="blue")
+    if pod.is_ending or pod.phase in {"Failed", "Succeeded"}:
+        return text.append("ending" if pod.is_ending else pod.phase.lower(), style="red")
+    if not pod.workers:
+        return text.append("starting", style="yellow")
+    for place, phase in enumerate(pod.workers):
+        label = str(pod.ranks[place]) if place < len(pod.ranks) else "s"
+        text.append(f" {label} ", style=f"reverse {_STYLE[phase]}").append(" ")
+    return text
+
+
+def describe_node(node: NodeView) -> Panel:
+    """Return a node as a box with its pods."""
+    lines = [describe_pod(pod) for pod in node.pods] or [Text("·", style="dim")]
+    style = "" if node.is_ready else "red"
+    title = node.name if node.is_ready else f"{node.name} down"
+    return Panel(
+        Group(*lines), title=Text(title, style=style), width=NODE_WIDTH, border_style=style or "dim", padding=(0, 1)
+    )
+
+
+def describe_cluster(snapshot: Snapshot) -> RenderableType:
+    """Return racks, NVLink domains and nodes with the ranks on them."""
+    racks: list[RenderableType] = []
+    for rack, nodes in groupby(snapshot.nodes, key=lambda node: node.rack):
+        domains: list[RenderableType] = []
+        for nvlink, members in groupby(nodes, key=lambda node: node.nvlink):
+            domains.append(Text(f"NVLink domain {nvlink}", style="dim"))
+            domains.append(Columns([describe_node(node) for node in members], padding=(0, 0)))
+        racks.append(
+            Panel(Group(*domains), title=f"rack {rack}", title_align="left", box=box.SQUARE, border_style="dim")
+        )
+    return Group(*racks)
+
+
+def describe_job(snapshot: Snapshot) -> Text:
+    """Return the job's state in one line."""
+    status = snapshot.status
+    if status is None:
+        return Text(f"job {snapshot.state or 'applied'}: waiting for its rendezvous")
+    facts = [
+        f"step {status.max_step}",
+        f"iteration {status.iteration}",
+        f"{status.world_size} active ranks",
+        f"{status.spare_ranks} spare",
+        f"{len(snapshot.finished_recoveries)} recoveries",
+    ]
+    style = "bold green" if snapshot.is_training else "bold yellow"
+    return Text.assemble(
+        (f" {status.phase} ", f"reverse {style}"), "  ", " · ".join(facts), "  ", (status.message, "dim")
+    )
+
+
+def describe_legend() -> Text:
+    """Return what the colours mean."""
+    text = Text("number = active rank, s = spare:  ", style="dim")
+    for phase, style in _STYLE.items():
+        text.append(f" {phase.value} ", style=f"reverse {style}").append(" ")
+    return text
+
+
+def describe_story(lines: Sequence[Line], num_lines: int) -> Text:
+    """Return the last lines of the story."""
+    text = Text()
+    for line in lines[-num_lines:]:
+        text.append(f"{line.at_s:6.1f} s  ", style="dim").append(f"{line.text}\n", style=line.style)
+    return text
+
+
+def describe_all(snapshot: Snapshot, lines: Sequence[Line], height: int) -> Group:
+    """Return the whole live view; `height` is the terminal's number of rows."""
+    num_lines = max(4, min(14, height - 34))
+    return Group(
+        describe_cluster(snapshot),
+        describe_legend(),
+        Text(),
+        describe_job(snapshot),
+        Text(),
+        describe_story(lines, num_lines),
+    )
+
+
+def describe_result(rows: Iterable[Row]) -> Table:
+    """Return the closing table: fault, rung, who took over, and seconds for each phase."""
+    table = Table(title="What broke, and what became of it", box=box.SIMPLE_HEAD, title_style="bold")
+    table.add_column("fault")
+    table.add_column("hit")
+    table.add_column("cause seen")
+    table.add_column("rung")
+    table.add_column("took over")
+    for title in (*PHASE_TITLES.values(), "whole"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(row.fault, row.victim, *_record_cells(row.record))
+    table.caption = (
+        "seconds of each phase, from the job's .status.history; whole = interruption reported, until all ranks trained"
+    )
+    return table
+
+
+def _record_cells(record: Json | None) -> list[str]:
+    if record is None:
+        return ["-"] * (4 + len(PHASE_TITLES))
+    seconds = record.get("seconds") or {}
+    cells = [str(record["cause"]), str(record["rung"]), ", ".join(record.get("replacedBy") or ()) or "the same process"]
+    cells += [_seconds(seconds.get(phase.value)) for phase in PHASE_TITLES]
+    return [*cells, _seconds(elapsed_s(record))]
+
+
+def elapsed_s(record: Json) -> float | None:
+    """Return the seconds from the report of an interruption to its end, or None while it lasts."""
+    if not record.get("startedAt") or not record.get("endedAt"):
+        return None
+    started, ended = (datetime.fromisoformat(str(record[name])) for name in ("startedAt", "endedAt"))
+    return (ended - started).total_seconds()
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

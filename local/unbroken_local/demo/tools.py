@@ -1,0 +1,126 @@
+"""Programs that the demonstration starts, each by the command that a user types: cluster, operator, kubectl."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken_core.errors import UnbrokenError
+
+BIN = Path(sys.executable).parent
+STOP_LIMIT_S = 15.0
+
+
+class CommandError(UnbrokenError):
+    """A program ended with an error, or did not end."""
+
+
+async def run(*command: str, env: Mapping[str, str] | None = None, limit_s: float = 60.0) -> str:
+    """Run a program and return its standard output. Raises CommandError with what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=None if env is None else dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            output, errors = await process.communicate()
+    except TimeoutError as error:
+        raise CommandError(f"{' '.join(command)}: want it to end within {limit_s:.0f} s, got no end") from error
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode != 0:
+        said = (errors or output).decode(errors="replace").strip()
+        raise CommandError(f"{' '.join(command)}: exit code {process.returncode}: {said[-2000:]}")
+    return output.decode(errors="replace")
+
+
+@dataclass
+class Service:
+    """A program that runs in the background, with its output in a file."""
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, or None while it runs or was never started."""
+        return self._process.returncode if self._process else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it; its output is appended to the log."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command,
+                env=dict(self.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
+        """End it by SIGTERM, after `limit_s` by SIGKILL; no-op when it does not run."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(limit_s):
+                await process.wait()
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The local cluster of one demonstration; its state lies in `folder`."""
+
+    folder: Path
+    nodes: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """File that kubectl and the operator read."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment in which kubectl and the operator talk to this cluster."""
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+
+    async def up(self) -> None:
+        """Start API server, scheduler and kubelets; returns when all nodes are ready."""
+        await self._local("up", "--nodes", str(self.nodes), limit_s=60.0)
+
+    async def down(self) -> None:
+        """End the cluster and every process of its pods."""
+        await self._local("down", limit_s=60.0)
+
+    async def fail_node(self, name: str) -> None:
+        """Make a node fail: its processes are killed, and its lease is not renewed any more."""
+        await self._local("node", "fail", name)
+
+    async def kubectl(self, *words: str, limit_s: float = 30.0) -> str:
+        """Run kubectl and return what it printed. Raises CommandError."""
+        return await run(str(BIN / "kubectl"), *words, env=self.env, limit_s=limit_s)
+
+    async def _local(self, *words: str, limit_s: float = 30.0) -> None:
+        await run(str(BIN / "unbroken"), "local", *words, "--dir", str(self.folder), limit_s=limit_s)

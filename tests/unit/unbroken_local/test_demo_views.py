@@ -1,0 +1,240 @@
+"""The demonstration's pure parts: what it sees, whom it hits, what it calls a success, and what it shows."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console, RenderableType
+
+from unbroken_core.errors import InputError
+from unbroken_core.messages import JobStatus, PodStatus, Recovery
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_local.demo import faults, manifest, render, verdict
+from unbroken_local.demo.faults import FaultKind
+from unbroken_local.demo.processes import find_worker
+from unbroken_local.demo.snapshot import Snapshot, natural_key, take_snapshot
+
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
+
+
+def node(name: str, rack: str, nvlink: str, status: dict[str, Any] | None = None) -> dict[str, Any]:
+    labels = {"unbroken.dev/rack": rack, "unbroken.dev/nvlink-domain": nvlink}
+    return {"metadata": {"name": name, "labels": labels}, "status": READY if status is None else status}
+
+
+def pod(name: str, on: str, component: str = "trainer", **metadata: str) -> dict[str, Any]:
+    labels = {"unbroken.dev/job": "digits", "unbroken.dev/component": component}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels, **metadata},
+        "spec": {"nodeName": on},
+        "status": {"phase": "Running", "podIP": "127.0.7.1"},
+    }
+
+
+def member(name: str, on: str, ranks: tuple[int, ...], *workers: WorkerPhase) -> PodStatus:
+    role = Role.ACTIVE if ranks else Role.SPARE
+    return PodStatus(name, f"uid-{name}", on, role, ranks, (), workers, True)
+
+
+def recovery(number: int, cause: Cause, rung: Rung, ended_at: str = "2030-01-01T00:00:01Z") -> Recovery:
+    began = "2030-01-01T00:00:00Z"
+    return Recovery(
+        number, cause, rung, 1, "digits-0", "node-1", "node-1", "", 0, 1, ("digits-4",), {}, began, ended_at
+    )
+
+
+def status(*recoveries: Recovery, phase: JobPhase = JobPhase.RUNNING) -> JobStatus:
+    run, ready = WorkerPhase.RUNNING, WorkerPhase.READY
+    pods = (
+        member("digits-1", "node-2", (2, 3), run, run),
+        member("digits-0", "node-1", (0, 1), run, run),
+        member("digits-4", "node-10", (), ready, ready),
+    )
+    return JobStatus(
+        1, "digits", 3, 9, phase, Reason.TRAINING, "4 ranks train", 1, 4, 2, 0, pods, {}, {}, recoveries, 120, 0.9
+    )
+
+
+def snapshot(*recoveries: Recovery, phase: JobPhase = JobPhase.RUNNING) -> Snapshot:
+    nodes = [node("node-10", "b", "b1"), node("node-2", "a", "a1", {}), node("node-1", "a", "a1")]
+    pods = [
+        pod("digits-1", "node-2"),
+        pod("digits-0", "node-1"),
+        pod("digits-4", "node-10"),
+        pod("digits-rendezvous-0", "node-2", "rendezvous"),
+    ]
+    job = {"status": {"state": "Running", "history": [], "conditions": []}}
+    return take_snapshot(nodes, pods, job, status(*recoveries, phase=phase))
+
+
+def shown(picture: RenderableType) -> str:
+    console = Console(width=160, color_system=None)
+    with console.capture() as capture:
+        console.print(picture)
+    return capture.get()
+
+
+def test_nodes_stand_in_the_order_of_rack_domain_and_number() -> None:
+    names = ["node-10", "node-2", "node-1"]
+    assert sorted(names, key=natural_key) == ["node-1", "node-2", "node-10"]
+    assert [item.name for item in snapshot().nodes] == ["node-1", "node-2", "node-10"]
+
+
+def test_snapshot_joins_pods_with_the_rendezvous_word_on_them() -> None:
+    now = snapshot()
+    assert [(item.name, item.ranks) for item in now.active_pods] == [("digits-0", (0, 1)), ("digits-1", (2, 3))]
+    assert now.num_ready_spares == 1
+    assert [item.is_ready for item in now.nodes] == [True, False, True]
+
+
+def test_spare_that_is_being_deleted_does_not_count_as_ready() -> None:
+    pods = [pod("digits-4", "node-10", deletionTimestamp="2030-01-01T00:00:00Z")]
+    assert take_snapshot([node("node-10", "b", "b1")], pods, None, status()).num_ready_spares == 0
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_each_fault_hits_a_pod_that_holds_ranks(kind: FaultKind) -> None:
+    victim = faults.choose_victim(kind, snapshot())
+    assert victim.pod in {"digits-0", "digits-1"}
+    assert victim.rank == {"digits-0": 1, "digits-1": 3}[victim.pod]
+    assert victim.local_rank == 1
+
+
+def test_node_that_goes_down_does_not_hold_the_rendezvous() -> None:
+    assert faults.choose_victim(FaultKind.NODE_DOWN, snapshot()).node == "node-1"
+
+
+def test_fault_without_anyone_to_hit_is_an_error_that_says_so() -> None:
+    with pytest.raises(faults.NoVictimError, match="want an active pod to hit, got none of 0 pods"):
+        faults.choose_victim(FaultKind.KILL, Snapshot())
+
+
+def test_recovery_counts_only_when_it_began_after_the_fault_and_the_job_trains() -> None:
+    earlier = recovery(1, Cause.EXCEPTION, Rung.IN_PROCESS)
+    mark = faults.newest_recovery(snapshot(earlier))
+    assert mark == (3, 1)
+    later, running = recovery(2, Cause.PROCESS_SIGNAL, Rung.POD), recovery(2, Cause.PROCESS_SIGNAL, Rung.POD, "")
+    assert not faults.has_recovered(snapshot(earlier), mark)
+    assert not faults.has_recovered(snapshot(earlier, running), mark)
+    assert not faults.has_recovered(snapshot(earlier, later, phase=JobPhase.INTERRUPTED), mark)
+    assert faults.has_recovered(snapshot(earlier, later), mark)
+
+
+def test_recovery_of_a_newer_rendezvous_counts_from_its_first() -> None:
+    assert faults.has_recovered(snapshot(recovery(1, Cause.POD_LOST, Rung.POD)), (2, 7))
+
+
+@pytest.mark.parametrize(
+    ("recoveries", "expected"),
+    [
+        pytest.param((recovery(1, Cause.PROCESS_SIGNAL, Rung.POD),), [], id="as it should be"),
+        pytest.param((), ["a worker is SIGKILLed: want one recovery, got 0 (none)"], id="none"),
+        pytest.param(
+            (recovery(1, Cause.PROCESS_SIGNAL, Rung.JOB),),
+            ["a worker is SIGKILLed: rung: want pod, got job"],
+            id="too high on the ladder",
+        ),
+        pytest.param(
+            (recovery(1, Cause.EXCEPTION, Rung.POD),),
+            ["a worker is SIGKILLed: cause: want one of process-signal, got exception"],
+            id="a consequence taken for the cause",
+        ),
+    ],
+)
+def test_recovery_is_compared_with_what_the_fault_should_lead_to(
+    recoveries: tuple[Recovery, ...], expected: list[str]
+) -> None:
+    assert faults.deviations(FaultKind.KILL, recoveries) == expected
+
+
+def test_operator_has_noted_a_recovery_when_its_history_shows_the_end() -> None:
+    record = {"generation": 3, "number": 2, "endedAt": "2030-01-01T00:00:01Z"}
+    assert faults.in_history(replace(snapshot(), history=(record,)), (3, 1))
+    assert not faults.in_history(replace(snapshot(), history=(record,)), (3, 2))
+    assert not faults.in_history(replace(snapshot(), history=({**record, "endedAt": None},)), (3, 1))
+
+
+def test_worker_is_found_by_its_environment_and_not_by_that_of_its_children() -> None:
+    worker = {"UNBROKEN_POD": "digits-0", "UNBROKEN_LOCAL_RANK": "1", "UNBROKEN_INCARNATION": "2"}
+    environments = {
+        90: worker,
+        41: worker,
+        12: {**worker, "UNBROKEN_INCARNATION": "1"},
+        7: {"UNBROKEN_POD": "digits-0"},
+        8: {**worker, "UNBROKEN_POD": "digits-1"},
+    }
+    assert find_worker(environments, "digits-0", 1) == 41
+    assert find_worker(environments, "digits-0", 0) is None
+
+
+def test_live_view_shows_ranks_spares_and_what_happens() -> None:
+    text = shown(render.describe_all(snapshot(), [render.Line(12.0, "a pod is deleted", "bold red")], 60))
+    for part in ("rack a", "NVLink domain b1", "node-2 down", "digits-0  0   1", "digits-4  s   s", "step 120"):
+        assert part in text
+    assert "  12.0 s  a pod is deleted" in text
+
+
+def test_closing_table_shows_rung_replacement_and_seconds_of_each_phase() -> None:
+    record = {
+        "cause": "pod-lost",
+        "rung": "pod",
+        "replacedBy": ["digits-4"],
+        "startedAt": "2030-01-01T00:00:00.500000Z",
+        "endedAt": "2030-01-01T00:00:01.750000Z",
+        "seconds": {"detect": 0.01, "stop": 0.2, "plan": 0.003, "enter": 0.1},
+    }
+    text = shown(render.describe_result([render.Row("a node goes down", "digits-0, rank 1", record)]))
+    cells = next(line for line in text.splitlines() if "a node goes down" in line).split()
+    assert cells[-10:] == ["1", "pod-lost", "pod", "digits-4", "0.010", "0.200", "0.003", "0.100", "-", "1.250"]
+
+
+@pytest.mark.parametrize(
+    ("result", "conditions", "expected"),
+    [
+        pytest.param({"accuracy": 0.97, "steps": 800, "steps_add_up": True}, "True", [], id="all is well"),
+        pytest.param(None, "True", ["result.json: want the example's result, got no file"], id="no result"),
+        pytest.param(
+            {"accuracy": 0.5, "steps": 799, "steps_add_up": False},
+            "False",
+            [
+                "job: want condition Complete True, got False (state Running)",
+                "test accuracy: want at least 0.95, got 0.5",
+                "steps: want 800 applied, got 799",
+                "steps: want each applied exactly once and in order, got another history or other samples",
+            ],
+            id="everything is wrong",
+        ),
+        pytest.param(
+            {"accuracy": float("nan"), "steps": 800, "steps_add_up": True},
+            "True",
+            ["test accuracy: want at least 0.95, got nan"],
+            id="not a number",
+        ),
+    ],
+)
+def test_verdict_names_each_broken_promise(result: dict[str, Any] | None, conditions: str, expected: list[str]) -> None:
+    end = replace(snapshot(), conditions=({"type": "Complete", "status": conditions},))
+    assert verdict.violations(end, result, 800) == expected
+
+
+def test_example_is_applied_with_another_folder_and_nothing_else_changed() -> None:
+    job = yaml.safe_load(EXAMPLE.read_text())
+    changed = manifest.with_folder(job, "/somewhere")
+    assert changed["spec"]["template"]["spec"]["volumes"][0]["hostPath"]["path"] == "/somewhere"
+    changed["spec"]["template"]["spec"]["volumes"] = job["spec"]["template"]["spec"]["volumes"]
+    assert changed == job == yaml.safe_load(EXAMPLE.read_text())
+
+
+def test_number_of_steps_is_read_from_the_trainers_command() -> None:
+    assert manifest.number_of_steps(yaml.safe_load(EXAMPLE.read_text())) >= 400
+
+
+def test_manifest_without_a_shared_folder_is_refused() -> None:
+    job = {"spec": {"template": {"spec": {"containers": [{"command": ["python"]}]}}}}
+    with pytest.raises(InputError, match="want one hostPath volume, got 0"):
+        manifest.with_folder(job, "/somewhere")
+    with pytest.raises(InputError, match=r"want --steps=NUMBER among the words, got \['python'\]"):
+        manifest.number_of_steps(job)
