@@ -1,0 +1,63 @@
+"""Plug-ins: free a main thread that is blocked in a collective."""
+
+import abc
+import datetime
+import logging
+import os
+import sys
+
+from unbroken.inprocess import groups, sockets
+from unbroken.inprocess.state import FrozenState
+
+logger = logging.getLogger(__name__)
+
+
+class Abort(abc.ABC):
+    """Runs in a thread of the library, while the main thread is still inside the function.
+
+    An exception in it is logged; the function is interrupted all the same.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Return the state that it was given."""
+
+
+class AbortTorchDistributed(Abort):
+    """Ends all collectives and store operations of torch.distributed in this process.
+
+    NCCL communicators are aborted, gloo's connections and those to the iteration's store are shut down. The groups
+    leave torch's registry; they are destroyed later, in the background.
+
+    Args:
+        timeout: time box for NCCL's aborts; what has not ended by then is left to timeouts.hard.
+    """
+
+    def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=10)) -> None:
+        self.timeout = timeout
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Free every thread that is blocked in torch.distributed."""
+        if "torch.distributed" not in sys.modules:
+            return state
+        sockets.shut_gloo_connections()
+        port = os.environ.get("MASTER_PORT", "")
+        if port.isdecimal():
+            # A rank that waits in the store for a lost peer's address is on no gloo connection yet.
+            sockets.shut_connections_to(os.environ.get("MASTER_ADDR", ""), int(port))
+        if not groups.abort_nccl(self.timeout.total_seconds()):
+            logger.error(
+                "NCCL not aborted in time: timeout=%gs rank=%s", self.timeout.total_seconds(), state.active_rank
+            )
+        return state
+
+
+class AbortTransformerEngine(Abort):
+    """Releases the user buffers of TransformerEngine, where it is in use."""
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Destroy the user buffers."""
+        engine = sys.modules.get("transformer_engine.pytorch")
+        if engine is not None:
+            engine.module.base.destroy_ub()
+        return state

@@ -1,0 +1,60 @@
+"""What interrupted an iteration, in the reference's words."""
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unbroken_core.reasons import Cause
+
+
+class Interruption(enum.Enum):
+    """Kinds of interruption."""
+
+    EXCEPTION = enum.auto()
+    BASE_EXCEPTION = enum.auto()
+    SOFT_TIMEOUT = enum.auto()
+    HARD_TIMEOUT = enum.auto()
+    TERMINATED = enum.auto()
+    UNRESPONSIVE = enum.auto()
+    MONITOR_PROCESS_EXCEPTION = enum.auto()
+    """Never reported here: there is no monitor process. Kept for scripts that compare with it."""
+
+
+_INTERRUPTION_BY_CAUSE = {
+    Cause.EXCEPTION: Interruption.EXCEPTION,
+    Cause.BASE_EXCEPTION: Interruption.BASE_EXCEPTION,
+    Cause.SOFT_TIMEOUT: Interruption.SOFT_TIMEOUT,
+    Cause.HARD_TIMEOUT: Interruption.HARD_TIMEOUT,
+    Cause.HEARTBEAT_LOST: Interruption.UNRESPONSIVE,
+}
+
+
+def interruption_of(cause: Cause) -> Interruption:
+    """Return the reference's word for a cause; everything that ended a process or a pod is TERMINATED."""
+    return _INTERRUPTION_BY_CAUSE.get(cause, Interruption.TERMINATED)
+
+
+@dataclass(frozen=True)
+class InterruptionRecord:
+    """One interruption; `rank` is the culprit's active rank."""
+
+    rank: int
+    interruption: Interruption
+
+    @classmethod
+    def from_str(cls, string: str) -> "InterruptionRecord":
+        """Read the text of repr(). Raises ValueError when it is not one."""
+        rank = re.search(r"rank=(\d+)", string)
+        kind = re.search(r"Interruption\.(\w+)", string)
+        if rank is None or kind is None or kind[1] not in Interruption.__members__:
+            raise ValueError(f"InterruptionRecord: want the text of its repr, got {string!r}")
+        return cls(rank=int(rank[1]), interruption=Interruption[kind[1]])
+
+
+def format_interruption_records(records: Iterable[InterruptionRecord]) -> str:
+    """Return one line for people: each kind once, with its ranks in ascending order."""
+    ranks_by_kind: dict[Interruption, set[int]] = {}
+    for record in records:
+        ranks_by_kind.setdefault(record.interruption, set()).add(record.rank)
+    return ", ".join(f"{kind} on ranks={sorted(ranks)}" for kind, ranks in ranks_by_kind.items())

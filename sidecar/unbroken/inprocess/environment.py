@@ -1,0 +1,74 @@
+"""Variables: what the launcher tells the process, and what the wrapper tells the function."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.inprocess.exception import NoAgentError
+from unbroken_core.messages import Enter
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this worker stands in its pod."""
+
+    folder: Path
+    """Holds agent.sock and stamps."""
+    local_rank: int
+    incarnation: int
+    local_world_size: int
+    pod_address: str
+    """Numeric address that the other pods reach."""
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """Raises NoAgentError when the process was not started by the launcher."""
+    folder = environment.get("UNBROKEN_DIR", "")
+    if not folder:
+        raise NoAgentError(
+            "UNBROKEN_DIR: want the folder of the pod's agent, it is not set. Start the script with "
+            "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
+        )
+    return Place(
+        folder=Path(folder),
+        local_rank=_number(environment, "UNBROKEN_LOCAL_RANK"),
+        incarnation=_number(environment, "UNBROKEN_INCARNATION"),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or environment.get("UNBROKEN_RANKS_PER_POD") or "1"),
+        pod_address=environment.get("UNBROKEN_POD_IP") or "127.0.0.1",
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise NoAgentError(f"{name}: want a number from Unbroken's launcher, got {text!r}")
+    return int(text)
+
+
+def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
+    """Return torchrun's variables for an active worker in one iteration."""
+    rank, size, local_size = plan.rank or 0, plan.world_size, place.local_world_size
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(rank // local_size),
+        "GROUP_WORLD_SIZE": str(-(-size // local_size)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "MASTER_ADDR": plan.master_host,
+        "MASTER_PORT": str(plan.master_port),
+        # Rank 0 serves the store before the function starts; in the function every rank is a client of it.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(plan.iteration),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.iteration),
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+
+
+def export(place: Place, plan: Enter) -> None:
+    """Set the variables of an iteration in this process."""
+    os.environ.update(variables(place, plan, os.environ.get("TORCHELASTIC_RUN_ID") or "unbroken"))

@@ -1,0 +1,131 @@
+"""Process groups of torch: abort them, take them out of the registry, destroy them in the background."""
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+MAX_DESTROYING = 8
+"""More old groups than this are not kept alive at once: the next restart waits for the oldest."""
+DESTROY_TIMEOUT_S = 30.0
+
+
+def abort_nccl(timeout_s: float) -> bool:
+    """Abort every NCCL communicator, all at once, each from a thread of its own; return whether all have ended.
+
+    In parallel, because an abort may wait for the other communicators' kernels.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+
+    if not dist.is_initialized() or not dist.is_nccl_available():
+        return True
+    backends = [backend for group in list(dist.distributed_c10d._world.pg_names) for backend in _nccl_backends(group)]
+    threads = [
+        threading.Thread(target=_abort_backend, args=(backend,), name=f"unbroken-abort-{number}", daemon=True)
+        for number, backend in enumerate(backends)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(deadline_s - time.monotonic(), 0.0))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def current_groups() -> list[Any]:
+    """Return all groups. Whoever holds them keeps their slow end (10 ms a peer with gloo) out of the main thread."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    return [] if c10d is None else list(c10d._world.pg_names)
+
+
+def take_groups() -> list[Any]:
+    """Empty torch's registry of groups, so that init_process_group works again; return the groups, still alive.
+
+    Quick: what is slow is dropping the last reference (10 ms a peer with gloo), see `Undertaker`.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+
+    if not dist.is_initialized():
+        return []
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_names)
+    try:
+        dist.destroy_process_group()
+    except Exception as error:
+        # The registry is emptied last; a group that does not shut down must not keep the next iteration out.
+        logger.warning("group not shut down: error=%s", error)
+        _empty_registry()
+    return groups
+
+
+def _empty_registry() -> None:
+    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+
+    c10d = dist.distributed_c10d
+    world = c10d._world
+    c10d._update_default_pg(None)
+    for registry in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        registry.clear()
+    c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
+    world.group_count = 0
+
+
+def _nccl_backends(group: "torch.distributed.ProcessGroup") -> list[Any]:
+    import torch  # noqa: PLC0415 - the package's import must stay cheap
+    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+
+    try:
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        # This group has no backend for CUDA tensors.
+        return []
+    return [backend] if isinstance(backend, dist.distributed_c10d.ProcessGroupNCCL) else []
+
+
+def _abort_backend(backend: Any) -> None:
+    try:
+        if hasattr(backend, "abort"):
+            backend.abort()
+        else:
+            # Before torch 2.6.
+            backend._shutdown()
+    except Exception as error:
+        logger.warning("communicator not aborted: error=%s", error)
+
+
+class Undertaker:
+    """Drops the last references to old groups and stores in background threads."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def bury(self, objects: list[Any]) -> None:
+        """Destroy these soon; the caller keeps no reference. Waits only when too many are being destroyed."""
+        if not objects:
+            return
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= MAX_DESTROYING:
+            self._threads[0].join(DESTROY_TIMEOUT_S)
+        thread = threading.Thread(target=objects.clear, name="unbroken-destroy", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all are destroyed, at most so long."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]

@@ -1,0 +1,219 @@
+"""The connection to the agent: a Unix stream socket, one JSON message a line, made again whenever it breaks.
+
+One thread reads it and stamps progress. Only snapshots travel: on every connection the worker says who it is and what
+it is now, so that neither side must remember what the other has seen. While the agent is away training goes on.
+"""
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
+from unbroken.inprocess.progress import Progress
+from unbroken_core import wire
+from unbroken_core.errors import UnbrokenError, WireError, assert_never
+from unbroken_core.messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+SEND_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Everything that the agent has said, reduced to what still matters."""
+
+    enter: Enter | None = None
+    """The newest plan."""
+    leave: Leave | None = None
+    """The newest iteration to leave."""
+    release: Release | None = None
+
+    def has_left(self, iteration: int) -> bool:
+        """Return whether this iteration is over; a newer plan says so as well."""
+        is_told = self.leave is not None and self.leave.iteration >= iteration
+        return is_told or (self.enter is not None and self.enter.iteration > iteration)
+
+
+class Link:
+    """Connection, its thread, and the newest orders."""
+
+    def __init__(self, folder: Path, attach: Attach, progress: Progress, beat_s: float) -> None:
+        self._folder = folder
+        self._hello = wire.encode(attach).encode() + b"\n"
+        self._progress = progress
+        self._beat_s = beat_s
+        self._state = b""
+        self._send_lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._news = threading.Condition()
+        self._orders = Orders()
+        self._last_seen_s = time.monotonic()
+        self._is_closing = False
+        self._on_leave: Callable[[Orders], None] = lambda _: None
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="unbroken-link", daemon=True)
+
+    @property
+    def orders(self) -> Orders:
+        """The newest orders."""
+        return self._orders
+
+    def start(self, on_leave: Callable[[Orders], None]) -> None:
+        """Start the thread; `on_leave` runs in it at every Leave and every new plan."""
+        self._on_leave = on_leave
+        self._last_seen_s = time.monotonic()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End connection and thread."""
+        self._is_closing = True
+        self._wake_writer.send(b"x")
+        self._thread.join(SEND_TIMEOUT_S)
+        self._drop_connection()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def forget(self) -> None:
+        """Close the descriptors in a forked child; the parent's connection stays."""
+        self._is_closing = True
+        for descriptor in (self._socket, self._wake_reader, self._wake_writer):
+            if descriptor is not None:
+                descriptor.close()
+        self._socket = None
+
+    def report(self, report: WorkerReport) -> None:
+        """Tell the agent what this worker is now; when it is away, as soon as it is back."""
+        line = wire.encode(report).encode() + b"\n"
+        with self._send_lock:
+            self._state = line
+            connection = self._socket
+            if connection is None:
+                return
+            try:
+                connection.sendall(line)
+            except OSError as error:
+                logger.warning("agent not reached: error=%s", error)
+                _shutdown(connection)
+
+    def wait(self, is_enough: Callable[[Orders], bool], away_timeout_s: float, what: str) -> Orders:
+        """Return the orders once they are enough.
+
+        Waits as long as the agent is there: how long a job may wait is the coordinator's decision. Raises TimeoutError
+        when the agent is away for `away_timeout_s`.
+        """
+        with self._news:
+            while not is_enough(self._orders):
+                away_s = 0.0 if self._socket is not None else time.monotonic() - self._last_seen_s
+                if away_s > away_timeout_s:
+                    raise TimeoutError(
+                        f"{what}: want an agent at {self._folder / 'agent.sock'} within {away_timeout_s:g} s, "
+                        f"none has answered for {away_s:.1f} s"
+                    )
+                self._news.wait(away_timeout_s - away_s + 0.1)
+            return self._orders
+
+    def _run(self) -> None:
+        next_beat_s = 0.0
+        buffer = b""
+        while not self._is_closing:
+            now_s = time.monotonic()
+            if now_s >= next_beat_s:
+                self._progress.beat()
+                next_beat_s = now_s + self._beat_s
+            if self._socket is None:
+                buffer = b""
+                self._connect()
+            wait_s = next_beat_s - now_s if self._socket is not None else min(RETRY_S, next_beat_s - now_s)
+            if self._is_readable(wait_s):
+                buffer = self._read(buffer)
+
+    def _is_readable(self, wait_s: float) -> bool:
+        poller = select.poll()
+        poller.register(self._wake_reader, select.POLLIN)
+        connection = self._socket
+        if connection is not None:
+            poller.register(connection, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poller.poll(max(wait_s, 0.0) * 1000 + 1)}
+        return connection is not None and connection.fileno() in ready
+
+    def _connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(SEND_TIMEOUT_S)
+        try:
+            connection.connect(str(self._folder / "agent.sock"))
+            self._progress.attach(self._folder / "stamps")
+            with self._send_lock:
+                connection.sendall(self._hello + self._state)
+                self._socket = connection
+        except (OSError, UnbrokenError) as error:
+            logger.debug("agent not reached: error=%s", error)
+            connection.close()
+            return
+        logger.debug("agent reached")
+
+    def _read(self, buffer: bytes) -> bytes:
+        connection = self._socket
+        if connection is None:
+            return b""
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._drop_connection()
+            return b""
+        *lines, rest = (buffer + data).split(b"\n")
+        try:
+            for line in lines:
+                self._obey(wire.decode(line, ToWorker))
+            if len(rest) > wire.MAX_MESSAGE_BYTES:
+                raise WireError(f"message: want at most {wire.MAX_MESSAGE_BYTES} bytes, got {len(rest)} and no end")
+        except WireError as error:
+            logger.warning("message of the agent refused, connecting again: error=%s", error)
+            self._drop_connection()
+            return b""
+        return rest
+
+    def _obey(self, message: ToWorker) -> None:
+        orders = self._orders
+        if isinstance(message, Enter):
+            if orders.enter is not None and message.iteration <= orders.enter.iteration:
+                return
+            orders = Orders(message, orders.leave, orders.release)
+        elif isinstance(message, Leave):
+            if orders.leave is not None and message.iteration <= orders.leave.iteration:
+                return
+            orders = Orders(orders.enter, message, orders.release)
+        elif isinstance(message, Release):
+            orders = Orders(orders.enter, orders.leave, message)
+        else:
+            assert_never(message)
+        self._orders = orders
+        # Before the waiters: the interruption of a running function is what everybody waits for.
+        self._on_leave(orders)
+        with self._news:
+            self._news.notify_all()
+
+    def _drop_connection(self) -> None:
+        with self._send_lock:
+            connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+            self._last_seen_s = time.monotonic()
+            with self._news:
+                self._news.notify_all()
+
+
+def _shutdown(connection: socket.socket) -> None:
+    """Make the reading thread notice that the connection is of no use."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass

@@ -1,0 +1,143 @@
+"""The options of the wrapper, checked."""
+
+import datetime
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from unbroken.inprocess.abort import Abort
+from unbroken.inprocess.completion import Completion
+from unbroken.inprocess.finalize import Finalize
+from unbroken.inprocess.health_check import HealthCheck
+from unbroken.inprocess.initialize import Initialize
+from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
+from unbroken.inprocess.terminate import Terminate
+
+logger = logging.getLogger(__name__)
+
+
+_SET_BY_THE_JOB_S = {
+    "soft_timeout": 60,
+    "hard_timeout": 90,
+    "heartbeat_timeout": 30,
+    "last_call_wait": 1,
+    "termination_grace_time": 5,
+}
+"""Defaults, in seconds, of the options whose value in a job comes from its spec."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keyword arguments of `Wrapper`, which has the defaults. Raises TypeError and ValueError that name the option."""
+
+    store_factory: type | None
+    store_kwargs: Mapping[str, Any] | None
+    initialize: Initialize | None
+    abort: Abort | None
+    finalize: Finalize | None
+    health_check: HealthCheck | None
+    rank_assignment: RankAssignment | None
+    rank_filter: RankFilter | None
+    monitor_thread_interval: datetime.timedelta
+    monitor_process_interval: datetime.timedelta
+    heartbeat_interval: datetime.timedelta
+    progress_watchdog_interval: datetime.timedelta
+    soft_timeout: datetime.timedelta
+    hard_timeout: datetime.timedelta
+    heartbeat_timeout: datetime.timedelta
+    barrier_timeout: datetime.timedelta
+    completion_timeout: datetime.timedelta
+    last_call_wait: datetime.timedelta
+    termination_grace_time: datetime.timedelta
+    monitor_process_logfile: str | None
+    enabled: bool
+    completion: Completion | None
+    terminate: Terminate | None
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_order(self)
+        _refuse_what_the_job_decides(self)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds between two stamps of progress."""
+        soft_s = self.soft_timeout.total_seconds()
+        return max(min(1.0, soft_s / 10, self.progress_watchdog_interval.total_seconds()), 0.1)
+
+    def names_set_by_the_job(self) -> list[str]:
+        """Return the options with a value of their own that has no effect in a job, because the job's spec has it."""
+        return [
+            name
+            for name, default_s in _SET_BY_THE_JOB_S.items()
+            if getattr(self, name) != datetime.timedelta(seconds=default_s)
+        ]
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "store_kwargs": (Mapping, type(None)),
+    "initialize": (Initialize, type(None)),
+    "abort": (Abort, type(None)),
+    "finalize": (Finalize, type(None)),
+    "health_check": (HealthCheck, type(None)),
+    "rank_assignment": (RankAssignment, type(None)),
+    "rank_filter": (RankFilter, type(None)),
+    "monitor_process_logfile": (str, type(None)),
+    "enabled": (bool,),
+    "completion": (Completion, type(None)),
+    "terminate": (Terminate, type(None)),
+}
+_DURATIONS = tuple(field.name for field in fields(Options) if field.type is datetime.timedelta)
+_ASCENDING = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("monitor_process_interval", "barrier_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+)
+
+
+def _check_types(options: Options) -> None:
+    if options.store_factory is not None and not isinstance(options.store_factory, type):
+        raise TypeError(f"store_factory: want a class or None, got {options.store_factory!r}")
+    wanted = _TYPES | dict.fromkeys(_DURATIONS, (datetime.timedelta,))
+    for name, types in wanted.items():
+        value = getattr(options, name)
+        if not isinstance(value, types):
+            names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
+            raise TypeError(f"{name}: want {names}, got {value!r} of type {type(value).__name__}")
+
+
+def _check_order(options: Options) -> None:
+    for name in _DURATIONS:
+        value = getattr(options, name)
+        if value < datetime.timedelta(0) or (value == datetime.timedelta(0) and name != "last_call_wait"):
+            raise ValueError(f"{name}: want more than 0 seconds, got {value.total_seconds():g}")
+    for less, more in _ASCENDING:
+        low, high = getattr(options, less), getattr(options, more)
+        if low >= high:
+            raise ValueError(
+                f"{less}: want less than {more} ({high.total_seconds():g} s), got {low.total_seconds():g} s"
+            )
+    logfile = options.monitor_process_logfile
+    if logfile is not None and not Path(logfile).is_absolute():
+        raise ValueError(f"monitor_process_logfile: want an absolute path, got {logfile!r}")
+
+
+def _refuse_what_the_job_decides(options: Options) -> None:
+    if options.rank_assignment is not None:
+        raise ValueError(
+            "rank_assignment: ranks are assigned by the job's coordinator; want None and "
+            f"minReplicas, world and topology in the job's spec, got {options.rank_assignment!r}"
+        )
+    if options.rank_filter is not None:
+        raise ValueError(
+            "rank_filter: the active world is limited by the job's coordinator; want None and "
+            f"world.divisibleBy or world.maxRanks in the job's spec, got {options.rank_filter!r}"
+        )

@@ -1,0 +1,375 @@
+"""A stand-in for launcher, agent and coordinator of one job on this machine: one folder, N workers, real sockets.
+
+The decisions are the simplest that are right: a fault or a lost worker interrupts, all living workers READY make a plan,
+all active COMPLETED release. It runs in a thread of the test process.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unbroken_core import stamps, wire
+from unbroken_core.messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+LIMIT_S = 60.0
+
+
+@dataclass
+class Worker:
+    """One place."""
+
+    local_rank: int
+    incarnation: int = 0
+    pid: int = 0
+    exit_code: int | None = None
+    report: WorkerReport | None = None
+    writer: asyncio.StreamWriter | None = None
+    rank: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.exit_code is None
+
+    @property
+    def phase(self) -> WorkerPhase:
+        if not self.is_alive:
+            return WorkerPhase.GONE
+        return WorkerPhase.STARTING if self.report is None else self.report.phase
+
+
+@dataclass
+class Policy:
+    """What the double does on its own."""
+
+    num_active: int
+    num_workers: int
+    does_respawn: bool = False
+    does_interrupt: bool = True
+    """False: the test says leave()."""
+    soft_s: float | None = None
+    """Interrupt when a worker in the function has a MAIN stamp older than this."""
+    hard_s: float | None = None
+    """End a worker whose stamp is older than this while the iteration is interrupted."""
+
+
+@dataclass
+class Event:
+    """One line that a workload wrote."""
+
+    name: str
+    rank: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class AgentDouble:
+    """Start it as a context manager; `run` starts the workers and returns when all have ended."""
+
+    def __init__(self, folder: Path, function: str, policy: Policy, variables: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.policy = policy
+        self.function = function
+        self.variables = variables or {}
+        self.workers = {rank: Worker(rank) for rank in range(policy.num_workers)}
+        self.iteration = -1
+        self.phase = JobPhase.FORMING
+        self.reports: list[tuple[int, WorkerReport]] = []
+        self.leaves: list[Leave] = []
+        self.recovery_s: list[float] = []
+        self._interrupted_s = 0.0
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="agent-double", daemon=True)
+        self._zygote: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended = threading.Event()
+
+    def __enter__(self) -> "AgentDouble":
+        self._thread.start()
+        self.call(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+    # ---------------------------------------------------------------------------------------------- for tests
+
+    def call(self, coroutine: Any) -> Any:
+        """Run a coroutine in the double's loop and return its result."""
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(LIMIT_S)
+
+    def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        """Wait until the condition holds."""
+        deadline_s = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise AssertionError(f"want {what} within {limit_s:g} s; {self.describe()}")
+            time.sleep(0.002)
+
+    def wait_for_end(self, limit_s: float = LIMIT_S) -> dict[int, int | None]:
+        """Wait until every worker has ended; return exit codes by local rank."""
+        self.wait_for(lambda: not any(worker.is_alive for worker in self.workers.values()), "all ended", limit_s)
+        return {rank: worker.exit_code for rank, worker in self.workers.items()}
+
+    def wait_for_event(self, name: str, count: int = 1, limit_s: float = LIMIT_S) -> list[Event]:
+        """Wait for so many events of this name."""
+        self.wait_for(lambda: len(self.events(name)) >= count, f"{count} x {name}", limit_s)
+        return self.events(name)
+
+    def events(self, name: str = "") -> list[Event]:
+        """Return what the workloads wrote, in order."""
+        path = self.folder / "events"
+        if not path.exists():
+            return []
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [Event(line["name"], line["rank"], line) for line in lines if name in ("", line["name"])]
+
+    def faults(self) -> list[tuple[int, Cause]]:
+        """Return (local rank, cause) of every fault reported."""
+        return [(rank, report.fault.cause) for rank, report in self.reports if report.fault is not None]
+
+    def leave(self, cause: Cause = Cause.SOFT_TIMEOUT, rank: int | None = None, detail: str = "test") -> None:
+        """Interrupt now."""
+        self.call(self._interrupt(cause, rank, detail))
+
+    def kill(self, local_rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a worker."""
+        os.kill(self.workers[local_rank].pid, number)
+
+    def break_connections(self, *, does_come_back: bool = True) -> None:
+        """Be away, as an agent that restarts is."""
+
+        async def go() -> None:
+            for worker in self.workers.values():
+                if worker.writer is not None:
+                    worker.writer.close()
+                    worker.writer = None
+            if self._server is not None:
+                self._server.close()
+            (self.folder / "agent.sock").unlink(missing_ok=True)
+            if does_come_back:
+                await self._listen()
+
+        self.call(go())
+
+    def come_back(self) -> None:
+        """Listen again."""
+        self.call(self._listen())
+
+    def describe(self) -> str:
+        """Say what is the matter."""
+        phases = {rank: (worker.phase.value, worker.exit_code) for rank, worker in self.workers.items()}
+        return f"phase={self.phase} iteration={self.iteration} workers={phases} events={self.events()[-8:]}"
+
+    # ---------------------------------------------------------------------------------------------- processes
+
+    async def _start(self) -> None:
+        page = stamps.pack_header(self.policy.num_workers).ljust(stamps.page_bytes(self.policy.num_workers), b"\0")
+        (self.folder / "stamps").write_bytes(page)
+        await self._listen()
+        command = (sys.executable, str(HERE / "zygote.py"), str(HERE / "workloads.py"))
+        self._zygote = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        self._tasks.append(asyncio.create_task(self._read_zygote(self._zygote)))
+        for worker in self.workers.values():
+            self._spawn(worker)
+        if self.policy.soft_s is not None:
+            self._tasks.append(asyncio.create_task(self._watch_stamps(self.policy.soft_s)))
+
+    async def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for worker in self.workers.values():
+            if worker.writer is not None:
+                worker.writer.close()
+            if worker.is_alive and worker.pid:
+                os.kill(worker.pid, signal.SIGCONT)
+                os.kill(worker.pid, signal.SIGKILL)
+        if self._zygote is not None and self._zygote.stdin is not None:
+            self._zygote.stdin.close()
+            await self._zygote.wait()
+            # Lets the pipe's transport close itself before the loop ends.
+            await asyncio.sleep(0)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.folder / "agent.sock"))
+
+    def _spawn(self, worker: Worker) -> None:
+        if self._zygote is None or self._zygote.stdin is None:
+            return
+        environment = {
+            "UNBROKEN_DIR": str(self.folder),
+            "UNBROKEN_LOCAL_RANK": str(worker.local_rank),
+            "UNBROKEN_INCARNATION": str(worker.incarnation),
+            "UNBROKEN_POD_IP": "127.0.0.1",
+            "LOCAL_RANK": str(worker.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.policy.num_workers),
+            "TEST_EVENTS": str(self.folder / "events"),
+            **self.variables,
+        }
+        request = {"id": worker.local_rank + 1, "function": self.function, "environment": environment}
+        self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
+
+    async def _read_zygote(self, zygote: asyncio.subprocess.Process) -> None:
+        assert zygote.stdout is not None
+        async for line in zygote.stdout:
+            message = json.loads(line)
+            worker = self.workers.get(message["id"] - 1)
+            if worker is None:
+                continue
+            if "pid" in message:
+                worker.pid = message["pid"]
+                continue
+            worker.exit_code = message["exit_code"]
+            await self._lose(worker)
+
+    async def _lose(self, worker: Worker) -> None:
+        code = worker.exit_code or 0
+        if self.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+            return
+        if self.policy.does_respawn:
+            self.workers[worker.local_rank] = fresh = Worker(worker.local_rank, worker.incarnation + 1)
+            self._spawn(fresh)
+        else:
+            del self.workers[worker.local_rank]
+            self.workers[worker.local_rank + 1000] = worker
+        cause = Cause.PROCESS_SIGNAL if code < 0 else Cause.PROCESS_EXIT
+        if self.policy.does_interrupt and self.phase in (JobPhase.RUNNING, JobPhase.PLANNED):
+            await self._interrupt(cause, worker.rank, f"exit code {code}")
+        else:
+            self._decide()
+
+    # ---------------------------------------------------------------------------------------------- messages
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker: Worker | None = None
+        try:
+            async for line in reader:
+                message = wire.decode(line, FromWorker)
+                if isinstance(message, Attach):
+                    worker = self.workers[message.local_rank]
+                    assert (message.pid, message.incarnation) == (worker.pid, worker.incarnation)
+                    worker.writer = writer
+                    continue
+                assert worker is not None
+                self.reports.append((worker.local_rank, message))
+                worker.report = message
+                if message.fault is not None and self.policy.does_interrupt:
+                    await self._interrupt(message.fault.cause, worker.rank, message.fault.detail)
+                self._decide()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            if worker is not None and worker.writer is writer:
+                worker.writer = None
+            writer.close()
+
+    def _send(self, worker: Worker, message: object) -> None:
+        if worker.writer is not None:
+            worker.writer.write(wire.encode(message).encode() + b"\n")
+
+    def _living(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.is_alive]
+
+    async def _interrupt(self, cause: Cause, rank: int | None, detail: str) -> None:
+        if self.phase not in (JobPhase.RUNNING, JobPhase.PLANNED):
+            return
+        self._interrupted_s = time.monotonic()
+        self.phase = JobPhase.INTERRUPTED
+        leave = Leave(self.iteration, cause, rank, detail)
+        self.leaves.append(leave)
+        for worker in self._living():
+            self._send(worker, leave)
+        self._decide()
+
+    def _decide(self) -> None:
+        living = self._living()
+        if self.phase in (JobPhase.FORMING, JobPhase.INTERRUPTED):
+            are_ready = [
+                worker.report is not None
+                and worker.report.phase is WorkerPhase.READY
+                and (worker.report.iteration >= self.iteration or worker.rank is None)
+                for worker in living
+            ]
+            if living and all(are_ready) and (self.iteration >= 0 or len(living) == self.policy.num_workers):
+                self._plan(living)
+        elif self.phase is JobPhase.PLANNED:
+            if all(worker.phase is not WorkerPhase.READY for worker in living if worker.rank is not None):
+                self.phase = JobPhase.RUNNING
+                self._decide()
+        elif self.phase is JobPhase.RUNNING and all(
+            worker.phase is WorkerPhase.COMPLETED for worker in living if worker.rank is not None
+        ):
+            self.release(JobPhase.COMPLETE)
+
+    def _plan(self, living: list[Worker]) -> None:
+        self.phase = JobPhase.PLANNED
+        self.iteration += 1
+        if self.iteration:
+            self.recovery_s.append(time.monotonic() - self._interrupted_s)
+        active = sorted(living, key=lambda worker: (worker.rank is None, worker.rank, worker.local_rank))
+        active = active[: self.policy.num_active]
+        for worker in living:
+            worker.rank = None
+        for rank, worker in enumerate(active):
+            worker.rank = rank
+        master = active[0].report
+        assert master is not None
+        for worker in living:
+            self._send(
+                worker,
+                Enter(
+                    generation=1,
+                    iteration=self.iteration,
+                    rank=worker.rank,
+                    world_size=len(active),
+                    master_host=master.host,
+                    master_port=master.port,
+                    spare_ranks=len(living) - len(active),
+                ),
+            )
+
+    def release(self, outcome: JobPhase, message: str = "done") -> None:
+        """Let all workers go; call it in the loop."""
+        self.phase = outcome
+        for worker in self._living():
+            self._send(worker, Release(outcome, message))
+
+    # ---------------------------------------------------------------------------------------------- stamps
+
+    async def _watch_stamps(self, soft_s: float) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            page = (self.folder / "stamps").read_bytes()
+            now_ns = time.monotonic_ns()
+            for worker in self._living():
+                slot = stamps.unpack_slot(page, worker.local_rank)
+                if not slot.flags & stamps.FLAG_IN_FUNCTION or slot.flags & stamps.FLAG_PROTECTION_OFF:
+                    continue
+                age_s = (now_ns - min(slot.main_ns, slot.alive_ns)) / 1e9
+                if slot.flags & stamps.FLAG_PING_ARMED:
+                    age_s = max(age_s, (now_ns - slot.ping_ns) / 1e9)
+                if self.phase is JobPhase.RUNNING and age_s > soft_s:
+                    await self._interrupt(Cause.SOFT_TIMEOUT, worker.rank, f"no progress for {age_s:.1f} s")
+                elif self.policy.hard_s is not None and age_s > self.policy.hard_s:
+                    os.kill(worker.pid, signal.SIGCONT)
+                    os.kill(worker.pid, signal.SIGKILL)
