@@ -31,7 +31,6 @@ PHASE_TITLES: Mapping[Phase, str] = {
     Phase.ENTER: "enter",
     Phase.FIRST_PROGRESS: "1st step",
 }
-NODE_WIDTH = 24
 
 
 @dataclass(frozen=True)
@@ -69,28 +68,27 @@ def describe_pod(pod: PodView) -> Text:
     return text
 
 
-def describe_node(node: NodeView) -> Panel:
-    """Return a node as a box with its pods."""
-    lines = [describe_pod(pod) for pod in node.pods] or [Text("·", style="dim")]
-    style = "" if node.is_ready else "red"
-    title = node.name if node.is_ready else f"{node.name} down"
-    return Panel(
-        Group(*lines), title=Text(title, style=style), width=NODE_WIDTH, border_style=style or "dim", padding=(0, 1)
-    )
+def describe_node(node: NodeView) -> tuple[Text, Text]:
+    """Return a node's name and its pods."""
+    name = Text(f"  {node.name}", style="" if node.is_ready else "bold red")
+    if not node.is_ready:
+        name.append(" down")
+    return name, Text("  ").join(describe_pod(pod) for pod in node.pods)
 
 
 def describe_cluster(snapshot: Snapshot) -> RenderableType:
     """Return racks, NVLink domains and nodes with the ranks on them."""
     racks: list[RenderableType] = []
     for rack, nodes in groupby(snapshot.nodes, key=lambda node: node.rack):
-        domains: list[RenderableType] = []
+        table = Table.grid(padding=(0, 2))
+        table.add_column(min_width=14)
+        table.add_column(min_width=40)
         for nvlink, members in groupby(nodes, key=lambda node: node.nvlink):
-            domains.append(Text(f"NVLink domain {nvlink}", style="dim"))
-            domains.append(Columns([describe_node(node) for node in members], padding=(0, 0)))
-        racks.append(
-            Panel(Group(*domains), title=f"rack {rack}", title_align="left", box=box.SQUARE, border_style="dim")
-        )
-    return Group(*racks)
+            table.add_row(Text(f"NVLink {nvlink}", style="dim"))
+            for node in members:
+                table.add_row(*describe_node(node))
+        racks.append(Panel(table, title=f"rack {rack}", title_align="left", box=box.SQUARE, border_style="dim"))
+    return Columns(racks, padding=(0, 1))
 
 
 def describe_job(snapshot: Snapshot) -> Text:
@@ -129,7 +127,7 @@ def describe_story(lines: Sequence[Line], num_lines: int) -> Text:
 
 def describe_all(snapshot: Snapshot, lines: Sequence[Line], height: int) -> Group:
     """Return the whole live view; `height` is the terminal's number of rows."""
-    num_lines = max(4, min(14, height - 34))
+    num_lines = max(4, min(16, height - 16))
     return Group(
         describe_cluster(snapshot),
         describe_legend(),

@@ -172,7 +172,7 @@ def test_worker_is_found_by_its_environment_and_not_by_that_of_its_children() ->
 
 def test_live_view_shows_ranks_spares_and_what_happens() -> None:
     text = shown(render.describe_all(snapshot(), [render.Line(12.0, "a pod is deleted", "bold red")], 60))
-    for part in ("rack a", "NVLink domain b1", "node-2 down", "digits-0  0   1", "digits-4  s   s", "step 120"):
+    for part in ("rack a", "NVLink b1", "node-2 down", "digits-0  0   1", "digits-4  s   s", "step 120"):
         assert part in text
     assert "  12.0 s  a pod is deleted" in text
 
