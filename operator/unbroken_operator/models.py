@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 
@@ -84,7 +85,8 @@ LabelKey = Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=317)
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, max_length=63)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Quantity = Annotated[
-    str | int, Field(json_schema_extra={"x-kubernetes-int-or-string": True, "maxLength": 64, "pattern": r"^[0-9.]+[A-Za-z0-9]*$"})
+    str | int,
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "maxLength": 64, "pattern": r"^[0-9.]+[A-Za-z0-9]*$"}),
 ]
 Quantities = Annotated[dict[Annotated[str, Field(max_length=317)], Quantity], Field(max_length=32)]
 Seconds = Annotated[int, Field(ge=1, le=30 * DAY_S)]
@@ -264,9 +266,9 @@ class TemplateMetadata(Model):
 
     labels: Labels | None = None
     """Labels; those under unbroken.dev/ are the operator's."""
-    annotations: Annotated[
-        dict[LabelKey, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)
-    ] | None = None
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)] | None = (
+        None
+    )
     """Annotations; those under unbroken.dev/ are the operator's."""
 
 
@@ -279,7 +281,9 @@ class Container(Model):
     """Name of the container."""
     image: Image
     """Image of the container; the first container's needs Python 3.10 or newer and torch."""
-    command: Annotated[tuple[Annotated[str, Field(max_length=131_072)], ...], Field(strict=False, max_length=1024)] | None = None
+    command: (
+        Annotated[tuple[Annotated[str, Field(max_length=131_072)], ...], Field(strict=False, max_length=1024)] | None
+    ) = None
     """Command of the container. The first container must name one: the operator puts the launcher before it."""
 
 

@@ -1,0 +1,80 @@
+"""What a plan may ask for. Every action is safe to repeat: a second time it finds its work done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+from unbroken_core.messages import Observation
+
+
+@dataclass(frozen=True)
+class PushObservation:
+    """Tell the rendezvous in this pod what the API server shows."""
+
+    pod_uid: str
+    generation: int
+    observation: Observation
+
+
+@dataclass(frozen=True)
+class PostEvent:
+    """Create a Kubernetes Event; its name is that of the fact, so that one fact is told once."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Merge this into the job's status."""
+
+    patch: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CreateSecret:
+    """Create the Secret with a new random token."""
+
+
+@dataclass(frozen=True)
+class CreateService:
+    """Create the Service."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Create a pod."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete a pod if it still has this uid; forced means without waiting for its kubelet."""
+
+    name: str
+    uid: str
+    why: str
+    is_forced: bool = False
+
+
+@dataclass(frozen=True)
+class PatchPod:
+    """Merge labels and annotations into a pod's metadata."""
+
+    name: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+Action = Union[PushObservation, PostEvent, WriteStatus, CreateSecret, CreateService, CreatePod, DeletePod, PatchPod]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Actions in the order in which they are to be done."""
+
+    actions: tuple[Action, ...]
+    check_after_s: float | None = None
+    """Plan again after this time even when nothing happens; None means there is nothing to wait for."""

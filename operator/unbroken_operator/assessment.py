@@ -1,0 +1,147 @@
+"""Pure: what a snapshot means. Which pods count, which are lost, which roles and domains they have, whether it is over."""
+
+from dataclasses import dataclass
+
+from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
+from unbroken_core.reasons import Cause, JobPhase, Role
+from unbroken_core.settings import JobSettings
+from unbroken_operator.manifests import settings_digest
+from unbroken_operator.snapshot import PodView, Snapshot
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Facts that follow from one snapshot of an admitted job."""
+
+    outcome: JobPhase | None
+    """COMPLETE or FAILED once the job is over."""
+    is_outcome_recorded: bool
+    """Whether the stored status says so, too."""
+    report: JobStatus | None
+    members: dict[str, PodStatus]
+    """Pods of the report by uid."""
+    lost: frozenset[str]
+    """Uids of pods whose node is dead."""
+    alive: tuple[PodView, ...]
+    """Training pods that count as present, by ordinal."""
+    rendezvous: PodView | None
+    """The rendezvous pod that is to stay."""
+    stale_rendezvous: tuple[PodView, ...]
+    """Rendezvous pods that are to go."""
+    domains: dict[str, tuple[str, ...]]
+    """Domains of each node that carries a pod, outermost first; "" where the label is missing."""
+    missing_labels: dict[str, tuple[str, ...]]
+    """Nodes that lack a layer's label, by label."""
+
+    def role(self, pod: PodView) -> Role:
+        """Return the role that the rendezvous reports, else the one that the pod was made for."""
+        member = self.members.get(pod.uid)
+        if member is not None and self.report is not None and self.report.iteration >= 0:
+            return member.role
+        return Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE
+
+
+def assess(snapshot: Snapshot, settings: JobSettings) -> Assessment:
+    """Return what the snapshot means under these settings."""
+    report = snapshot.report
+    members = {pod.uid: pod for pod in report.pods} if report is not None else {}
+    trainers = snapshot.trainers()
+    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
+    outcome, is_recorded = job_outcome(snapshot)
+    alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
+    current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
+    nodes = sorted({pod.node for pod in trainers if pod.node in snapshot.nodes})
+    domains = {
+        name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
+    }
+    missing = {
+        layer.label: tuple(name for name in nodes if layer.label not in snapshot.nodes[name].labels)
+        for layer in settings.layers
+    }
+    return Assessment(
+        outcome=outcome,
+        is_outcome_recorded=is_recorded,
+        report=report,
+        members=members,
+        lost=lost,
+        alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
+        rendezvous=current,
+        stale_rendezvous=stale,
+        domains=domains,
+        missing_labels={label: names for label, names in missing.items() if names},
+    )
+
+
+def job_outcome(snapshot: Snapshot) -> tuple[JobPhase | None, bool]:
+    """Return how the job ended, None while it goes on, and whether the stored status says so."""
+    stored = {item["type"]: item["status"] for item in snapshot.status.get("conditions") or ()}
+    if stored.get("Complete") == "True":
+        return JobPhase.COMPLETE, True
+    if stored.get("Failed") == "True":
+        return JobPhase.FAILED, True
+    if snapshot.report is not None and snapshot.report.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+        return snapshot.report.phase, False
+    return None, False
+
+
+def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSettings) -> Observation:
+    """Return what the rendezvous should know about the pods."""
+    pods = {}
+    for pod in sorted(snapshot.trainers(), key=lambda pod: pod.ordinal):
+        # A pod that succeeded has been told to: its connection ends by itself.
+        pods[pod.uid] = PodObservation(
+            pod=pod.name,
+            node=pod.node,
+            domains=assessment.domains.get(pod.node, ()) if settings.layers else (),
+            role=Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE,
+            gone=_gone(pod, assessment.lost),
+        )
+    return Observation(pods)
+
+
+def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
+    if pod.phase == "Failed" or (pod.is_deleting and pod.is_terminal):
+        return Cause.POD_LOST
+    if pod.uid in lost:
+        return Cause.NODE_LOST
+    return Cause.POD_LEAVING if pod.is_deleting else None
+
+
+def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus]) -> bool:
+    if not pod.node or pod.is_terminal:
+        return False
+    node = snapshot.nodes.get(pod.node)
+    if node is not None and node.is_ready:
+        return False
+    # A node that only the API server cannot reach may train on: its agent's connection is the better witness.
+    if snapshot.is_reachable and pod.uid == snapshot.report_from:
+        return False
+    member = members.get(pod.uid)
+    return not (snapshot.is_reachable and member is not None and member.is_connected)
+
+
+def _counts(
+    pod: PodView,
+    lost: frozenset[str],
+    members: dict[str, PodStatus],
+    report: JobStatus | None,
+    outcome: JobPhase | None,
+) -> bool:
+    if pod.is_deleting or pod.uid in lost or pod.phase == "Failed":
+        return False
+    if pod.phase != "Succeeded" or outcome is not None:
+        return True
+    # Pods end well when the job is complete, which the API server may show before the report says so.
+    member = members.get(pod.uid)
+    return report is None or (member is not None and member.is_connected)
+
+
+def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:
+    pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
+    good = [
+        pod
+        for pod in pods
+        if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost and pod.settings == digest
+    ]
+    current = good[-1] if good else None
+    return current, tuple(pod for pod in pods if pod is not current)

@@ -1,0 +1,163 @@
+"""What the operator knows of pods, services and nodes: views from the watches and from the operator's own writes.
+
+The own writes matter: without them a plan that runs before the watch has told of a new pod would create it twice.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unbroken_operator import layout
+from unbroken_operator.snapshot import NodeView, ObjectView, PodView, node_view, object_view, pod_view
+
+JobKey = tuple[str, str]
+"""Namespace and name."""
+
+MAX_TOMBSTONES = 20_000
+
+
+def version_of(item: Mapping[str, Any]) -> int:
+    """Return an object's resource version as a number; newer ones are higher."""
+    text = str(item["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+class PodStore:
+    """Pods of all jobs. `on_change` is told the job whose pods changed."""
+
+    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+        self._on_change = on_change
+        self._pods: defaultdict[JobKey, dict[str, tuple[int, PodView]]] = defaultdict(dict)
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def of_job(self, key: JobKey) -> tuple[PodView, ...]:
+        """Return the pods that bear the job's label, by name."""
+        return tuple(view for _, (_, view) in sorted(self._pods.get(key, {}).items()))
+
+    def jobs_on(self, node: str) -> list[JobKey]:
+        """Return the jobs that have a pod on this node."""
+        return [key for key, pods in self._pods.items() if any(view.node == node for _, view in pods.values())]
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        listed = {item["metadata"]["uid"] for item in items}
+        list_version = int(version) if version.isdecimal() else 0
+        for key, pods in list(self._pods.items()):
+            for name, (seen, view) in list(pods.items()):
+                if view.uid not in listed and seen <= list_version:
+                    self._forget(key, name, view.uid)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        view = pod_view(item)
+        version = version_of(item)
+        before = self._pods[key].get(view.name)
+        if view.uid in self._gone or (before is not None and before[0] >= version):
+            return
+        self._pods[key][view.name] = (version, view)
+        if before is None or before[1] != view:
+            self._on_change(key)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        self._forget(_job_key(item), item["metadata"]["name"], item["metadata"]["uid"])
+
+    def forget(self, key: JobKey, name: str, uid: str) -> None:
+        """Drop a pod that a call showed to be gone."""
+        self._forget(key, name, uid)
+
+    def _forget(self, key: JobKey, name: str, uid: str) -> None:
+        self._gone[uid] = None
+        if len(self._gone) > MAX_TOMBSTONES:
+            self._gone.popitem(last=False)
+        pods = self._pods.get(key, {})
+        if name in pods and pods[name][1].uid == uid:
+            del pods[name]
+            if not pods:
+                self._pods.pop(key, None)
+            self._on_change(key)
+
+
+class ServiceStore:
+    """Services of all jobs."""
+
+    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+        self._on_change = on_change
+        self._services: dict[JobKey, tuple[int, ObjectView]] = {}
+
+    def of_job(self, key: JobKey) -> ObjectView | None:
+        """Return the Service that bears the job's label and name."""
+        found = self._services.get(key)
+        return None if found is None else found[1]
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        listed = {item["metadata"]["uid"] for item in items}
+        list_version = int(version) if version.isdecimal() else 0
+        for key, (seen, view) in list(self._services.items()):
+            if view.uid not in listed and seen <= list_version:
+                del self._services[key]
+                self._on_change(key)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        if item["metadata"]["name"] != layout.rendezvous_name(key[1]):
+            return
+        before = self._services.get(key)
+        version = version_of(item)
+        if before is None or before[0] < version:
+            self._services[key] = (version, object_view(item))
+            self._on_change(key)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        found = self._services.get(key)
+        if found is not None and found[1].uid == item["metadata"]["uid"]:
+            del self._services[key]
+            self._on_change(key)
+
+
+class NodeStore:
+    """All nodes. `on_change` is told the name of a node whose labels or readiness changed."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._nodes: dict[str, NodeView] = {}
+
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Nodes by name."""
+        return self._nodes
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        names = {item["metadata"]["name"] for item in items}
+        for name in [name for name in self._nodes if name not in names]:
+            del self._nodes[name]
+            self._on_change(name)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        view = node_view(item)
+        if self._nodes.get(view.name) != view:
+            self._nodes[view.name] = view
+            self._on_change(view.name)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        if self._nodes.pop(item["metadata"]["name"], None) is not None:
+            self._on_change(item["metadata"]["name"])
+
+
+def _job_key(item: Mapping[str, Any]) -> JobKey:
+    labels = item["metadata"].get("labels") or {}
+    return item["metadata"]["namespace"], labels.get(layout.JOB_LABEL, "")

@@ -1,0 +1,226 @@
+"""Pure: the conditions of a job. Each says whether, why in one word, and why in one sentence with numbers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.messages import JobStatus
+from unbroken_core.reasons import JobPhase, Reason, Role
+from unbroken_operator.admission import Accepted, Refused
+from unbroken_operator.assessment import Assessment, job_outcome
+from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.status_models import ConditionType
+
+MAX_MESSAGE = 1000
+MAX_NAMES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition without its times."""
+
+    type: ConditionType
+    is_true: bool | None
+    """None means unknown."""
+    reason: Reason
+    message: str
+
+
+def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None) -> list[Finding]:
+    """Return the conditions that this snapshot decides; the others keep what is stored."""
+    found = [_admitted(snapshot, verdict)]
+    if isinstance(verdict, Accepted) and assessment is not None:
+        problem = _pods_ready(snapshot, verdict, assessment)
+        found += [] if assessment.outcome is not None else [problem]
+        if verdict.settings.layers:
+            found.append(_topology_known(verdict, assessment))
+        found += _progress(snapshot, verdict, assessment, problem)
+    elif snapshot.report is not None and snapshot.is_reachable:
+        found += [_running(snapshot.report), _recovering(snapshot.report), *_ends(snapshot)]
+    return found
+
+
+def _admitted(snapshot: Snapshot, verdict: Accepted | Refused) -> Finding:
+    if isinstance(verdict, Refused):
+        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, verdict.message)
+    names = [
+        f"{kind} {item.name}"
+        for kind, item in (("Secret", snapshot.secret), ("Service", snapshot.service))
+        if item is not None and item.owner_uid != snapshot.uid
+    ]
+    if names:
+        message = (
+            f"{' and '.join(names)} exist and do not belong to this job; want them gone, or this job under another "
+            "name (after a job of the same name was deleted, they go within seconds)"
+        )
+        return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
+    settings = verdict.settings
+    message = (
+        f"{settings.replicas} active and {settings.spares} spare pods of {settings.ranks_per_pod} ranks are wanted, "
+        f"at least {settings.minimum_replicas} active pods to train"
+    )
+    return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Finding:
+    wanted = verdict.settings.replicas + verdict.settings.spares
+    running = sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive)
+    count = f"{running} of {wanted} training pods run"
+
+    def finding(reason: Reason, text: str) -> Finding:
+        return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
+
+    if snapshot.memory.refusals:
+        first = snapshot.memory.refusals[0]
+        return finding(Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}")
+    troubled = [
+        pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
+    ]
+    if troubled:
+        first_problem = troubled[0].problem
+        assert first_problem is not None
+        return finding(first_problem.reason, f"{_names(troubled)}: {first_problem.message}")
+    failed = [pod for pod in snapshot.trainers() if pod.phase == "Failed"]
+    if snapshot.memory.num_early_failures and failed and running < wanted:
+        last = max(failed, key=lambda pod: pod.ordinal)
+        text = f"pods fail before they are ready, last {last.name}: {last.end}; see `kubectl logs {last.name}`"
+        return finding(Reason.FAILED_BEFORE_READY, text)
+    if assessment.rendezvous is None:
+        return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
+    if running < wanted:
+        return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
+    return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+
+
+def _topology_known(verdict: Accepted, assessment: Assessment) -> Finding:
+    if not assessment.missing_labels:
+        num_layers = len(verdict.settings.layers)
+        message = f"all nodes of the job's pods bear the labels of {num_layers} layers"
+        return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
+    parts = [f"label {label} on {_listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
+    message = f"missing: {'; '.join(parts)}. Such nodes count as one domain without a name"
+    return Finding(ConditionType.TOPOLOGY_KNOWN, False, Reason.TOPOLOGY_LABEL_MISSING, _cut(message))
+
+
+def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
+    yield from _ends(snapshot)
+    report = snapshot.report
+    if assessment.outcome is not None:
+        if report is not None:
+            yield _running(report)
+            yield _recovering(report)
+        return
+    if snapshot.unreachable_because or report is None:
+        if snapshot.unreachable_because:
+            yield from _without_rendezvous(snapshot, report, pods_ready)
+        return
+    yield _running(report, pods_ready)
+    yield _recovering(report)
+    yield _degraded(report)
+    yield _spares(verdict, assessment)
+
+
+def _without_rendezvous(snapshot: Snapshot, report: JobStatus | None, pods_ready: Finding) -> Iterator[Finding]:
+    because = snapshot.unreachable_because
+    if report is not None and report.phase is JobPhase.RUNNING:
+        message = f"{because}; training goes on without it, last seen at iteration {report.iteration}"
+        yield Finding(ConditionType.RUNNING, None, Reason.WAITING_FOR_RENDEZVOUS, _cut(message))
+        return
+    reason = Reason.WAITING_FOR_RENDEZVOUS
+    message = because
+    if _is_obstacle(pods_ready):
+        reason, message = pods_ready.reason, pods_ready.message
+    yield Finding(ConditionType.RUNNING, False, reason, _cut(message))
+
+
+def _is_obstacle(pods_ready: Finding) -> bool:
+    waits = (Reason.WAITING_FOR_PODS, Reason.WAITING_FOR_RENDEZVOUS)
+    return pods_ready.is_true is False and pods_ready.reason not in waits
+
+
+def _running(report: JobStatus, pods_ready: Finding | None = None) -> Finding:
+    is_running = report.phase is JobPhase.RUNNING
+    if report.phase is JobPhase.FORMING and pods_ready is not None and _is_obstacle(pods_ready):
+        return Finding(ConditionType.RUNNING, False, pods_ready.reason, pods_ready.message)
+    return Finding(ConditionType.RUNNING, is_running, report.reason, _cut(report.message))
+
+
+def _recovering(report: JobStatus) -> Finding:
+    last = report.recoveries[-1] if report.recoveries else None
+    is_over = report.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+    if last is not None and not last.ended_at and not is_over:
+        message = f"recovery {last.number} by rung {last.rung}: {last.cause} in {last.pod or 'no pod'}: {last.detail}"
+        return Finding(ConditionType.RECOVERING, True, Reason.RECOVERING, _cut(message.rstrip(": ")))
+    message = f"{sum(report.restarts_by_cause.values())} recoveries so far, none under way"
+    return Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, message)
+
+
+def _degraded(report: JobStatus) -> Finding:
+    is_degraded = report.lost_ranks > 0 and report.iteration >= 0
+    message = f"{report.world_size} ranks are active, {report.lost_ranks} are lost, {report.spare_ranks} are spare"
+    reason = Reason.FEWER_RANKS if is_degraded else Reason.FULL_STRENGTH
+    return Finding(ConditionType.DEGRADED, is_degraded, reason, message)
+
+
+def _spares(verdict: Accepted, assessment: Assessment) -> Finding:
+    wanted = verdict.settings.spares
+    ready = sum(
+        assessment.role(pod) is Role.SPARE
+        and pod.uid in assessment.members
+        and assessment.members[pod.uid].is_connected
+        for pod in assessment.alive
+    )
+    is_exhausted = wanted > 0 and ready == 0
+    message = f"{ready} of {wanted} spare pods are ready"
+    if is_exhausted:
+        message += (
+            "; the next lost pod costs ranks or waits until a new pod is up. More spares or free nodes would help"
+        )
+    reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
+    return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
+
+
+def _ends(snapshot: Snapshot) -> Iterator[Finding]:
+    outcome, is_recorded = job_outcome(snapshot)
+    if is_recorded:
+        return
+    report = snapshot.report
+    for kind, phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):
+        if outcome is phase and report is not None:
+            yield Finding(kind, True, report.reason, _cut(report.message))
+        else:
+            yield Finding(kind, False, Reason.NOT_FINISHED, f"the job is not {phase.value}")
+
+
+def merge_conditions(
+    stored: Sequence[Mapping[str, Any]], found: Sequence[Finding], generation: int, now: str
+) -> list[dict[str, Any]]:
+    """Return the stored conditions with the findings in them; the time moves only when the status does."""
+    by_type = {item["type"]: dict(item) for item in stored}
+    for finding in found:
+        status = "Unknown" if finding.is_true is None else str(finding.is_true)
+        before = by_type.get(finding.type.value, {})
+        by_type[finding.type.value] = {
+            "type": finding.type.value,
+            "status": status,
+            "reason": finding.reason.value,
+            "message": _cut(finding.message),
+            "observedGeneration": generation,
+            "lastTransitionTime": before["lastTransitionTime"] if before.get("status") == status else now,
+        }
+    order = [kind.value for kind in ConditionType]
+    return sorted(by_type.values(), key=lambda item: order.index(item["type"]) if item["type"] in order else 99)
+
+
+def _names(pods: Sequence[PodView]) -> str:
+    return _listed([pod.name for pod in pods])
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - MAX_NAMES
+    shown = ", ".join(names[:MAX_NAMES])
+    return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."

@@ -1,0 +1,45 @@
+"""Errors of the operator's adapters; one class per reaction.
+
+UnbrokenError
+├── KubeError
+│   ├── KubeNotFound      what was asked for does not exist (404), or is another object than expected (uid)
+│   ├── KubeConflict      it exists already, or changed meanwhile (409)
+│   ├── KubeRefused       the API server will not do it however often it is asked (400, 401, 403, 405, 413, 422)
+│   ├── KubeGone          the watch's place in history is gone: list again (410)
+│   └── KubeUnavailable   not now (429, 5xx, no connection, time-out): try again later
+└── RendezvousUnreachable the rendezvous did not answer as it should: a normal state, try again later
+"""
+
+from unbroken_core.errors import UnbrokenError
+
+
+class KubeError(UnbrokenError):
+    """The API server did not do what it was asked."""
+
+
+class KubeNotFound(KubeError):
+    """There is no such object."""
+
+
+class KubeConflict(KubeError):
+    """The object exists already, or is another one than expected."""
+
+
+class KubeRefused(KubeError):
+    """Refused for good."""
+
+
+class KubeGone(KubeError):
+    """The resource version is too old."""
+
+
+class KubeUnavailable(KubeError):
+    """Not now. `retry_after_s` is what the server asked for, None when it did not."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RendezvousUnreachable(UnbrokenError):
+    """The rendezvous did not answer, or not in our language."""

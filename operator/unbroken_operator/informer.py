@@ -1,0 +1,89 @@
+"""Keeps a store like the API server's: list, then watch, and list again when the place in history is lost."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from unbroken_operator.errors import KubeError, KubeGone, KubeUnavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_DELAY_S = 30.0
+
+
+class Source(Protocol):
+    """Where objects come from."""
+
+    async def list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
+        """Return all objects and their resource version."""
+
+    def watch(self, path: str, resource_version: str, selector: str = "") -> AsyncIterator[Any]:
+        """Yield changes after that version."""
+
+
+class Store(Protocol):
+    """Where objects go."""
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """Hold exactly these objects, and those of newer versions."""
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """Hold this object, unless a newer state of it is known."""
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """Forget this object."""
+
+
+class Informer:
+    """One list-and-watch. `synced` is set after the first list."""
+
+    def __init__(self, source: Source, path: str, store: Store, selector: str = "") -> None:
+        self._source = source
+        self._path = path
+        self._store = store
+        self._selector = selector
+        self.synced = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        delay_s = 0.0
+        while True:
+            try:
+                version = await self._list()
+                delay_s = 0.0
+                await self._watch(version)
+            except KubeGone:
+                logger.info("watch is too old, listing again path=%s", self._path)
+            except KubeError as error:
+                delay_s = min(max(0.2, delay_s * 2), MAX_DELAY_S)
+                logger.warning("watch failed, trying again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
+                await asyncio.sleep(delay_s)
+
+    async def _list(self) -> str:
+        items, version = await self._source.list(self._path, self._selector)
+        self._store.replace(items, version)
+        self.synced.set()
+        return version
+
+    async def _watch(self, version: str) -> None:
+        """Follow changes, over reconnections, until the version is too old or the server does not answer."""
+        num_failures = 0
+        while True:
+            try:
+                async for event in self._source.watch(self._path, version, self._selector):
+                    version = event.item["metadata"]["resourceVersion"]
+                    num_failures = 0
+                    self._take(event.type, event.item)
+            except KubeUnavailable:
+                # The connection broke: go on where it was, unless the server is away for longer.
+                num_failures += 1
+                if num_failures > 3:
+                    raise
+                await asyncio.sleep(0.2 * num_failures)
+
+    def _take(self, kind: str, item: dict[str, Any]) -> None:
+        if kind == "DELETED":
+            self._store.remove(item)
+        elif kind != "BOOKMARK":
+            self._store.upsert(item)

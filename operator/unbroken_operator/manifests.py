@@ -1,0 +1,171 @@
+"""Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
+
+import base64
+import hashlib
+from typing import Any
+
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import settings_to_json
+from unbroken_operator import layout
+from unbroken_operator.models import Model, Spec
+
+Manifest = dict[str, Any]
+
+
+def settings_digest(settings: JobSettings) -> str:
+    """Return a short name of the settings: a rendezvous pod with another one is replaced."""
+    return hashlib.sha256(settings_to_json(settings).encode()).hexdigest()[:16]
+
+
+def object_metadata(settings: JobSettings, name: str, component: str) -> Manifest:
+    """Return the metadata that every object of the job bears."""
+    return {
+        "name": name,
+        "namespace": settings.namespace,
+        "labels": {layout.JOB_LABEL: settings.job, layout.COMPONENT_LABEL: component},
+        "ownerReferences": [owner_reference(settings.job, settings.uid)],
+    }
+
+
+def owner_reference(name: str, uid: str) -> Manifest:
+    """Return the reference that makes the API server remove an object with its job."""
+    return {
+        "apiVersion": layout.API_VERSION,
+        "kind": layout.KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def secret(settings: JobSettings, token: str) -> Manifest:
+    """Return the Secret with the job's token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
+        "type": "Opaque",
+        "data": {layout.TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+    }
+
+
+def service(settings: JobSettings) -> Manifest:
+    """Return the Service that agents reach the rendezvous by."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
+        "spec": {
+            "selector": {layout.JOB_LABEL: settings.job, layout.COMPONENT_LABEL: layout.RENDEZVOUS},
+            # Agents may come before the probes have passed, and the rendezvous must be reachable while it starts.
+            "publishNotReadyAddresses": True,
+            "ports": [
+                _service_port("rendezvous", layout.API_PORT),
+                _service_port("metrics", layout.METRICS_PORT),
+            ],
+        },
+    }
+
+
+def rendezvous_pod(spec: Spec, settings: JobSettings, ordinal: int, default_image: str) -> Manifest:
+    """Return the nth rendezvous pod of the job."""
+    metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
+    metadata["annotations"] = {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
+    rendezvous = spec.rendezvous
+    probe = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
+    container: Manifest = {
+        "name": layout.RENDEZVOUS,
+        "image": rendezvous.image or spec.sidecar.image or default_image,
+        "command": ["python", "-m", "unbroken.rendezvous"],
+        "env": [
+            *downward_variables(),
+            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
+            variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
+            variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
+        ],
+        "ports": [
+            {"name": "rendezvous", "containerPort": layout.API_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": layout.METRICS_PORT, "protocol": "TCP"},
+        ],
+        "volumeMounts": [token_mount()],
+        "readinessProbe": {**probe, "periodSeconds": 2},
+        "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
+        "securityContext": container_security(is_root_pod=False),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", rendezvous.resources),
+    }
+    pod: Manifest = {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [token_volume(settings)],
+    }
+    if rendezvous.node_selector:
+        pod["nodeSelector"] = dict(rendezvous.node_selector)
+    if rendezvous.tolerations:
+        pod["tolerations"] = [
+            item.model_dump(by_alias=True, exclude_none=True, mode="json") for item in rendezvous.tolerations
+        ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def variable(name: str, value: str) -> Manifest:
+    """Return one environment variable."""
+    return {"name": name, "value": value}
+
+
+def downward_variables() -> list[Manifest]:
+    """Return the variables with which a container knows its pod."""
+    paths = {
+        "UNBROKEN_POD": "metadata.name",
+        "UNBROKEN_POD_UID": "metadata.uid",
+        "UNBROKEN_NODE": "spec.nodeName",
+        "UNBROKEN_POD_IP": "status.podIP",
+    }
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+        for name, path in paths.items()
+    ]
+
+
+def token_volume(settings: JobSettings) -> Manifest:
+    """Return the volume with the job's token."""
+    return {
+        "name": layout.TOKEN_VOLUME,
+        "secret": {"secretName": layout.rendezvous_name(settings.job), "defaultMode": 0o444},
+    }
+
+
+def token_mount() -> Manifest:
+    """Return the mount of the job's token."""
+    return {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_PATH, "readOnly": True}
+
+
+def container_security(is_root_pod: bool) -> Manifest:
+    """Return the security context of our own containers; `is_root_pod`: the template runs the whole pod as root."""
+    context: Manifest = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return context if is_root_pod else {**context, "runAsNonRoot": True}
+
+
+def sidecar_pull_policy(spec: Spec) -> Manifest:
+    """Return the pull policy of our containers as a part of a container."""
+    policy = spec.sidecar.image_pull_policy
+    return {} if policy is None else {"imagePullPolicy": policy.value}
+
+
+def dumped(key: str, model: Model | None) -> Manifest:
+    """Return a model as a part of a manifest, nothing when there is none."""
+    return {} if model is None else {key: model.model_dump(by_alias=True, exclude_none=True, mode="json")}
+
+
+def _service_port(name: str, port: int) -> Manifest:
+    return {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}

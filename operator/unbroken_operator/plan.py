@@ -1,0 +1,245 @@
+"""Pure: from one snapshot to the actions that bring the cluster closer to what the job wants.
+
+    Observation to the rendezvous      it is on the recovery path, so it goes first
+    Events                             before the status that says that they were told
+    status                             reserves the ordinals of the pods that follow
+    Secret, Service, rendezvous, pods  created in the order in which they need each other
+    deletions, labels
+
+Doing the actions again, or stopping after any of them and planning anew, ends in the same state.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unbroken_core.reasons import Role
+from unbroken_operator import layout
+from unbroken_operator.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    Decision,
+    DeletePod,
+    PatchPod,
+    PostEvent,
+    PushObservation,
+    WriteStatus,
+)
+from unbroken_operator.admission import Accepted, Refused, admit
+from unbroken_operator.assessment import Assessment, assess, observation
+from unbroken_operator.events import events
+from unbroken_operator.manifests import rendezvous_pod, service
+from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.status import Ordinals, next_status, status_patch
+from unbroken_operator.training_pods import training_pod
+
+MAX_RETRY_S = 300.0
+
+
+@dataclass(frozen=True)
+class _Objects:
+    """Actions on objects, and the ordinals that stay free after them."""
+
+    actions: tuple[Action, ...]
+    ordinals: Ordinals
+    check_after_s: float | None = None
+
+
+def plan(snapshot: Snapshot) -> Decision:
+    """Return what to do next; no actions once everything is as it should be."""
+    if snapshot.job["metadata"].get("deletionTimestamp"):
+        return Decision(())
+    verdict = admit(snapshot.job)
+    ordinals = _free_ordinals(snapshot)
+    if isinstance(verdict, Refused):
+        status = next_status(snapshot, verdict, None, ordinals)
+        return Decision(tuple(_words(snapshot, status)))
+    assessment = assess(snapshot, verdict.settings)
+    objects = _objects(snapshot, verdict, assessment, ordinals)
+    status = next_status(snapshot, verdict, assessment, objects.ordinals)
+    push = _push(snapshot, verdict, assessment)
+    return Decision((*push, *_words(snapshot, status), *objects.actions), objects.check_after_s)
+
+
+def retry_delay_s(num_failures: int) -> float:
+    """Return how long to wait after so many failures in a row: 2, 8, 32, 128, then 300 seconds."""
+    return 0.0 if num_failures == 0 else min(2.0 * 4.0 ** min(num_failures - 1, 8), MAX_RETRY_S)
+
+
+def _words(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
+    for manifest in events(snapshot, status):
+        yield PostEvent(manifest)
+    patch = status_patch(snapshot.status, status)
+    if patch:
+        yield WriteStatus(patch)
+
+
+def _push(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    pod, report, memory = assessment.rendezvous, snapshot.report, snapshot.memory
+    if pod is None or report is None or not snapshot.is_reachable or snapshot.report_from != pod.uid:
+        return
+    if assessment.outcome is not None:
+        return
+    seen = observation(snapshot, assessment, verdict.settings)
+    if (memory.sent_to, memory.sent_generation, memory.sent) != (pod.uid, report.generation, seen):
+        yield PushObservation(pod.uid, report.generation, seen)
+
+
+def _free_ordinals(snapshot: Snapshot) -> Ordinals:
+    """Return the lowest ordinals that were never used, as far as status and pods tell."""
+    pods = [pod.ordinal for pod in snapshot.pods if pod.component == layout.TRAINER]
+    rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
+    return Ordinals(
+        pod=max([snapshot.status.get("nextPodOrdinal") or 0, *(ordinal + 1 for ordinal in pods)]),
+        rendezvous=max([snapshot.status.get("nextRendezvousOrdinal") or 0, *(ordinal + 1 for ordinal in rendezvous)]),
+    )
+
+
+def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free: Ordinals) -> _Objects:
+    if assessment.outcome is not None:
+        return _after_the_end(snapshot, assessment, free)
+    if foreign_objects(snapshot):
+        return _Objects((), free, check_after_s=5.0)
+    actions: list[Action] = []
+    if snapshot.secret is None:
+        actions.append(CreateSecret())
+    if snapshot.service is None:
+        actions.append(CreateService(service(verdict.settings)))
+    wait_s = _hold_off_s(snapshot)
+    num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
+    needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
+    image = snapshot.options.sidecar_image
+    if needs_rendezvous:
+        actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image)))
+    roles = _roles_of_new_pods(verdict, assessment, num_missing)
+    is_native = snapshot.options.has_native_sidecars
+    actions += [
+        CreatePod(training_pod(verdict.spec, verdict.settings, free.pod + index, role, image, is_native))
+        for index, role in enumerate(roles)
+    ]
+    actions += _deletions(snapshot, verdict, assessment)
+    actions += _stamps(verdict, assessment)
+    ordinals = Ordinals(free.pod + num_missing, free.rendezvous + (1 if needs_rendezvous else 0))
+    checks = [wait for wait in (wait_s, _force_wait_s(snapshot, assessment)) if wait > 0]
+    return _Objects(tuple(actions), ordinals, min(checks, default=None))
+
+
+def foreign_objects(snapshot: Snapshot) -> list[str]:
+    """Return the Secret and Service that bear our names but belong to someone else."""
+    named = (("Secret", snapshot.secret), ("Service", snapshot.service))
+    return [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
+
+
+def _num_missing(verdict: Accepted, assessment: Assessment) -> int:
+    return max(0, verdict.settings.replicas + verdict.settings.spares - len(assessment.alive))
+
+
+def _hold_off_s(snapshot: Snapshot) -> float:
+    memory = snapshot.memory
+    early = retry_delay_s(memory.num_early_failures) - memory.since_failure_s
+    return max(0.0, early, _refusal_wait_s(snapshot))
+
+
+def _refusal_wait_s(snapshot: Snapshot) -> float:
+    memory = snapshot.memory
+    return max(0.0, retry_delay_s(min(3, len(memory.refusals))) - memory.since_refusal_s)
+
+
+def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: int) -> list[Role]:
+    roles = [assessment.role(pod) for pod in assessment.alive]
+    num_active = roles.count(Role.ACTIVE)
+    has_run = assessment.report is not None and assessment.report.iteration >= 0
+    if has_run and Role.SPARE in roles:
+        # The spare is about to be promoted, so that what is missing is a spare.
+        num_active += roles.count(Role.SPARE)
+    wanted = max(0, verdict.settings.replicas - num_active)
+    return [Role.ACTIVE if index < wanted else Role.SPARE for index in range(num_missing)]
+
+
+def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    for pod in assessment.stale_rendezvous:
+        if not pod.is_deleting:
+            yield DeletePod(pod.name, pod.uid, "another rendezvous takes over")
+    yield from _forced(snapshot, assessment)
+    trainers = snapshot.trainers()
+    for pod in trainers:
+        if pod.uid in assessment.lost and not pod.is_deleting:
+            yield DeletePod(pod.name, pod.uid, f"node {pod.node} is lost")
+    yield from _old_failures(snapshot, trainers)
+    yield from _surplus(verdict, assessment)
+
+
+def _forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:
+    for pod in _terminating_on_dead_nodes(snapshot, assessment):
+        if snapshot.memory.lost_for_s.get(pod.uid, 0.0) >= snapshot.options.force_delete_after_s:
+            yield DeletePod(pod.name, pod.uid, f"node {pod.node} does not come back", is_forced=True)
+
+
+def _force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
+    waits = [
+        snapshot.options.force_delete_after_s - snapshot.memory.lost_for_s.get(pod.uid, 0.0)
+        for pod in _terminating_on_dead_nodes(snapshot, assessment)
+    ]
+    return max(min(waits, default=0.0), 0.0)
+
+
+def _terminating_on_dead_nodes(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
+    owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+    return [pod for pod in owned if pod.is_deleting and pod.uid in assessment.lost]
+
+
+def _old_failures(snapshot: Snapshot, trainers: tuple[PodView, ...]) -> Iterator[Action]:
+    failed = sorted(
+        (pod for pod in trainers if pod.phase == "Failed" and not pod.is_deleting), key=lambda pod: pod.ordinal
+    )
+    for pod in failed[: max(0, len(failed) - snapshot.options.kept_failed_pods)]:
+        yield DeletePod(pod.name, pod.uid, "newer failed pods are kept instead")
+
+
+def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    """Delete what is too much after scaling down: pods without work first, an active pod never while the job runs."""
+    num_surplus = len(assessment.alive) - verdict.settings.replicas - verdict.settings.spares
+    if num_surplus <= 0:
+        return
+    has_run = assessment.report is not None and assessment.report.iteration >= 0
+    candidates = [pod for pod in assessment.alive if not has_run or assessment.role(pod) is Role.SPARE]
+    order = sorted(candidates, key=lambda pod: (assessment.role(pod) is Role.ACTIVE, pod.is_ready, -pod.ordinal))
+    for pod in order[:num_surplus]:
+        yield DeletePod(pod.name, pod.uid, "the job wants fewer pods")
+
+
+def _stamps(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    names = [layer.name for layer in verdict.settings.layers]
+    for pod in assessment.alive:
+        role = assessment.role(pod).value
+        labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
+        annotations = {}
+        if names and pod.node in assessment.domains:
+            topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
+            annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
+        if (labels or annotations) and not pod.is_terminal:
+            yield PatchPod(pod.name, labels, annotations)
+
+
+def _after_the_end(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> _Objects:
+    """Keep what has ended for its logs; end what would wait for ever."""
+    if not assessment.is_outcome_recorded:
+        return _Objects((), free)
+    linger_s = snapshot.options.linger_s - snapshot.memory.finished_for_s
+    actions: list[Action] = []
+    is_anyone_left = False
+    for pod in snapshot.trainers():
+        if pod.is_terminal or pod.is_deleting:
+            continue
+        if pod.phase == "Pending" or linger_s <= 0:
+            actions.append(DeletePod(pod.name, pod.uid, "the job is over"))
+        else:
+            is_anyone_left = True
+    if not is_anyone_left:
+        actions += [
+            DeletePod(pod.name, pod.uid, "the job is over") for pod in snapshot.rendezvous_pods() if not pod.is_deleting
+        ]
+    actions += _forced(snapshot, assessment)
+    return _Objects(tuple(actions), free, linger_s if is_anyone_left else None)

@@ -1,0 +1,253 @@
+"""What the operator sees of one job: small frozen views of the API server's objects, and the snapshot of all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.reasons import Reason
+from unbroken_operator import layout
+
+TERMINAL_PHASES = ("Failed", "Succeeded")
+
+_WAITING_REASONS = {
+    "ErrImagePull": Reason.IMAGE_PULL_FAILED,
+    "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
+    "InvalidImageName": Reason.IMAGE_PULL_FAILED,
+    "ErrImageNeverPull": Reason.IMAGE_PULL_FAILED,
+    "CreateContainerConfigError": Reason.CONTAINER_NOT_STARTED,
+    "CreateContainerError": Reason.CONTAINER_NOT_STARTED,
+    "RunContainerError": Reason.CONTAINER_NOT_STARTED,
+    "CrashLoopBackOff": Reason.CONTAINER_NOT_STARTED,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a pod does not come up."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of a job."""
+
+    name: str
+    uid: str
+    owner_uid: str
+    """Uid of the controller; "" for none."""
+    component: str
+    role: str
+    """Value of the role label."""
+    ordinal: int
+    node: str
+    phase: str
+    ip: str
+    is_deleting: bool
+    is_ready: bool
+    settings: str
+    """Digest of the settings that a rendezvous pod runs with."""
+    topology: str
+    """The topology annotation as it is."""
+    problem: Problem | None = None
+    end: str = ""
+    """How the containers of a failed pod ended, for people."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether all containers have ended for good."""
+        return self.phase in TERMINAL_PHASES
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node."""
+
+    name: str
+    labels: Mapping[str, str]
+    is_ready: bool
+
+
+@dataclass(frozen=True)
+class ObjectView:
+    """A Secret or Service of which only the owner matters."""
+
+    name: str
+    uid: str
+    owner_uid: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A write that the API server refused for good: quota, admission, a template that it finds invalid."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """What the plan needs to know about the operator itself."""
+
+    sidecar_image: str
+    has_native_sidecars: bool = True
+    force_delete_after_s: float = 30.0
+    """A pod that is being deleted on a dead node is forced away after this."""
+    linger_s: float = 60.0
+    """Pods that still run so long after the job's end are deleted."""
+    kept_failed_pods: int = 5
+    """Failed pods that stay for their logs."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the operator remembers between two snapshots; losing it costs time, never correctness."""
+
+    sent_to: str = ""
+    """Uid of the rendezvous pod that took the last Observation."""
+    sent_generation: int = 0
+    sent: Observation | None = None
+    lost_for_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since a deleted pod was first seen on a dead node, by uid."""
+    finished_for_s: float = 0.0
+    num_early_failures: int = 0
+    """Pods that failed one after the other without ever joining."""
+    since_failure_s: float = 0.0
+    refusals: tuple[Refusal, ...] = ()
+    since_refusal_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a plan depends on."""
+
+    job: Mapping[str, Any]
+    """The ResilientTrainingJob object."""
+    pods: tuple[PodView, ...]
+    """Every pod that bears the job's label, sorted by name; some may belong to an earlier job of that name."""
+    nodes: Mapping[str, NodeView]
+    secret: ObjectView | None
+    service: ObjectView | None
+    now: str
+    """Wall-clock time, RFC 3339 UTC."""
+    options: OperatorOptions
+    report: JobStatus | None = None
+    """The last report of the rendezvous."""
+    report_from: str = ""
+    """Uid of the rendezvous pod that it came from."""
+    is_reachable: bool = False
+    """Whether the last attempt to reach the rendezvous worked."""
+    unreachable_because: str = ""
+    memory: Memory = Memory()
+
+    @property
+    def uid(self) -> str:
+        """Uid of the job."""
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """Status as it is stored."""
+        return self.job.get("status") or {}
+
+    def trainers(self) -> tuple[PodView, ...]:
+        """Training pods of this very job."""
+        return self._owned(layout.TRAINER)
+
+    def rendezvous_pods(self) -> tuple[PodView, ...]:
+        """Rendezvous pods of this very job."""
+        return self._owned(layout.RENDEZVOUS)
+
+    def _owned(self, component: str) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.pods if pod.component == component and pod.owner_uid == self.uid)
+
+
+def controller_uid(item: Mapping[str, Any]) -> str:
+    """Return the uid of an object's controller, "" when it has none."""
+    for reference in item["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return str(reference["uid"])
+    return ""
+
+
+def object_view(item: Mapping[str, Any]) -> ObjectView:
+    """Read a Secret or Service."""
+    return ObjectView(item["metadata"]["name"], item["metadata"]["uid"], controller_uid(item))
+
+
+def node_view(item: Mapping[str, Any]) -> NodeView:
+    """Read a Node."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    return NodeView(item["metadata"]["name"], dict(item["metadata"].get("labels") or {}), is_ready)
+
+
+def pod_view(item: Mapping[str, Any]) -> PodView:
+    """Read a Pod."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    annotations = metadata.get("annotations") or {}
+    phase = status.get("phase") or "Pending"
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_uid=controller_uid(item),
+        component=labels.get(layout.COMPONENT_LABEL, ""),
+        role=labels.get(layout.ROLE_LABEL, ""),
+        ordinal=layout.pod_ordinal(metadata["name"]),
+        node=spec.get("nodeName") or "",
+        phase=phase,
+        ip=status.get("podIP") or "",
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        is_ready=_is_true(status, "Ready"),
+        settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
+        topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        problem=None if phase in TERMINAL_PHASES else _problem(status),
+        end=_end(status) if phase == "Failed" else "",
+    )
+
+
+def _is_true(status: Mapping[str, Any], kind: str) -> bool:
+    return any(item["type"] == kind and item["status"] == "True" for item in status.get("conditions") or ())
+
+
+def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _problem(status: Mapping[str, Any]) -> Problem | None:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Problem(Reason.UNSCHEDULABLE, _shorten(condition.get("message") or condition.get("reason") or ""))
+    for container in _container_statuses(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = _WAITING_REASONS.get(waiting.get("reason", ""))
+        if reason is not None:
+            text = f"container {container['name']}: {waiting['reason']}: {waiting.get('message', '')}"
+            return Problem(reason, _shorten(text.rstrip(": ")))
+    return None
+
+
+def _end(status: Mapping[str, Any]) -> str:
+    if status.get("reason"):
+        return _shorten(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
+    for container in _container_statuses(status):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            details = f"{ended.get('reason', '')} {ended.get('message', '')}".strip()
+            return _shorten(
+                f"container {container['name']} ended with exit code {ended['exitCode']} {details}".rstrip()
+            )
+    return "no container says why"
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:397]}..."

@@ -1,0 +1,180 @@
+"""Pure: the status of a job, from what is stored, what the rendezvous reports and what the API server shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.messages import JobStatus, Recovery
+from unbroken_core.reasons import JobPhase, Role
+from unbroken_operator import layout
+from unbroken_operator.admission import Accepted, Refused, accepted_facts
+from unbroken_operator.assessment import Assessment
+from unbroken_operator.conditions import findings, merge_conditions
+from unbroken_operator.snapshot import Snapshot
+from unbroken_operator.status_models import MAX_HISTORY, State
+
+_STATES = {
+    JobPhase.FORMING: State.FORMING,
+    JobPhase.RUNNING: State.RUNNING,
+    JobPhase.INTERRUPTED: State.RECOVERING,
+    JobPhase.PLANNED: State.RECOVERING,
+    JobPhase.COMPLETE: State.COMPLETE,
+    JobPhase.FAILED: State.FAILED,
+}
+_NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """Numbers of the next pods."""
+
+    pod: int
+    rendezvous: int
+
+
+def next_status(
+    snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None, ordinals: Ordinals
+) -> dict[str, Any]:
+    """Return the whole status as it should be stored."""
+    status = dict(snapshot.status)
+    generation = snapshot.job["metadata"].get("generation") or 0
+    status["observedGeneration"] = generation
+    status["conditions"] = merge_conditions(
+        status.get("conditions") or (), findings(snapshot, verdict, assessment), generation, snapshot.now
+    )
+    report = snapshot.report
+    if isinstance(verdict, Accepted):
+        status.setdefault("accepted", accepted_facts(verdict.spec))
+        status["nextPodOrdinal"] = ordinals.pod
+        status["nextRendezvousOrdinal"] = ordinals.rendezvous
+        status["selector"] = (
+            f"{layout.JOB_LABEL}={snapshot.name},{layout.COMPONENT_LABEL}={layout.TRAINER},"
+            f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
+        )
+    if assessment is not None:
+        status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
+    if report is not None and snapshot.report_from:
+        status |= _mirrored(snapshot.status, report, snapshot.report_from)
+    status["state"] = _state(status, report, verdict).value
+    return status
+
+
+def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
+
+    ETTR moves all the time, so that it is written together with something else only.
+    """
+    patch = _difference(before, after)
+    return {} if set(patch) <= {"ettr"} else patch
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        seen = before.get(key)
+        if isinstance(value, dict) and isinstance(seen, dict):
+            inner = _difference(seen, value)
+            if inner:
+                patch[key] = inner
+        elif value != seen:
+            patch[key] = value
+    return patch
+
+
+def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: Accepted | Refused) -> State:
+    held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
+    if "Complete" in held:
+        return State.COMPLETE
+    if "Failed" in held:
+        return State.FAILED
+    if isinstance(verdict, Refused):
+        return State.INVALID
+    if report is None:
+        stored = status.get("state")
+        is_known = stored in (State.RUNNING.value, State.RECOVERING.value)
+        return State(stored) if is_known else State.FORMING
+    if report.phase is JobPhase.PLANNED and not report.recoveries:
+        return State.FORMING
+    return _STATES[report.phase]
+
+
+def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str) -> dict[str, Any]:
+    earlier = _earlier_restarts(before, report, pod_uid)
+    by_rung = _sum(earlier["byRung"], report.restarts_by_rung)
+    result: dict[str, Any] = {
+        "iteration": report.iteration,
+        "ranks": {"active": report.world_size, "spare": report.spare_ranks, "lost": report.lost_ranks},
+        "restarts": {
+            "total": sum(by_rung.values()),
+            "byRung": by_rung,
+            "byCause": _sum(earlier["byCause"], report.restarts_by_cause),
+        },
+        "rendezvous": {"podUid": pod_uid, "generation": report.generation, "earlier": earlier},
+    }
+    if report.ettr is not None:
+        result["ettr"] = round(report.ettr, 4)
+    if report.recoveries:
+        last = report.recoveries[-1]
+        result["lastInterruption"] = _interruption(last)
+        ended = [item for item in report.recoveries if item.ended_at]
+        if ended:
+            result["lastRecovery"] = _record(ended[-1], report.generation)
+        result["history"] = _history(before.get("history") or (), report)
+    return result
+
+
+def _earlier_restarts(before: Mapping[str, Any], report: JobStatus, pod_uid: str) -> dict[str, Any]:
+    """Return the recoveries that other coordinators counted: each starts to count at zero."""
+    stored = before.get("rendezvous")
+    if stored is None:
+        return _NO_RESTARTS
+    if (stored["podUid"], stored["generation"]) == (pod_uid, report.generation):
+        return dict(stored["earlier"])
+    return dict(before.get("restarts") or _NO_RESTARTS)
+
+
+def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}
+
+
+def _interruption(recovery: Recovery) -> dict[str, Any]:
+    return _without_none(
+        {
+            "time": recovery.started_at,
+            "cause": recovery.cause.value,
+            "rank": recovery.rank,
+            "pod": recovery.pod,
+            "node": recovery.node,
+            "domain": recovery.domain,
+            "detail": recovery.detail[:2000],
+        }
+    )
+
+
+def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
+    return _without_none(
+        {
+            "generation": generation,
+            "number": recovery.number,
+            "cause": recovery.cause.value,
+            "rung": recovery.rung.value,
+            "rank": recovery.rank,
+            "pod": recovery.pod,
+            "node": recovery.node,
+            "replacedBy": list(recovery.replaced_by[:64]),
+            "iteration": max(recovery.iteration_after, 0),
+            "startedAt": recovery.started_at,
+            "endedAt": recovery.ended_at or None,
+            "seconds": {phase: round(seconds, 4) for phase, seconds in recovery.phase_s.items()},
+        }
+    )
+
+
+def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
+    records = {(item["generation"], item["number"]): dict(item) for item in stored}
+    records |= {(report.generation, item.number): _record(item, report.generation) for item in report.recoveries}
+    return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
+
+
+def _without_none(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if value is not None}

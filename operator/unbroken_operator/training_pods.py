@@ -1,0 +1,168 @@
+"""Pure: a training pod, made from the user's template.
+
+The user's containers stay as they are, but for the first one's command, which the launcher starts, and its
+environment and mounts. An agent, an install container and three volumes are added.
+"""
+
+import copy
+from pathlib import PurePosixPath
+from typing import Any
+
+from unbroken_core.reasons import Role
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import settings_to_json
+from unbroken_operator import layout
+from unbroken_operator.manifests import (
+    Manifest,
+    container_security,
+    downward_variables,
+    dumped,
+    object_metadata,
+    sidecar_pull_policy,
+    token_mount,
+    token_volume,
+    variable,
+)
+from unbroken_operator.models import SidecarMode, Spec, Spread
+
+
+def training_pod(
+    spec: Spec, settings: JobSettings, ordinal: int, role: Role, default_image: str, has_native_sidecars: bool
+) -> Manifest:
+    """Return the nth training pod of the job."""
+    template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
+    pod = copy.deepcopy(template["spec"])
+    containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
+    is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
+    image = spec.sidecar.image or default_image
+    init_containers = [_install_container(spec, image, is_root_pod)]
+    agent = _agent_container(spec, settings, image, is_root_pod)
+    if (
+        has_native_sidecars and spec.sidecar.mode is not SidecarMode.CONTAINER
+    ) or spec.sidecar.mode is SidecarMode.NATIVE:
+        init_containers.append({**agent, "restartPolicy": "Always"})
+    else:
+        containers.append(agent)
+    pod |= {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
+        "containers": containers,
+        "initContainers": [*init_containers, *pod.get("initContainers", [])],
+        "volumes": [*pod.get("volumes", []), *_volumes(settings)],
+        "affinity": with_affinity(pod.get("affinity") or {}, spec, settings.job, role),
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(template, settings, ordinal, role), "spec": pod}
+
+
+def with_affinity(affinity: Manifest, spec: Spec, job: str, role: Role) -> Manifest:
+    """Return the user's affinity and our preferences: active pods close together, spares in different domains."""
+    labels = [layer.label for layer in spec.topology.layers]
+    kind = "podAffinity"
+    if role is Role.SPARE:
+        kind = "podAntiAffinity"
+        labels = [*labels, layout.HOSTNAME_LABEL] if layout.HOSTNAME_LABEL not in labels else labels
+        if spec.spares.spread is Spread.ANYWHERE:
+            labels = []
+    if not labels:
+        return affinity
+    selector = {"matchLabels": {layout.JOB_LABEL: job, layout.ROLE_LABEL: role.value}}
+    # The innermost domain matters most: it is the fastest link, and the smallest loss.
+    terms = [
+        {"weight": 10 * (index + 1), "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
+        for index, label in enumerate(labels)
+    ]
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    part = affinity.get(kind) or {}
+    return {**affinity, kind: {**part, key: [*(part.get(key) or []), *terms]}}
+
+
+def launched_command(command: list[str]) -> list[str]:
+    """Return the command under the launcher, which runs in the command's own interpreter when that is a Python."""
+    is_python = PurePosixPath(command[0]).name.startswith("python")
+    return [command[0] if is_python else "python3", "-m", "unbroken.launch", "--", *command]
+
+
+def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Role) -> Manifest:
+    metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
+    users = template.get("metadata") or {}
+    metadata["labels"] = {**(users.get("labels") or {}), **metadata["labels"], layout.ROLE_LABEL: role.value}
+    if users.get("annotations"):
+        metadata["annotations"] = users["annotations"]
+    return metadata
+
+
+def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings) -> Manifest:
+    ours = [
+        *downward_variables(),
+        variable("UNBROKEN_DIR", layout.RUN_PATH),
+        variable("UNBROKEN_RANKS_PER_POD", str(settings.ranks_per_pod)),
+    ]
+    if spec.logs is not None:
+        ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
+    mounts = [
+        {"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH, "readOnly": True},
+        {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
+    ]
+    return {
+        **container,
+        "command": launched_command(container["command"]),
+        # Ours come first, so that the user's variables may refer to them.
+        "env": [*ours, *_with_library_path(container.get("env") or [])],
+        "volumeMounts": [*(container.get("volumeMounts") or []), *mounts],
+    }
+
+
+def _with_library_path(variables: list[Manifest]) -> list[Manifest]:
+    result: list[Manifest] = []
+    path = layout.LIB_PATH
+    for item in variables:
+        if item.get("name") != "PYTHONPATH":
+            result.append(item)
+        elif "valueFrom" in item:
+            result.append({**item, "name": "UNBROKEN_USER_PYTHONPATH"})
+            path = f"{layout.LIB_PATH}:$(UNBROKEN_USER_PYTHONPATH)"
+        elif item.get("value"):
+            path = f"{layout.LIB_PATH}:{item['value']}"
+    return [*result, variable("PYTHONPATH", path)]
+
+
+def _install_container(spec: Spec, image: str, is_root_pod: bool) -> Manifest:
+    return {
+        "name": layout.INSTALL_CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "unbroken.install", layout.LIB_PATH],
+        "volumeMounts": [{"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH}],
+        "securityContext": container_security(is_root_pod),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", spec.sidecar.resources),
+    }
+
+
+def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod: bool) -> Manifest:
+    service = layout.rendezvous_name(settings.job)
+    return {
+        "name": layout.AGENT_CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "unbroken.agent"],
+        "env": [
+            *downward_variables(),
+            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
+            variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.AGENT_METRICS_PORT}"),
+            variable("UNBROKEN_RENDEZVOUS_URL", f"http://{service}.{settings.namespace}.svc:{layout.API_PORT}"),
+            variable("UNBROKEN_DIR", layout.RUN_PATH),
+        ],
+        "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, token_mount()],
+        "securityContext": container_security(is_root_pod),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", spec.sidecar.resources),
+    }
+
+
+def _volumes(settings: JobSettings) -> list[dict[str, Any]]:
+    return [
+        {"name": layout.LIB_VOLUME, "emptyDir": {}},
+        {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        token_volume(settings),
+    ]
