@@ -99,11 +99,13 @@ def connect() -> torch.device:
 
 
 @inprocess.Wrapper()  # (1)
-def train(options: argparse.Namespace, call: inprocess.CallWrapper) -> None:
+def train(
+    options: argparse.Namespace, data: tuple[Tensor, Tensor, Tensor, Tensor], call: inprocess.CallWrapper
+) -> None:
     """Train from the newest checkpoint to the last step. Runs once an iteration on each active rank."""
     device = connect()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    images, labels, test_images, test_labels = (data.to(device) for data in load_data())
+    images, labels, test_images, test_labels = (item.to(device) for item in data)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
@@ -207,4 +209,4 @@ def parse_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    train(parse_options())
+    train(parse_options(), load_data())

@@ -1,0 +1,61 @@
+"""What each package imports is what its extra installs, and what the workplace of a developer needs is all there."""
+
+import ast
+import sys
+from importlib.metadata import distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+OURS = {"unbroken", "unbroken_core", "unbroken_operator", "unbroken_local"}
+
+
+def imported_names(folder: Path) -> set[str]:
+    """Return the top-level names of all absolute imports below a folder, ours and the standard library's left out."""
+    names: set[str] = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - OURS
+
+
+def declared(extra: str) -> set[str]:
+    """Return the canonical names of the distributions that an extra asks for itself."""
+    found = [Requirement(text) for text in distribution("unbroken").requires or []]
+    return {canonicalize_name(item.name) for item in found if item.marker and item.marker.evaluate({"extra": extra})}
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        pytest.param("core/unbroken_core", set(), id="core: nothing"),
+        pytest.param("sidecar/unbroken/inprocess", {"torch"}, id="worker library: torch"),
+        pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
+        pytest.param("sidecar/unbroken", {"torch", *declared("sidecar")}, id="sidecar: its extra"),
+        pytest.param("operator/unbroken_operator", declared("operator"), id="operator: its extra"),
+        pytest.param("local/unbroken_local", declared("local"), id="local: its extra"),
+    ],
+)
+def test_package_imports_only_what_its_extra_installs(folder: str, allowed: set[str]) -> None:
+    providers = packages_distributions()
+    unknown = {
+        name
+        for name in imported_names(ROOT / folder)
+        if allowed.isdisjoint({canonicalize_name(provider) for provider in providers.get(name, [name])})
+    }
+    assert unknown == set()
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_operator_folder_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
