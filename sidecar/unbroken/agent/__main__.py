@@ -1,0 +1,29 @@
+"""`python -m unbroken.agent`: the process of a pod's sidecar."""
+
+import asyncio
+import logging
+import sys
+
+from unbroken.agent.config import read_config
+from unbroken.agent.shell import Agent
+from unbroken_core.errors import InputError
+
+
+async def _run() -> int:
+    config = read_config()
+    config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return await Agent(config).run()
+
+
+def main() -> int:
+    """Run the agent; return 0 after the job's end, 2 for bad input."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s unbroken.agent: %(message)s")
+    try:
+        return asyncio.run(_run())
+    except InputError as error:
+        print(f"unbroken.agent: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

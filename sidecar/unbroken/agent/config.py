@@ -1,0 +1,57 @@
+"""What an agent is told by its environment; the only place of this package that reads it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.exposition import split_address
+from unbroken_core.errors import InputError
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import settings_from_json
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Everything that an agent needs to start."""
+
+    settings: JobSettings
+    token_file: Path
+    rendezvous_url: str
+    metrics_listen: tuple[str, int] | None
+    """None: no metrics are served."""
+    pod: str
+    pod_uid: str
+    node: str
+    pod_ip: str
+    domains: tuple[str, ...]
+    directory: Path
+
+
+def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
+    """Read the environment. Raises InputError that names the variable."""
+    source = os.environ if environment is None else environment
+
+    def want(name: str) -> str:
+        value = source.get(name, "")
+        if not value:
+            raise InputError(f"{name}: want a value in the environment, got nothing")
+        return value
+
+    url = want("UNBROKEN_RENDEZVOUS_URL")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"UNBROKEN_RENDEZVOUS_URL: want http://host:port, got {url!r}")
+    listen = source.get("UNBROKEN_METRICS_LISTEN", "")
+    domains = source.get("UNBROKEN_DOMAINS", "")
+    return AgentConfig(
+        settings=settings_from_json(want("UNBROKEN_SETTINGS")),
+        token_file=Path(want("UNBROKEN_TOKEN_FILE")),
+        rendezvous_url=url.rstrip("/"),
+        metrics_listen=split_address("UNBROKEN_METRICS_LISTEN", listen) if listen else None,
+        pod=want("UNBROKEN_POD"),
+        pod_uid=want("UNBROKEN_POD_UID"),
+        node=source.get("UNBROKEN_NODE", ""),
+        pod_ip=want("UNBROKEN_POD_IP"),
+        domains=tuple(domains.split("/")) if domains else (),
+        directory=Path(want("UNBROKEN_DIR")),
+    )

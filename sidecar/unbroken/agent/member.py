@@ -1,0 +1,356 @@
+"""One pod as its agent sees it, and what is to be said to whom. Pure: no clock, no socket; `step` is all there is.
+
+    launcher ──Processes──>  ┌────────┐  ──Hello, Report, Heartbeat──>  rendezvous
+             <──Spawn, End── │ Member │  <──Plan, Interrupt, Respawn──
+    worker ──WorkerReport──> │        │
+           <──Enter, Leave── └────────┘  <──stamps of the page, time
+
+Level, not edge: `take` only notes facts; `settle` compares what is with what should be and says what is missing, so
+that nothing depends on having seen a message. A place goes round like this (in brackets: jobs that restart processes):
+
+    STARTING ──attached [port held]──> READY ──Enter [Spawn]──> RUNNING ──returned [exit 0]──> COMPLETED
+       ^                                 ^                         │ fault, or iteration over: Leave [End]
+       │ Respawn                         └──────── READY ──── STOPPING ──not READY in hard - soft──> End
+      GONE <──────────────────────────────────────────────── process ended
+"""
+
+from dataclasses import replace
+
+from unbroken.agent.events import (
+    Action,
+    Connected,
+    Disconnected,
+    Event,
+    Exit,
+    HangUp,
+    LauncherAttached,
+    LauncherLost,
+    LauncherSaid,
+    Memory,
+    Remember,
+    RendezvousSaid,
+    TellRendezvous,
+    Terminated,
+    Ticked,
+    WorkerAttached,
+    WorkerLost,
+    WorkerSaid,
+)
+from unbroken.agent.orders import Orders, Standing
+from unbroken.agent.place import Place, in_process_state, process_state
+from unbroken.agent.suspicion import note_hangs
+from unbroken_core.errors import assert_never
+from unbroken_core.messages import (
+    PROTOCOL,
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    Plan,
+    Processes,
+    Refused,
+    RendezvousMessage,
+    Report,
+    Respawn,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.settings import JobSettings
+
+_ADOPTION_WAIT_S = 2.0
+"""So long an agent that was restarted waits for its pod's processes before it joins with what it has."""
+_REFUSED_RETRY_S = 5.0
+_LAST_WORD_S = 10.0
+"""Beyond every grace: an agent whose launcher does not go ends after this all the same."""
+
+
+class Member:
+    """The pure logic of one pod; not thread-safe. All times are monotonic seconds of one clock."""
+
+    def __init__(self, settings: JobSettings, identity: Hello, host: str, memory: Memory, now_s: float) -> None:
+        """`identity` is a Hello without state; `host` is the address at which this pod's ports are reached."""
+        self.settings = settings
+        self.identity = identity
+        self.host = host
+        self.places = [Place(rank) for rank in range(settings.ranks_per_pod)]
+        self.standing = Standing(memory.generation, memory.interrupted, memory.plan)
+        self.orders = Orders(settings, self.places, self.standing)
+        self.is_connected = False
+        self.is_welcome = False
+        self._memory = memory
+        self._planned = memory.planned
+        self._has_launcher = False
+        self._is_launcher_lost = False
+        self._is_launcher_leaving = False
+        self._is_terminated = False
+        self._is_hello_sent = False
+        self._seq = 0
+        self._interval_s = 1.0
+        self._said: tuple[WorkerState, ...] = ()
+        self._is_leaving_said = False
+        self._said_s = now_s
+        self._join_by_s = now_s + _ADOPTION_WAIT_S if memory.plan is not None else now_s
+        self._exit_by_s: float | None = None
+        self._hang_up: HangUp | None = None
+
+    # ------------------------------------------------------------------------------------------------------- queries
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the pod's ranks should move elsewhere."""
+        return self._is_terminated or self._is_launcher_leaving or self._is_launcher_lost
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """All workers of the pod as they are now, in local order."""
+        is_finished = self.standing.finish is not None
+        if self.settings.is_in_process:
+            return tuple(in_process_state(place, is_finished) for place in self.places)
+        return tuple(process_state(place, self.host, is_finished) for place in self.places)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `step` must be called with Ticked at the latest; None when nothing is due."""
+        due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
+        if self.is_welcome:
+            due.append(self._said_s + self._interval_s)
+        if self.is_connected and not self._is_hello_sent:
+            due.append(self._join_by_s)
+        if self._exit_by_s is not None:
+            due.append(self._exit_by_s)
+        return min(due, default=None)
+
+    # -------------------------------------------------------------------------------------------------------- events
+
+    def step(self, event: Event, now_s: float) -> list[Action]:
+        """Note one event and return all that is to be done now, in order."""
+        self.take(event, now_s)
+        return self.settle(now_s)
+
+    def take(self, event: Event, now_s: float) -> None:
+        """Note one event. Several may be taken before one `settle`."""
+        match event:
+            case LauncherAttached() | LauncherSaid() | LauncherLost():
+                self._take_launcher(event)
+            case WorkerAttached() | WorkerSaid() | WorkerLost():
+                self._take_worker(event)
+            case Connected() | RendezvousSaid() | Disconnected():
+                self._take_rendezvous(event)
+            case Ticked(slots=slots):
+                if slots is not None:
+                    note_hangs(self.places, self.workers, slots, now_s, self.settings.timeouts)
+            case Terminated():
+                self._is_terminated = True
+                self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _LAST_WORD_S
+            case _:
+                assert_never(event)
+
+    def _take_launcher(self, event: LauncherAttached | LauncherSaid | LauncherLost) -> None:
+        match event:
+            case LauncherAttached():
+                self._has_launcher, self._is_launcher_lost = True, False
+                self.orders.forget_launcher()
+            case LauncherSaid(message=processes):
+                self._hear_launcher(processes)
+            case LauncherLost():
+                self._has_launcher, self._is_launcher_lost = False, True
+                for place in self.places:
+                    if place.process is not None and place.is_alive:
+                        place.process = replace(place.process, exit_code=-9, error="the pod's launcher ended")
+            case _:
+                assert_never(event)
+
+    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost) -> None:
+        spoken = event.attach if isinstance(event, WorkerAttached) else event
+        place = self._place(spoken.local_rank, spoken.incarnation)
+        if place is None:
+            return
+        match event:
+            case WorkerAttached():
+                place.attach()
+            case WorkerSaid(message=report):
+                place.hear(report)
+            case WorkerLost():
+                place.is_attached = False
+            case _:
+                assert_never(event)
+
+    def _take_rendezvous(self, event: Connected | RendezvousSaid | Disconnected) -> None:
+        match event:
+            case Connected():
+                self.is_connected, self.is_welcome, self._is_hello_sent, self._seq = True, False, False, 0
+            case RendezvousSaid(message=message):
+                self._hear_rendezvous(message)
+            case Disconnected():
+                self.is_connected = self.is_welcome = self._is_hello_sent = False
+            case _:
+                assert_never(event)
+
+    def _place(self, local_rank: int, incarnation: int) -> Place | None:
+        """Return the place when this incarnation is the one that is wanted there."""
+        if not 0 <= local_rank < len(self.places) or self.places[local_rank].wanted != incarnation:
+            return None
+        return self.places[local_rank]
+
+    def _hear_launcher(self, message: Processes) -> None:
+        self._is_launcher_leaving = message.is_leaving
+        for state in message.processes:
+            if not 0 <= state.local_rank < len(self.places):
+                continue
+            place = self.places[state.local_rank]
+            if state.incarnation > place.wanted:
+                # This agent was restarted: the launcher knows better.
+                place.advance(state.incarnation)
+            place.process = state
+            if state.exit_code is not None and state.incarnation == place.wanted:
+                place.must_be_ready_by_s = None
+            self._recall(place)
+
+    def _recall(self, place: Place) -> None:
+        """Give a place its part of a plan that a former agent of the pod received."""
+        plan, rank = self.standing.plan, place.local_rank
+        if plan is None or place.part is not None or rank >= len(self._planned):
+            return
+        if self._planned[rank] != place.wanted:
+            return
+        place.part = next((part for part in plan.ranks if part.local_rank == rank), None)
+        if not self.settings.is_in_process and place.present is not None and place.part is not None:
+            place.entered = max(place.entered, plan.iteration)
+
+    def _hear_rendezvous(self, message: RendezvousMessage) -> None:
+        standing = self.standing
+        if isinstance(message, Refused):
+            self._hang_up = HangUp(f"refused by the rendezvous: {message.reason}", _REFUSED_RETRY_S)
+            return
+        if message.generation < standing.generation:
+            if isinstance(message, Welcome):
+                reason = f"generation: want at least {standing.generation}, got {message.generation}"
+                self._hang_up = HangUp(reason, _REFUSED_RETRY_S)
+            return
+        standing.generation = message.generation
+        self._obey(message)
+
+    def _obey(self, message: Welcome | Interrupt | Plan | Respawn | Finish) -> None:
+        standing = self.standing
+        match message:
+            case Welcome(heartbeat_interval_s=interval_s):
+                self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
+            case Interrupt(iteration=iteration):
+                if iteration > standing.interrupted:
+                    standing.interrupted, standing.interrupt = iteration, message
+            case Plan():
+                self._adopt(message)
+            case Respawn(places=wanted):
+                for local_rank, incarnation in wanted:
+                    place = self._place(local_rank, incarnation)
+                    if place is not None:
+                        place.advance(incarnation + 1)
+            case Finish():
+                standing.finish = message
+            case _:
+                assert_never(message)
+
+    def _adopt(self, plan: Plan) -> None:
+        """Take a plan unless it is older than the one in force; the same one again changes nothing."""
+        present = self.standing.plan
+        if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
+            return
+        is_same_iteration = present is not None and present.iteration == plan.iteration
+        self.standing.plan = plan
+        parts = {part.local_rank: part for part in plan.ranks}
+        for place in self.places:
+            if is_same_iteration and place.part is None:
+                # Confirmed by a new coordinator; a process that came later still has no part in it.
+                continue
+            place.part = parts.get(place.local_rank)
+        self._planned = tuple(place.wanted if place.part else -1 for place in self.places)
+
+    # ------------------------------------------------------------------------------------------------------- actions
+
+    def settle(self, now_s: float) -> list[Action]:
+        """Return what is missing between what is and what should be; a second call returns nothing."""
+        actions: list[Action] = []
+        if self._hang_up is not None:
+            actions.append(self._hang_up)
+            self._hang_up = None
+            self.is_connected = self.is_welcome = False
+        actions += self._remember()
+        actions += self.orders.issue(self.workers, self._has_launcher, now_s)
+        actions += self._speak(now_s)
+        actions += self._end(now_s)
+        return actions
+
+    def _remember(self) -> list[Action]:
+        standing = self.standing
+        memory = Memory(standing.generation, standing.interrupted, standing.plan, self._planned)
+        if memory == self._memory:
+            return []
+        self._memory = memory
+        return [Remember(memory)]
+
+    def _may_join(self, now_s: float) -> bool:
+        """Whether the pod is known well enough: a Hello that lacks running workers would make them look lost."""
+        if now_s >= self._join_by_s:
+            return True
+        if not self._has_launcher or any(place.process is None for place in self.places):
+            return False
+        is_waiting = self.settings.is_in_process
+        return not any(is_waiting and place.is_alive and place.worker is None for place in self.places)
+
+    def _speak(self, now_s: float) -> list[Action]:
+        if self.is_connected and not self._is_hello_sent:
+            return self._greet(now_s) if self._may_join(now_s) else []
+        if not self.is_welcome:
+            return []
+        workers = self.workers
+        has_news = _without_steps(workers) != _without_steps(self._said) or self.is_leaving != self._is_leaving_said
+        if not has_news and now_s < self._said_s + self._interval_s:
+            return []
+        self._seq += 1
+        self._said_s = now_s
+        if not has_news:
+            return [TellRendezvous(Heartbeat(self._seq, max(worker.step for worker in workers)))]
+        self._said, self._is_leaving_said = workers, self.is_leaving
+        return [TellRendezvous(Report(self._seq, workers, self.is_leaving))]
+
+    def _greet(self, now_s: float) -> list[Action]:
+        self._is_hello_sent = True
+        self._said, self._is_leaving_said, self._said_s = self.workers, False, now_s
+        return [TellRendezvous(self._hello(self._said))]
+
+    def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
+        plan = self.standing.plan
+        return replace(
+            self.identity,
+            protocol=PROTOCOL,
+            domains=(plan.domains if plan is not None else ()) or self.identity.domains,
+            generation=self.standing.generation,
+            plan=plan,
+            workers=workers,
+        )
+
+    def _end(self, now_s: float) -> list[Action]:
+        """Leave once the pod is over: after Finish or SIGTERM when the launcher is gone, or when its time is up."""
+        if self.standing.finish is not None and self._exit_by_s is None:
+            self._exit_by_s = now_s + self.orders.shutdown_grace_s + 2 * _LAST_WORD_S
+        if self._exit_by_s is None:
+            return []
+        is_over = self.standing.finish is not None or self._is_terminated
+        if (is_over and self._is_launcher_lost) or now_s >= self._exit_by_s:
+            return [Exit(0)]
+        return []
+
+    @property
+    def role(self) -> Role:
+        """Role of the pod in the plan in force; spare before the first."""
+        return self.standing.plan.role if self.standing.plan is not None else Role.SPARE
+
+    @property
+    def outcome(self) -> JobPhase | None:
+        """COMPLETE or FAILED once the job is over."""
+        return self.standing.finish.outcome if self.standing.finish is not None else None
+
+
+def _without_steps(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
+    return tuple(replace(worker, step=-1) for worker in workers)

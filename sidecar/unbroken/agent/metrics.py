@@ -1,0 +1,42 @@
+"""The agent's metrics, read from the member at each scrape: nothing is counted on the way of a recovery."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from unbroken.agent.member import Member
+from unbroken_core.reasons import WorkerPhase
+
+
+class MemberCollector(Collector):
+    """Shows one member."""
+
+    def __init__(self, member: Member, num_refused: Callable[[], int]) -> None:
+        self._member = member
+        self._num_refused = num_refused
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families; called by prometheus_client in the agent's event loop."""
+        phases = [worker.phase for worker in self._member.workers]
+        workers = GaugeMetricFamily("unbroken_agent_workers", "Workers of this pod by phase.", labels=["phase"])
+        for phase in WorkerPhase:
+            workers.add_metric([phase.value], phases.count(phase))
+        yield workers
+        connected = GaugeMetricFamily("unbroken_agent_connected", "1 while the rendezvous has accepted this agent.")
+        connected.add_metric([], int(self._member.is_welcome))
+        yield connected
+        iteration = GaugeMetricFamily("unbroken_agent_iteration", "Iteration of the newest plan; -1 before the first.")
+        iteration.add_metric([], self._member.standing.plan.iteration if self._member.standing.plan else -1)
+        yield iteration
+        refused = CounterMetricFamily("unbroken_agent_refused", "Connections of the pod's socket that were refused.")
+        refused.add_metric([], self._num_refused())
+        yield refused
+
+
+def render_metrics(member: Member, num_refused: Callable[[], int]) -> Callable[[], bytes]:
+    """Return a function that makes the text of /metrics."""
+    registry = CollectorRegistry()
+    registry.register(MemberCollector(member, num_refused))
+    return lambda: generate_latest(registry)

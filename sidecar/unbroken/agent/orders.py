@@ -1,0 +1,213 @@
+"""What an agent orders its launcher and workers to do: once a connection, and again on the next one. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unbroken.agent import torchrun
+from unbroken.agent.events import Action, TellLauncher, TellWorker
+from unbroken.agent.place import Place
+from unbroken_core.messages import (
+    End,
+    Enter,
+    Fault,
+    Finish,
+    Interrupt,
+    Leave,
+    Plan,
+    RankPlan,
+    Release,
+    Shutdown,
+    Spawn,
+    WorkerState,
+)
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.settings import JobSettings
+
+_INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
+
+
+@dataclass
+class Standing:
+    """What the rendezvous has said, newest only."""
+
+    generation: int = 0
+    interrupted: int = -1
+    """Highest iteration that is over."""
+    plan: Plan | None = None
+    interrupt: Interrupt | None = None
+    finish: Finish | None = None
+
+    @property
+    def over(self) -> int:
+        """Highest iteration in which no worker may stay: interrupted, or older than the plan."""
+        return max(self.interrupted, self.plan.iteration - 1 if self.plan is not None else -1)
+
+    @property
+    def is_plan_in_force(self) -> bool:
+        """Whether workers may be entered into the plan."""
+        return self.plan is not None and self.plan.iteration > self.interrupted
+
+
+class Orders:
+    """Derives orders from the facts about the places; notes in them what it ordered."""
+
+    def __init__(self, settings: JobSettings, places: Sequence[Place], standing: Standing) -> None:
+        self._settings = settings
+        self._places = places
+        self._standing = standing
+        self._is_shutdown_sent = False
+
+    def forget_launcher(self) -> None:
+        """A launcher attached (again): nothing was said to it yet."""
+        self._is_shutdown_sent = False
+        for place in self._places:
+            place.spawned = place.ended = -1
+
+    @property
+    def shutdown_grace_s(self) -> float:
+        """So long workers may take to end by themselves once the job is over, in seconds."""
+        timeouts = self._settings.timeouts
+        finish = self._standing.finish
+        if finish is not None and finish.outcome is JobPhase.COMPLETE:
+            # What follows the training function (an evaluation, the last save) is the user's, and may take its time.
+            return max(timeouts.completion_s, timeouts.startup_s)
+        return timeouts.termination_grace_s
+
+    def issue(self, workers: Sequence[WorkerState], has_launcher: bool, now_s: float) -> list[Action]:
+        """Return the orders that are due, and note them as given."""
+        if self._standing.finish is not None:
+            return self._finish(self._standing.finish, has_launcher)
+        actions: list[Action] = []
+        for place, state in zip(self._places, workers, strict=True):
+            if self._settings.is_in_process:
+                actions += self._guide(place, state, now_s)
+            else:
+                self._turn(place, state)
+            actions += self._enter(place, state)
+            if has_launcher:
+                actions += self._staff(place)
+        return actions
+
+    # -------------------------------------------------------------------------------------------- leaving and entering
+
+    def _guide(self, place: Place, state: WorkerState, now_s: float) -> list[Action]:
+        """Lead a worker out of an iteration that is over; condemn it when it does not come out in time."""
+        if state.phase not in _INSIDE or state.iteration > self._standing.over:
+            return []
+        if _is_condemned(place):
+            return []
+        patience_s = self._settings.timeouts.hard_s - self._settings.timeouts.soft_s
+        if place.must_be_ready_by_s is None:
+            place.must_be_ready_by_s = now_s + patience_s
+        elif now_s >= place.must_be_ready_by_s:
+            place.must_be_ready_by_s = None
+            detail = f"did not leave iteration {state.iteration} within {patience_s:g} s; its process was ended"
+            place.found = Fault(Cause.HARD_TIMEOUT, state.iteration, detail, patience_s)
+            return []
+        if not place.is_attached or place.left >= state.iteration:
+            return []
+        place.left = state.iteration
+        return [TellWorker(place.local_rank, self._leave(state.iteration))]
+
+    def _leave(self, iteration: int) -> Leave:
+        interrupt = self._standing.interrupt
+        if interrupt is not None:
+            return Leave(iteration, interrupt.cause, interrupt.rank, interrupt.detail)
+        newest = self._standing.over + 1
+        return Leave(iteration, Cause.POD_LOST, None, f"the job went on to iteration {newest} without this pod")
+
+    def _turn(self, place: Place, state: WorkerState) -> None:
+        """Make a place ready for its next process once its part in an iteration that is over has ended."""
+        process = place.present
+        if process is None or process.exit_code is None or place.entered > self._standing.over:
+            return
+        if state.phase is WorkerPhase.COMPLETED or place.ended >= place.wanted:
+            place.advance(place.wanted + 1)
+
+    def _enter(self, place: Place, state: WorkerState) -> list[Action]:
+        plan, part = self._standing.plan, place.part
+        if plan is None or part is None or not self._standing.is_plan_in_force:
+            return []
+        may_enter = self._settings.is_in_process or part.rank is not None
+        if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
+            place.told = _entry(plan, part)
+            place.entered = -1 if self._settings.is_in_process else plan.iteration
+        return self._pass_on(place)
+
+    @staticmethod
+    def _pass_on(place: Place) -> list[Action]:
+        """Tell the worker that is attached what this agent was told about it, once a connection."""
+        told, worker = place.told, place.worker
+        if told is None or worker is None or not place.is_attached or place.passed >= told.iteration:
+            return []
+        if worker.phase is not WorkerPhase.READY or worker.iteration >= told.iteration:
+            return []
+        place.passed = told.iteration
+        return [TellWorker(place.local_rank, told)]
+
+    # ------------------------------------------------------------------------------------------------------- processes
+
+    def _staff(self, place: Place) -> list[Action]:
+        """Start and end the processes of one place."""
+        process = place.process
+        if process is None:
+            # The launcher has not told yet what it has.
+            return []
+        if place.is_alive:
+            return self._end(place) if self._must_end(place) else []
+        if place.present is not None or place.spawned >= place.wanted:
+            return []
+        if self._settings.is_in_process:
+            place.spawned = place.wanted
+            return [TellLauncher(Spawn(place.local_rank, place.wanted, {}))]
+        plan, part = self._standing.plan, place.part
+        if place.told is None or plan is None or part is None or place.told.iteration <= self._standing.over:
+            return []
+        place.spawned = place.wanted
+        environment = torchrun.environment(self._settings, plan, part)
+        return [TellLauncher(Spawn(place.local_rank, place.wanted, environment))]
+
+    def _must_end(self, place: Place) -> bool:
+        if place.present is None or _is_condemned(place):
+            return True
+        return not self._settings.is_in_process and place.entered <= self._standing.over
+
+    def _end(self, place: Place) -> list[Action]:
+        if place.process is None or place.ended >= place.process.incarnation:
+            return []
+        place.ended = place.process.incarnation
+        grace_s = self._settings.timeouts.termination_grace_s
+        return [TellLauncher(End(place.local_rank, place.process.incarnation, grace_s))]
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def _finish(self, finish: Finish, has_launcher: bool) -> list[Action]:
+        """Let the workers go: those who listen end by themselves, the others are ended."""
+        actions: list[Action] = []
+        for place in self._places:
+            if place.is_attached and not place.is_released:
+                place.is_released = True
+                actions.append(TellWorker(place.local_rank, Release(finish.outcome, finish.message)))
+            elif has_launcher and place.is_alive and not place.is_released:
+                actions += self._end(place)
+        if has_launcher and not self._is_shutdown_sent:
+            self._is_shutdown_sent = True
+            exit_code = 0 if finish.outcome is JobPhase.COMPLETE else 1
+            actions.append(TellLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
+        return actions
+
+
+def _is_condemned(place: Place) -> bool:
+    return place.found is not None and place.found.cause is Cause.HARD_TIMEOUT
+
+
+def _entry(plan: Plan, part: RankPlan) -> Enter:
+    return Enter(
+        plan.generation,
+        plan.iteration,
+        part.rank,
+        plan.world_size,
+        plan.master_host,
+        plan.master_port,
+        plan.spare_ranks,
+    )

@@ -1,0 +1,204 @@
+"""The agent's process around `Member`: sockets in, sockets out, and time."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import tempfile
+from collections import deque
+from pathlib import Path
+
+from unbroken.agent.config import AgentConfig
+from unbroken.agent.events import (
+    Action,
+    Event,
+    Exit,
+    HangUp,
+    Memory,
+    Remember,
+    RendezvousSaid,
+    TellLauncher,
+    TellRendezvous,
+    TellWorker,
+    Terminated,
+    Ticked,
+)
+from unbroken.agent.local_server import LocalServer
+from unbroken.agent.member import Member
+from unbroken.agent.page import StampPage
+from unbroken.agent.uplink import Uplink
+from unbroken.exposition import serve_exposition
+from unbroken_core import wire
+from unbroken_core.errors import WireError, assert_never
+from unbroken_core.messages import PROTOCOL, Finish, Hello, Interrupt, Plan, Respawn, Welcome
+
+logger = logging.getLogger(__name__)
+
+_LAST_MESSAGES_S = 1.0
+_TICKS_PER_SOFT_TIMEOUT = 10
+
+
+class Agent:
+    """One agent process. Everything runs in one event loop."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._memory_path = config.directory / "agent.json"
+        identity = Hello(
+            protocol=PROTOCOL,
+            job=config.settings.job,
+            pod=config.pod,
+            pod_uid=config.pod_uid,
+            session=secrets.token_hex(8),
+            node=config.node,
+            ranks_per_pod=config.settings.ranks_per_pod,
+            domains=config.domains,
+        )
+        self._loop = asyncio.get_running_loop()
+        memory = _recall(self._memory_path)
+        self._member = Member(config.settings, identity, config.pod_ip, memory, self._loop.time())
+        self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
+        socket_path = config.directory / "agent.sock"
+        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
+        self._uplink = Uplink(config.rendezvous_url, config.token_file, self._emit)
+        self._events: deque[Event] = deque()
+        self._is_turn_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._exit_code: asyncio.Future[int] = self._loop.create_future()
+
+    async def run(self) -> int:
+        """Run until the member says Exit; return the exit code."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._emit, Terminated())
+        self._loop.add_signal_handler(signal.SIGINT, self._emit, Terminated())
+        await self._local.start()
+        exposition = None
+        if self._config.metrics_listen is not None:
+            # Imported here: a quarter of the start time, and nobody scrapes in the first second.
+            from unbroken.agent.metrics import render_metrics  # noqa: PLC0415
+
+            render = render_metrics(self._member, lambda: self._local.num_refused)
+            exposition = await serve_exposition(*self._config.metrics_listen, render)
+        tasks = [asyncio.create_task(self._uplink.run()), asyncio.create_task(self._watch_page())]
+        for task in tasks:
+            task.add_done_callback(self._on_task_end)
+        logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
+        try:
+            code = await self._exit_code
+            await self._uplink.drain(_LAST_MESSAGES_S)
+            return code
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._local.stop()
+            if exposition is not None:
+                await exposition.cleanup()
+            self._page.close()
+
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None and not self._exit_code.done():
+            # A bug: end with its traceback, and let the kubelet start this agent again.
+            self._exit_code.set_exception(task.exception() or RuntimeError())
+
+    # ---------------------------------------------------------------------------------------------------------- events
+
+    def _emit(self, event: Event) -> None:
+        """Take an event; all events of one pass of the loop are settled together, so that one Report tells them all."""
+        self._events.append(event)
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        try:
+            now_s = self._loop.time()
+            while self._events:
+                event = self._events.popleft()
+                _log_event(event)
+                self._member.take(event, now_s)
+            for action in self._member.settle(now_s):
+                self._act(action)
+            self._set_timer()
+        except Exception as error:
+            if not self._exit_code.done():
+                self._exit_code.set_exception(error)
+        if self._member.is_welcome:
+            self._uplink.is_settled = True
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._member.next_deadline_s
+        if deadline_s is not None:
+            self._timer = self._loop.call_at(deadline_s, self._emit, Ticked())
+
+    async def _watch_page(self) -> None:
+        interval_s = min(1.0, self._config.settings.timeouts.soft_s / _TICKS_PER_SOFT_TIMEOUT)
+        while True:
+            await asyncio.sleep(interval_s)
+            self._emit(Ticked(self._page.read()))
+
+    # --------------------------------------------------------------------------------------------------------- actions
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case TellRendezvous(message=message):
+                self._uplink.send(message)
+            case TellWorker(local_rank=local_rank, message=order):
+                self._local.tell_worker(local_rank, order)
+            case TellLauncher(message=command):
+                self._local.tell_launcher(command)
+            case HangUp(reason=reason, retry_s=retry_s):
+                self._uplink.hang_up(reason, retry_s)
+            case Remember(memory=memory):
+                _write_atomically(self._memory_path, wire.encode(memory))
+            case Exit(code=code):
+                if not self._exit_code.done():
+                    self._exit_code.set_result(code)
+            case _:
+                assert_never(action)
+
+
+def _log_event(event: Event) -> None:
+    """Log what changes the pod's standing; a healthy hour is silent."""
+    if not isinstance(event, RendezvousSaid):
+        return
+    match event.message:
+        case Welcome(generation=generation):
+            logger.info("accepted by the rendezvous: generation=%d", generation)
+        case Plan(iteration=iteration, role=role, world_size=world_size):
+            logger.info("plan: iteration=%d role=%s world_size=%d", iteration, role, world_size)
+        case Interrupt(iteration=iteration, cause=cause, rank=rank, pod=pod, detail=detail):
+            text = "interrupted: iteration=%d cause=%s rank=%s pod=%s detail=%s"
+            logger.info(text, iteration, cause, rank, pod, detail)
+        case Respawn(places=places):
+            logger.info("respawn: places=%s", places)
+        case Finish(outcome=outcome, message=message):
+            logger.info("finished: outcome=%s message=%s", outcome, message)
+        case _:
+            return
+
+
+def _recall(path: Path) -> Memory:
+    try:
+        memory: Memory = wire.decode(path.read_bytes(), Memory)
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, WireError) as error:
+        logger.warning("memory of the former agent is not usable: path=%s error=%s", path, error)
+        return Memory()
+    return memory
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """Replace a file. An error is logged only: the memory matters after the next crash, training matters now."""
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".agent-")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError as error:
+        logger.warning("memory not written: path=%s error=%s", path, error)

@@ -1,0 +1,155 @@
+"""The agent's WebSocket to the rendezvous: one at a time, opened again for as long as the agent lives."""
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from unbroken.agent.events import Connected, Disconnected, Event, RendezvousSaid
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+from unbroken_core.messages import AgentMessage, RendezvousMessage
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 2.0
+_CONNECT_TIMEOUT_S = 5.0
+_SILENT_PEER_MS = 10_000
+_MAX_UNSENT_BYTES = 4 << 20
+
+
+class Uplink:
+    """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
+
+    def __init__(self, url: str, token_file: Path, emit: Callable[[Event], None]) -> None:
+        self._url = f"{url}/v1/agents"
+        self._token_file = token_file
+        self._emit = emit
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._outbox: asyncio.Queue[str] = asyncio.Queue()
+        self._unsent_bytes = 0
+        self._retry_s = _FIRST_RETRY_S
+        self._pause_s = 0.0
+        self._complaint = ""
+        self.is_settled = False
+        """Set by the owner once the rendezvous has accepted this agent: the next retry is quick again."""
+
+    async def run(self) -> None:
+        """Connect for ever; ends by cancellation."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session:
+            while True:
+                await self._connect_once(session)
+                if self.is_settled:
+                    self._retry_s, self.is_settled = _FIRST_RETRY_S, False
+                # Jitter, so that the agents of a job whose rendezvous was restarted do not come in step.
+                await asyncio.sleep(max(self._retry_s * random.uniform(0.5, 1.0), self._pause_s))
+                self._retry_s, self._pause_s = min(self._retry_s * 2, _LAST_RETRY_S), 0.0
+
+    def send(self, message: AgentMessage) -> None:
+        """Queue a message for the open connection; the connection is closed when it does not drain."""
+        if self._socket is None:
+            return
+        text = wire.encode(message)
+        self._unsent_bytes += len(text)
+        if self._unsent_bytes > _MAX_UNSENT_BYTES:
+            self.hang_up("the rendezvous does not read", 0.0)
+            return
+        self._outbox.put_nowait(text)
+
+    def hang_up(self, reason: str, retry_s: float) -> None:
+        """Close the connection and stay away for `retry_s`."""
+        self._complain(reason)
+        self._pause_s = retry_s
+        if self._socket is not None:
+            _abort(self._socket)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until everything queued is written, at most `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._outbox.join(), timeout_s)
+        except asyncio.TimeoutError:
+            return
+
+    async def _connect_once(self, session: aiohttp.ClientSession) -> None:
+        try:
+            token = self._token_file.read_text().strip()
+            async with session.ws_connect(
+                self._url,
+                headers={"Authorization": f"Bearer {token}"},
+                compress=0,
+                max_msg_size=wire.MAX_MESSAGE_BYTES,
+            ) as connection:
+                self._complaint = ""
+                await self._converse(connection)
+        except aiohttp.WSServerHandshakeError as error:
+            self._complain(f"the rendezvous answered {error.status}: {_hint(error.status)}")
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            self._complain(f"no connection to {self._url}: {str(error) or type(error).__name__}")
+
+    async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        _set_socket_options(connection)
+        self._socket, self._unsent_bytes = connection, 0
+        self._outbox = asyncio.Queue()
+        self._emit(Connected())
+        writer = asyncio.create_task(self._write(connection, self._outbox))
+        try:
+            async for frame in connection:
+                if frame.type is not aiohttp.WSMsgType.TEXT:
+                    raise WireError(f"frame: want text, got {frame.type.name}")
+                self._emit(RendezvousSaid(wire.decode(frame.data, RendezvousMessage)))
+        except WireError as error:
+            self._complain(f"unreadable message from the rendezvous: {error}")
+        finally:
+            writer.cancel()
+            self._socket = None
+            self._emit(Disconnected())
+
+    async def _write(self, connection: aiohttp.ClientWebSocketResponse, outbox: "asyncio.Queue[str]") -> None:
+        try:
+            while True:
+                text = await outbox.get()
+                await connection.send_str(text)
+                self._unsent_bytes -= len(text)
+                outbox.task_done()
+        except (aiohttp.ClientError, ConnectionError):
+            # The reading side sees the end of the connection, too, and tells.
+            return
+
+    def _complain(self, complaint: str) -> None:
+        """Log a complaint once, until it is another or a connection succeeded."""
+        if complaint != self._complaint:
+            self._complaint = complaint
+            logger.warning("rendezvous: %s", complaint)
+
+
+def _hint(status: int) -> str:
+    return "want the token of this job in UNBROKEN_TOKEN_FILE" if status == 401 else "want 101"
+
+
+def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:
+    transport = connection.get_extra_info("socket")
+    if transport is not None:
+        # Not a polite close: the peer may be the very thing that does not answer.
+        try:
+            transport.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+
+def _set_socket_options(connection: aiohttp.ClientWebSocketResponse) -> None:
+    """Let the kernel give up a peer that does not acknowledge, instead of after a quarter of an hour."""
+    peer = connection.get_extra_info("socket")
+    if peer is None:
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

@@ -1,0 +1,36 @@
+"""What agent and rendezvous show to the cluster without a token: `/healthz` and `/metrics`, on a port of their own."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from unbroken_core.errors import InputError
+
+
+def split_address(name: str, text: str) -> tuple[str, int]:
+    """Split "address:port". Raises InputError that names the variable."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"{name}: want address:port, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) -> web.AppRunner:
+    """Serve until the returned runner is cleaned up; `render` makes the text of `/metrics`. Raises InputError."""
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", health), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise InputError(f"UNBROKEN_METRICS_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
+    return runner

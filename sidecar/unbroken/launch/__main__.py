@@ -1,0 +1,20 @@
+"""`python -m unbroken.launch -- COMMAND ARGUMENTS...`: process 1 of the trainer container."""
+
+import sys
+
+from unbroken.launch.config import read_config
+from unbroken.launch.launcher import Launcher
+from unbroken_core.errors import InputError
+
+
+def main() -> int:
+    """Run the launcher; return what the agent says, 128 + N after signal N, 1 without an agent, 2 for bad input."""
+    try:
+        return Launcher(read_config(sys.argv[1:])).run()
+    except InputError as error:
+        print(f"unbroken.launch: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

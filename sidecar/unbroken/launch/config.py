@@ -1,0 +1,75 @@
+"""What a launcher is told by its environment and arguments; the only place of this package that reads them."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken_core.errors import InputError
+from unbroken_core.settings import MAX_RANKS_PER_POD
+
+DEFAULT_GRACE_S = 5.0
+DEFAULT_AGENT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """Everything that a launcher needs to start."""
+
+    command: tuple[str, ...]
+    ranks_per_pod: int
+    directory: Path
+    pod: str
+    pod_ip: str
+    log_dir: Path | None
+    """None: output goes to the console only."""
+    grace_s: float
+    """Between SIGTERM and SIGKILL when the pod itself is told to end."""
+    agent_timeout_s: float
+    """So long the launcher waits for its agent at the start."""
+    environment: Mapping[str, str]
+    """What the workers inherit."""
+
+
+def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> LaunchConfig:
+    """Read arguments and environment. Raises InputError that names what is wrong; SystemExit for --help."""
+    source = dict(os.environ if environment is None else environment)
+    parser = argparse.ArgumentParser(
+        prog="python -m unbroken.launch", description="Start the workers of a pod, as its agent says."
+    )
+    parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_S, metavar="SECONDS")
+    parser.add_argument("--agent-timeout", type=float, default=DEFAULT_AGENT_TIMEOUT_S, metavar="SECONDS")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the worker's command and its arguments")
+    parsed = parser.parse_args(list(arguments))
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    if not command:
+        raise InputError("command: want `python -m unbroken.launch -- COMMAND ARGUMENTS...`, got no command")
+    for name, value in (("--grace", parsed.grace), ("--agent-timeout", parsed.agent_timeout)):
+        if not 0 <= value < float("inf"):
+            raise InputError(f"{name}: want seconds, at least 0, got {value}")
+    log_dir = source.get("UNBROKEN_LOG_DIR", "")
+    return LaunchConfig(
+        command=tuple(command),
+        ranks_per_pod=_ranks_per_pod(source.get("UNBROKEN_RANKS_PER_POD", "1")),
+        directory=Path(_want(source, "UNBROKEN_DIR")),
+        pod=source.get("UNBROKEN_POD", "pod"),
+        pod_ip=source.get("UNBROKEN_POD_IP", "127.0.0.1"),
+        log_dir=Path(log_dir) if log_dir else None,
+        grace_s=parsed.grace,
+        agent_timeout_s=parsed.agent_timeout,
+        environment=source,
+    )
+
+
+def _want(source: Mapping[str, str], name: str) -> str:
+    value = source.get(name, "")
+    if not value:
+        raise InputError(f"{name}: want a value in the environment, got nothing")
+    return value
+
+
+def _ranks_per_pod(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_RANKS_PER_POD:
+        raise InputError(f"UNBROKEN_RANKS_PER_POD: want 1 to {MAX_RANKS_PER_POD}, got {text!r}")
+    return int(text)

@@ -1,0 +1,214 @@
+"""The launcher's event loop: one thread, woken by the agent, by signals, by workers' output and by deadlines.
+
+WAITING ──agent's socket there──> SERVING ──Shutdown, or a signal to end──> ENDING ──no worker left──> exit
+   └── not there in time: exit 1
+"""
+
+import math
+import select
+import signal
+import socket
+import sys
+import time
+
+from unbroken.launch.config import LaunchConfig
+from unbroken.launch.lineage import adopt_orphans
+from unbroken.launch.link import AgentLink
+from unbroken.launch.output import Console, Stream, complain
+from unbroken.launch.workers import Workers
+from unbroken_core.errors import assert_never
+from unbroken_core.messages import End, Processes, Shutdown, Spawn, ToLauncher
+
+_LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+_SAY_AFTER_S = 2.0
+_LAST_OUTPUT_S = 3.0
+
+
+class Launcher:
+    """One launcher process; create it in the main thread, which takes the signals."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self._config = config
+        self._stdout, self._stderr = Console(sys.stdout.fileno()), Console(sys.stderr.fileno())
+        self._workers = Workers(config, self._stdout, self._stderr)
+        self._link = AgentLink(config.directory / "agent.sock")
+        self._streams: list[Stream] = []
+        self._told: Processes | None = None
+        self._is_leaving = False
+        self._exit_code: int | None = None
+        """Set from the moment that the launcher is to end."""
+        self._end_at_s: float | None = None
+        """When workers that still run after Shutdown are told to end."""
+        now_s = time.monotonic()
+        self._give_up_at_s: float | None = now_s + config.agent_timeout_s
+        self._say_at_s: float | None = now_s + _SAY_AFTER_S
+
+    def run(self) -> int:
+        """Run until the agent or a signal says so, and no worker is left; return the exit code."""
+        adopt_orphans()
+        wake = self._take_signals()
+        try:
+            while not self._is_over():
+                self._turn(wake)
+            self._flush()
+        finally:
+            signal.set_wakeup_fd(-1)
+            self._link.close()
+            wake.close()
+        return self._exit_code or 0
+
+    def _take_signals(self) -> socket.socket:
+        """Turn signals into bytes on a socket, so that one `select` waits for everything."""
+        wake, waker = socket.socketpair()
+        wake.setblocking(False)
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+        for number in (*_LEAVE_SIGNALS, *_FORWARDED_SIGNALS, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)
+        return wake
+
+    def _is_over(self) -> bool:
+        return self._exit_code is not None and not self._workers.is_any_alive
+
+    def _turn(self, wake: socket.socket) -> None:
+        """Wait for something to happen, and handle all that did."""
+        self._connect(time.monotonic())
+        self._tell()
+        ready = self._wait(wake)
+        if wake.fileno() in ready:
+            self._handle_signals(wake)
+        if self._link.socket is not None and self._link.socket.fileno() in ready:
+            self._link.flush()
+            for order in self._link.receive(time.monotonic()):
+                self._obey(order)
+        self._move_output(ready)
+        # Always: a byte of SIGCHLD may have been lost in a full socket, and looking costs one call.
+        self._workers.reap()
+        self._check_deadlines(time.monotonic())
+
+    def _wait(self, wake: socket.socket) -> set[int]:
+        """Return the descriptors that are ready."""
+        # Not epoll: the console may be a regular file, which epoll refuses.
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        if self._link.socket is not None:
+            poller.register(self._link.socket, select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0))
+        self._streams += self._workers.take_new_streams()
+        for stream in self._streams:
+            if stream.is_open and not stream.console.is_full:
+                poller.register(stream, select.POLLIN)
+        for console in (self._stdout, self._stderr):
+            if console.has_output:
+                poller.register(console, select.POLLOUT)
+        deadline_s = self._next_deadline_s()
+        timeout_s = 60.0 if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+        return {descriptor for descriptor, _ in poller.poll(math.ceil(timeout_s * 1000))}
+
+    def _move_output(self, ready: set[int]) -> None:
+        for stream in self._streams:
+            if stream.is_open and stream.fileno() in ready:
+                stream.pump()
+        for console in (self._stdout, self._stderr):
+            if console.has_output:
+                console.flush_some()
+        self._streams = [stream for stream in self._streams if stream.is_open]
+
+    def _next_deadline_s(self) -> float | None:
+        due = [self._workers.next_deadline_s, self._link.retry_at_s, self._end_at_s, self._give_up_at_s, self._say_at_s]
+        return min((at_s for at_s in due if at_s is not None), default=None)
+
+    def _check_deadlines(self, now_s: float) -> None:
+        self._workers.kill_overdue(now_s)
+        if self._say_at_s is not None and now_s >= self._say_at_s:
+            self._say_at_s = None
+            path = self._config.directory / "agent.sock"
+            complain(self._stderr, f"waits for the agent at {path}, at most {self._config.agent_timeout_s:g} s")
+        if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
+            self._give_up_at_s = None
+            waited = f"{self._config.agent_timeout_s:g} s"
+            complain(self._stderr, f"agent: want a socket at {self._config.directory}/agent.sock, got none in {waited}")
+            self._exit_code = 1
+        if self._end_at_s is not None and now_s >= self._end_at_s:
+            self._end_at_s = None
+            self._workers.end_all(self._config.grace_s, now_s)
+
+    # ----------------------------------------------------------------------------------------------------------- agent
+
+    def _connect(self, now_s: float) -> None:
+        if self._link.complaint:
+            complain(self._stderr, self._link.complaint)
+            self._link.complaint = ""
+        if self._link.retry_at_s is None or now_s < self._link.retry_at_s:
+            return
+        state = self._state()
+        if self._link.connect(state, now_s):
+            self._told = state
+            self._give_up_at_s = self._say_at_s = None
+
+    def _state(self) -> Processes:
+        return Processes(self._workers.states, self._is_leaving)
+
+    def _tell(self) -> None:
+        """Tell the agent what changed since it was told last."""
+        state = self._state()
+        if state != self._told:
+            self._told = state
+            self._link.tell(state)
+
+    def _obey(self, order: ToLauncher) -> None:
+        now_s = time.monotonic()
+        match order:
+            case Spawn():
+                if not self._is_leaving and self._exit_code is None:
+                    self._workers.spawn(order)
+            case End(local_rank=local_rank, incarnation=incarnation, grace_s=grace_s):
+                self._workers.end(local_rank, incarnation, grace_s, now_s)
+            case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
+                if self._exit_code is None:
+                    complain(self._stderr, f"the job is over: {message}")
+                    self._exit_code, self._end_at_s = exit_code, now_s + max(grace_s, 0.0)
+            case _:
+                assert_never(order)
+
+    # --------------------------------------------------------------------------------------------------------- signals
+
+    def _handle_signals(self, wake: socket.socket) -> None:
+        try:
+            numbers = set(wake.recv(4096))
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number in _FORWARDED_SIGNALS:
+                self._workers.forward(number)
+            elif number in _LEAVE_SIGNALS:
+                self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        """The pod is to end: pass the signal on, and kill what still runs after the grace; at once the second time."""
+        grace_s = 0.0 if self._is_leaving else self._config.grace_s
+        self._is_leaving = True
+        self._exit_code = 128 + number
+        # Told before the workers are: the agent must not take their end for a fault of their own.
+        self._tell()
+        self._workers.end_all(grace_s, time.monotonic(), number)
+
+    def _flush(self) -> None:
+        """Give agent and console a last chance to take what is left."""
+        self._tell()
+        for stream in self._streams:
+            stream.drain()
+            stream.close()
+        until_s = time.monotonic() + _LAST_OUTPUT_S
+        consoles = [console for console in (self._stdout, self._stderr) if console.has_output]
+        while time.monotonic() < until_s and (consoles or (self._link.has_unsent and self._link.socket is not None)):
+            poller = select.poll()
+            for console in consoles:
+                poller.register(console, select.POLLOUT)
+            if self._link.has_unsent and self._link.socket is not None:
+                poller.register(self._link.socket, select.POLLOUT)
+            poller.poll(100)
+            self._link.flush()
+            for console in consoles:
+                console.flush_some()
+            consoles = [console for console in consoles if console.has_output]

@@ -1,0 +1,42 @@
+"""Who dies with whom: ties children to their parent, adopts orphans, signals process groups. Partly Linux only."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Loaded before any fork: the child must not import or allocate more than it has to.
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> Callable[[], None]:
+    """Return what a child runs between fork and exec, so that it gets SIGKILL when the calling process ends."""
+    parent = os.getpid()
+
+    def in_child() -> None:
+        if _libc is None:
+            return
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            # The parent ended before the tie was made.
+            os._exit(1)
+
+    return in_child
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parents end."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def signal_group(leader_pid: int, number: int) -> None:
+    """Signal a process group; one that has no process left is no error."""
+    try:
+        os.killpg(leader_pid, number)
+    except (ProcessLookupError, PermissionError):
+        return

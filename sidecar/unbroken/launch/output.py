@@ -1,0 +1,227 @@
+"""Workers' output: lines with a prefix for the console, raw bytes for the log file of each process.
+
+    pipe of a worker ──> Stream ──raw──> LogFile
+                            └──prefixed lines──> Console ──> the launcher's stdout or stderr
+
+Nothing here blocks: a console that is not read makes its buffer full, and then the workers' pipes are left alone
+until there is room, so that the workers wait and the launcher does not.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+_READ_BYTES = 64 << 10
+_MAX_LINE_BYTES = 16 << 10
+"""A longer line is cut for the console; the log file has it whole."""
+_FULL_BYTES = 1 << 20
+_ROOM_BYTES = 256 << 10
+_LINE_ENDS = re.compile(rb"\r\n|\n|\r")
+_UNPRINTABLE = bytes(byte if byte in (9, 27) or byte >= 32 else ord("?") for byte in range(256))
+
+
+class Console:
+    """One of the launcher's own streams, written when it can take more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._chunk_bytes = _unblocked(descriptor)
+        self._unsent = bytearray()
+        self._is_open = True
+
+    def fileno(self) -> int:
+        """Descriptor to select on."""
+        return self._descriptor
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._unsent)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether workers must wait."""
+        return len(self._unsent) > _FULL_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        """Whether workers may go on."""
+        return len(self._unsent) < _ROOM_BYTES
+
+    def put(self, text: bytes) -> None:
+        """Append output."""
+        if self._is_open:
+            self._unsent += text
+
+    def flush_some(self) -> None:
+        """Write as much as the reader takes at once; a reader that is gone loses the output."""
+        try:
+            written = os.write(self._descriptor, bytes(self._unsent[: self._chunk_bytes]))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._is_open = False
+            self._unsent.clear()
+            return
+        del self._unsent[:written]
+
+
+class LogFile:
+    """Raw output of one process. An error (a full disk) is told once, and ends the file, not the worker."""
+
+    def __init__(self, folder: Path, local_rank: int, incarnation: int) -> None:
+        """Create `rank-<local>/<incarnation>.log`; a file that is there is kept, and another name taken.
+
+        Raises OSError.
+        """
+        parent = folder / f"rank-{local_rank}"
+        parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._descriptor = _create_new(parent, str(incarnation))
+
+    def write(self, data: bytes) -> None:
+        """Append. Raises OSError."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+class Log:
+    """The log file that the two streams of a process share, or none."""
+
+    def __init__(self, file: LogFile | None, complaints: Console) -> None:
+        self._file = file
+        self._complaints = complaints
+        self._num_users = 0
+
+    def open(self) -> None:
+        """Count one more stream."""
+        self._num_users += 1
+
+    def write(self, data: bytes) -> None:
+        """Append to the file while it can be written."""
+        if self._file is None:
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
+            complain(self._complaints, f"{self._file.path}: {error.strerror}; this log ends here, the console goes on")
+            self._close_file()
+
+    def close(self) -> None:
+        """Count one stream less; the last one closes the file."""
+        self._num_users -= 1
+        if self._num_users == 0:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Stream:
+    """One pipe of one worker."""
+
+    def __init__(self, descriptor: int, prefix: bytes, console: Console, log: Log) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._prefix = prefix
+        self._log = log
+        self._line = b""
+        self.console = console
+        self.last_line = b""
+        """Last line that is not blank."""
+        self.is_open = True
+        log.open()
+
+    def fileno(self) -> int:
+        """Descriptor to select on."""
+        return self._descriptor
+
+    def pump(self) -> bool:
+        """Take what is there; return whether there may be more. Closes itself at the end."""
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._log.write(data)
+        self._print(data)
+        return True
+
+    def drain(self) -> None:
+        """Take all that is in the pipe now, as the process has ended; whoever else holds the pipe may go on."""
+        for _ in range(64):
+            if not self.is_open or not self.pump():
+                return
+
+    def close(self) -> None:
+        """Print the unfinished line and close."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if self._line:
+            self._emit([self._line.rstrip(b"\r")])
+            self._line = b""
+        os.close(self._descriptor)
+        self._log.close()
+
+    def _print(self, data: bytes) -> None:
+        text = self._line + data
+        # The end of a line may be cut in two: "\r" waits for what follows.
+        held = text[-1:] if text.endswith(b"\r") else b""
+        *lines, rest = _LINE_ENDS.split(text[: len(text) - len(held)])
+        while len(rest) > _MAX_LINE_BYTES:
+            lines.append(rest[:_MAX_LINE_BYTES])
+            rest = rest[_MAX_LINE_BYTES:]
+        self._line = rest + held
+        self._emit(lines)
+
+    def _emit(self, lines: list[bytes]) -> None:
+        shown: list[bytes] = []
+        for line in lines:
+            for start in range(0, len(line) or 1, _MAX_LINE_BYTES):
+                text = line[start : start + _MAX_LINE_BYTES].translate(_UNPRINTABLE)
+                shown.append(self._prefix + text + b"\n")
+                if not text.isspace() and text:
+                    self.last_line = text
+        self.console.put(b"".join(shown))
+
+
+def complain(console: Console, message: str) -> None:
+    """Say something in the launcher's own name."""
+    console.put(f"[unbroken.launch] {message}\n".encode(errors="replace"))
+
+
+def _create_new(parent: Path, stem: str) -> tuple[Path, int]:
+    for attempt in range(10_000):
+        path = parent / (f"{stem}.log" if attempt == 0 else f"{stem}.{attempt}.log")
+        try:
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except FileExistsError:
+            continue
+    raise FileExistsError(17, "want an unused name, got 10,000 used ones", str(parent / f"{stem}.log"))
+
+
+def _unblocked(descriptor: int) -> tuple[int, int]:
+    """Return a descriptor of the same file that does not block, and how much to write at once.
+
+    It is opened anew, because O_NONBLOCK would otherwise befall all who share the terminal.
+    """
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+        try:
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            return os.open(f"/proc/self/fd/{descriptor}", flags), 64 << 10
+        except OSError:
+            # A pipe that is ready takes this much without blocking.
+            return descriptor, 4096
+    return descriptor, 64 << 10 if stat.S_ISREG(kind) else 4096

@@ -1,0 +1,240 @@
+"""The worker processes of a pod: started, ended and reaped; never by a decision of this module."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.launch.config import LaunchConfig
+from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
+from unbroken.launch.lineage import die_with_parent, signal_group
+from unbroken.launch.output import Console, Log, LogFile, Stream, complain
+from unbroken.launch.ports import HeldPort
+from unbroken_core.messages import ProcessState, Spawn
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+
+@dataclass
+class _Worker:
+    """One place and its newest process."""
+
+    local_rank: int
+    port: HeldPort
+    incarnation: int = -1
+    pid: int = 0
+    exit_code: int | None = None
+    error: str = ""
+    error_file: Path | None = None
+    streams: list[Stream] = field(default_factory=list)
+    kill_at_s: float | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.pid > 0 and self.exit_code is None
+
+    @property
+    def state(self) -> ProcessState:
+        exit_code = self.exit_code if self.incarnation >= 0 else None
+        return ProcessState(self.local_rank, self.incarnation, self.pid, exit_code, self.error, self.port.number)
+
+
+class Workers:
+    """All places of the pod. Not thread-safe; `now_s` is monotonic seconds of one clock."""
+
+    def __init__(self, config: LaunchConfig, stdout: Console, stderr: Console) -> None:
+        self._config = config
+        self._stdout, self._stderr = stdout, stderr
+        self._tie = die_with_parent()
+        self._workers = [_Worker(rank, HeldPort()) for rank in range(config.ranks_per_pod)]
+        self._is_log_refused = False
+        self._new_streams: list[Stream] = []
+
+    @property
+    def states(self) -> tuple[ProcessState, ...]:
+        """All places in local order; incarnation -1 where nothing was started."""
+        return tuple(worker.state for worker in self._workers)
+
+    @property
+    def is_any_alive(self) -> bool:
+        """Whether a worker process runs."""
+        return any(worker.is_alive for worker in self._workers)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `kill_overdue` has something to do."""
+        return min((worker.kill_at_s for worker in self._workers if worker.kill_at_s is not None), default=None)
+
+    def take_new_streams(self) -> list[Stream]:
+        """Return the streams opened since the last call, for the event loop to read."""
+        streams, self._new_streams = self._new_streams, []
+        return [stream for stream in streams if stream.is_open]
+
+    # ----------------------------------------------------------------------------------------------------------- start
+
+    def spawn(self, order: Spawn) -> None:
+        """Start a process, unless this or a newer incarnation was started, or an older one still runs."""
+        if not 0 <= order.local_rank < len(self._workers):
+            complain(self._stderr, f"spawn: want local rank 0 to {len(self._workers) - 1}, got {order.local_rank}")
+            return
+        worker = self._workers[order.local_rank]
+        if order.incarnation <= worker.incarnation or worker.is_alive:
+            return
+        for stream in worker.streams:
+            stream.drain()
+        worker.incarnation, worker.exit_code, worker.error = order.incarnation, None, ""
+        worker.pid, worker.streams, worker.kill_at_s = 0, [], None
+        environment = self._environment(worker, order.environment)
+        try:
+            self._start(worker, environment)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            worker.exit_code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            worker.error = self._cannot_start(error, environment)
+            complain(self._stderr, worker.error)
+
+    def _start(self, worker: _Worker, environment: Mapping[str, str]) -> None:
+        process = subprocess.Popen(
+            self._config.command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            # A session, and with it a process group, of its own: a signal to it reaches grandchildren, too.
+            start_new_session=True,
+            # No thread of this process can hold a lock across the fork: it has one thread only.
+            preexec_fn=self._tie,  # noqa: PLW1509
+        )
+        worker.pid = process.pid
+        # Reaped by `reap`; this keeps Popen from waiting for it.
+        process.returncode = 0
+        log = Log(self._open_log(worker), self._stderr)
+        prefix = f"[{self._config.pod}/{worker.local_rank}] ".encode()
+        for pipe, console in ((process.stdout, self._stdout), (process.stderr, self._stderr)):
+            if pipe is not None:
+                worker.streams.append(Stream(os.dup(pipe.fileno()), prefix, console, log))
+                pipe.close()
+        self._new_streams += worker.streams
+
+    def _environment(self, worker: _Worker, ordered: Mapping[str, str]) -> dict[str, str]:
+        count = str(self._config.ranks_per_pod)
+        errors = self._config.directory / "errors"
+        with contextlib.suppress(OSError):
+            errors.mkdir(parents=True, exist_ok=True)
+        worker.error_file = errors / f"rank-{worker.local_rank}-{worker.incarnation}.json"
+        with contextlib.suppress(OSError):
+            worker.error_file.unlink(missing_ok=True)
+        defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return {
+            **defaults,
+            **self._config.environment,
+            "LOCAL_RANK": str(worker.local_rank),
+            "LOCAL_WORLD_SIZE": count,
+            "TORCHELASTIC_ERROR_FILE": str(worker.error_file),
+            **ordered,
+            "UNBROKEN_LOCAL_RANK": str(worker.local_rank),
+            "UNBROKEN_INCARNATION": str(worker.incarnation),
+        }
+
+    def _cannot_start(self, error: Exception, environment: Mapping[str, str]) -> str:
+        command = self._config.command[0]
+        if isinstance(error, FileNotFoundError):
+            path = environment.get("PATH", os.defpath)
+            where = "no such file" if "/" in command else f"not found in PATH ({path})"
+            if "/" in command and Path(command).exists():
+                where = "the interpreter named in its first line does not exist"
+            return f"command {command!r}: {where}"[:MAX_ERROR_CHARACTERS]
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return f"command {command!r}: cannot be started: {reason}"[:MAX_ERROR_CHARACTERS]
+
+    def _open_log(self, worker: _Worker) -> LogFile | None:
+        if self._config.log_dir is None:
+            return None
+        folder = self._config.log_dir / self._config.pod
+        try:
+            return LogFile(folder, worker.local_rank, worker.incarnation)
+        except OSError as error:
+            if not self._is_log_refused:
+                self._is_log_refused = True
+                reason = f"want a folder for logs, got: {error.strerror} ({error.filename})"
+                complain(self._stderr, f"UNBROKEN_LOG_DIR={self._config.log_dir}: {reason}; the console goes on")
+            return None
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def end(self, local_rank: int, incarnation: int, grace_s: float, now_s: float) -> None:
+        """Tell a process and its group to end; `kill_overdue` ends them for good after the grace."""
+        if not 0 <= local_rank < len(self._workers):
+            return
+        worker = self._workers[local_rank]
+        if worker.incarnation == incarnation and worker.is_alive:
+            self._end(worker, signal.SIGTERM, grace_s, now_s)
+
+    def end_all(self, grace_s: float, now_s: float, number: int = signal.SIGTERM) -> None:
+        """Tell all processes to end."""
+        for worker in self._workers:
+            if worker.is_alive:
+                self._end(worker, number, grace_s, now_s)
+
+    @staticmethod
+    def _end(worker: _Worker, number: int, grace_s: float, now_s: float) -> None:
+        # Continued first: a process that is stopped would take no signal but SIGKILL.
+        signal_group(worker.pid, signal.SIGCONT)
+        signal_group(worker.pid, number)
+        due_s = now_s + max(grace_s, 0.0)
+        worker.kill_at_s = due_s if worker.kill_at_s is None else min(worker.kill_at_s, due_s)
+
+    def kill_overdue(self, now_s: float) -> None:
+        """Kill the groups whose grace is over."""
+        for worker in self._workers:
+            if worker.kill_at_s is not None and now_s >= worker.kill_at_s:
+                worker.kill_at_s = None
+                if worker.is_alive:
+                    signal_group(worker.pid, signal.SIGKILL)
+
+    def forward(self, number: int) -> None:
+        """Pass a signal on to the processes themselves; their children were not asked."""
+        for worker in self._workers:
+            if worker.is_alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, number)
+
+    def reap(self) -> bool:
+        """Collect all processes that have ended, adopted orphans too; return whether a worker was among them."""
+        has_ended = False
+        while (pid := _ended_child()) is not None:
+            worker = next((worker for worker in self._workers if worker.is_alive and worker.pid == pid), None)
+            if worker is not None:
+                # Before it is reaped: until then nobody else can get the number of its group.
+                signal_group(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            if worker is not None:
+                self._note_exit(worker, os.waitstatus_to_exitcode(status))
+                has_ended = True
+        return has_ended
+
+    def _note_exit(self, worker: _Worker, exit_code: int) -> None:
+        for stream in worker.streams:
+            stream.drain()
+        worker.exit_code, worker.kill_at_s = exit_code, None
+        worker.error = "" if worker.error_file is None else read_error(worker.error_file)
+        if not worker.error and exit_code > 0:
+            # Most scripts write no error file; the last line of a traceback says it as well.
+            worker.error = worker.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
+        # Another port for the next process: a worker of the old world that still tries must not meet the new store.
+        fresh = HeldPort()
+        worker.port.release()
+        worker.port = fresh
+
+
+def _ended_child() -> int | None:
+    """Return the pid of a child that has ended and is not reaped yet."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid

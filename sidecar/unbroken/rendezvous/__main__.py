@@ -1,0 +1,82 @@
+"""`python -m unbroken.rendezvous`: the service of a job."""
+
+import asyncio
+import logging
+import signal
+import sys
+
+from aiohttp import web
+
+from unbroken.exposition import serve_exposition
+from unbroken.rendezvous.config import RendezvousConfig, read_config
+from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.server import Server
+from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.token import TokenFile
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 2.0
+
+
+async def serve(config: RendezvousConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises InputError when it cannot start."""
+    loop = asyncio.get_running_loop()
+    refusals = Refusals()
+    token = TokenFile(config.token_file)
+    service = Service(Coordinator(config.settings, loop.time()), refusals)
+    app = Server(service, token, refusals).application()
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    exposition = None
+    try:
+        await _listen(runner, *config.listen)
+        if config.metrics_listen is not None:
+            from unbroken.rendezvous.metrics import make_metrics  # noqa: PLC0415 - after the API is up
+
+            exposition = await serve_exposition(*config.metrics_listen, make_metrics(service, refusals))
+        logger.info("rendezvous started: job=%s listen=%s:%d", config.settings.job, *config.listen)
+        await _until_told(loop, service)
+    finally:
+        service.close()
+        await runner.cleanup()
+        if exposition is not None:
+            await exposition.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port, backlog=4096, reuse_address=True).start()
+    except OSError as error:
+        raise InputError(f"UNBROKEN_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+async def _until_told(loop: asyncio.AbstractEventLoop, service: Service) -> None:
+    """Wait for a signal to end. Raises what made the coordinator fail."""
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    waiter = asyncio.create_task(told.wait())
+    await asyncio.wait((waiter, service.failure), return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+    if service.failure.done():
+        service.failure.result()
+
+
+def main() -> int:
+    """Run the rendezvous; return 0 after a signal to end, 2 for bad input."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(levelname).1s unbroken.rendezvous: %(message)s"
+    )
+    try:
+        asyncio.run(serve(read_config()))
+    except InputError as error:
+        print(f"unbroken.rendezvous: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""What was refused: counted by reason, and logged once a peer and minute, so that nobody can fill the log."""
+
+import logging
+from enum import Enum
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 60.0
+_MAX_PEERS = 1024
+
+
+class Refusal(str, Enum):
+    """Why something was refused; values are metric labels."""
+
+    UNAUTHORIZED = "unauthorized"
+    MALFORMED = "malformed"
+    TOO_LARGE = "too-large"
+    OUT_OF_PLACE = "out-of-place"
+    OVERFLOW = "overflow"
+    SILENT = "silent"
+
+    __str__ = str.__str__
+
+
+class Refusals:
+    """Counts and logs."""
+
+    def __init__(self) -> None:
+        self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
+        self._logged_at_s: dict[tuple[str, Refusal], float] = {}
+
+    def note(self, reason: Refusal, peer: str, detail: str, now_s: float) -> None:
+        """Count one refusal; `peer` is the address that it came from."""
+        self.counts[reason] += 1
+        key = (peer, reason)
+        if now_s - self._logged_at_s.get(key, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return
+        if len(self._logged_at_s) >= _MAX_PEERS:
+            self._logged_at_s.clear()
+        self._logged_at_s[key] = now_s
+        logger.warning("refused: reason=%s peer=%s detail=%s", reason, peer, detail)

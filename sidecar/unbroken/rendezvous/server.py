@@ -1,0 +1,179 @@
+"""The HTTP side: authentication, parsing and the three requests of the API."""
+
+import asyncio
+import socket
+from typing import Any
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.token import TokenFile
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+from unbroken_core.messages import AgentMessage, Heartbeat, Hello, Observation, Report
+
+MAX_AGENT_MESSAGE_BYTES = 1 << 20
+"""A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
+MAX_STATUS_WAIT_S = 60.0
+_HELLO_TIMEOUT_S = 10.0
+_SILENT_PEER_MS = 10_000
+
+
+class Server:
+    """Handlers of the API; everything that they accept goes to the service."""
+
+    def __init__(self, service: Service, token: TokenFile, refusals: Refusals) -> None:
+        self._service = service
+        self._token = token
+        self._refusals = refusals
+        self._loop = asyncio.get_running_loop()
+
+    def application(self) -> web.Application:
+        """Return the application to serve."""
+        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/v1/agents", self._agents),
+                web.get("/v1/status", self._status),
+                web.put("/v1/observation", self._observation),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuse whoever lacks the token, before anything else is looked at."""
+        if not self._token.accepts(request.headers.get("Authorization", "")):
+            self._refuse(Refusal.UNAUTHORIZED, request, "want the token of this job as Authorization: Bearer")
+            return web.Response(status=401, text="want Authorization: Bearer <token of this job>\n")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def _refuse(self, reason: Refusal, request: web.Request, detail: str) -> None:
+        self._refusals.note(reason, request.remote or "unknown", detail, self._loop.time())
+
+    # ---------------------------------------------------------------------------------------------------------- agents
+
+    async def _agents(self, request: web.Request) -> web.StreamResponse:
+        connection = web.WebSocketResponse(max_msg_size=MAX_AGENT_MESSAGE_BYTES, compress=False, timeout=1.0)
+        await connection.prepare(request)
+        transport = request.transport
+        if transport is None:
+            return connection
+        _set_socket_options(transport)
+        try:
+            hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
+            if hello is not None:
+                await self._converse(connection, hello, transport)
+        except _Refused as error:
+            self._refuse(error.reason, request, str(error))
+            await connection.close(code=1008, message=str(error).encode()[:120])
+        except asyncio.TimeoutError:
+            self._refuse(Refusal.SILENT, request, f"want Hello within {_HELLO_TIMEOUT_S:g} s, got nothing")
+            await connection.close(code=1008, message=b"want Hello")
+        return connection
+
+    async def _converse(
+        self, connection: web.WebSocketResponse, hello: Hello, transport: asyncio.WriteTransport
+    ) -> None:
+        peer = self._service.join(hello, transport)
+        try:
+            while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
+                self._service.hear(peer, message)
+        finally:
+            self._service.leave(peer)
+
+    @staticmethod
+    async def _next_message(connection: web.WebSocketResponse, expected: Any, timeout_s: float | None) -> Any:
+        """Return the next message, or None at the end. Raises _Refused, TimeoutError."""
+        frame = await connection.receive(timeout_s)
+        if frame.type is WSMsgType.TEXT:
+            return _decode(frame.data, expected)
+        if frame.type is WSMsgType.BINARY:
+            raise _Refused(Refusal.MALFORMED, "frame: want text, got binary")
+        if connection.close_code == WSCloseCode.MESSAGE_TOO_BIG:
+            raise _Refused(Refusal.TOO_LARGE, f"message: want at most {MAX_AGENT_MESSAGE_BYTES} bytes, got more")
+        return None
+
+    # ------------------------------------------------------------------------------------------------ status, operator
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        try:
+            query = _status_query(request)
+        except WireError as error:
+            self._refuse(Refusal.MALFORMED, request, str(error))
+            return web.Response(status=400, text=f"{error}\n")
+        if query is None:
+            status = self._service.status()
+        else:
+            status = await self._service.newer_status(*query)
+        return web.Response(text=wire.encode(status), content_type="application/json")
+
+    async def _observation(self, request: web.Request) -> web.StreamResponse:
+        try:
+            observation = wire.decode(await request.read(), Observation)
+        except WireError as error:
+            self._refuse(Refusal.MALFORMED, request, str(error))
+            return web.Response(status=400, text=f"{error}\n")
+        except web.HTTPRequestEntityTooLarge:
+            self._refuse(Refusal.TOO_LARGE, request, f"want at most {wire.MAX_MESSAGE_BYTES} bytes")
+            raise
+        self._service.observe(observation)
+        return web.Response(status=204)
+
+
+class _Refused(WireError):
+    """A message of an agent that is not taken."""
+
+    def __init__(self, reason: Refusal, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def _decode(text: str, expected: Any) -> Any:
+    try:
+        return wire.decode(text, expected)
+    except WireError as error:
+        raise _Refused(_reason(text), str(error)) from error
+
+
+def _reason(text: str) -> Refusal:
+    """Tell a sound message that came at the wrong time from one that is none."""
+    try:
+        wire.decode(text, AgentMessage)
+    except WireError:
+        return Refusal.MALFORMED
+    return Refusal.OUT_OF_PLACE
+
+
+def _status_query(request: web.Request) -> tuple[int, int, float] | None:
+    """Return (generation, revision, seconds), or None when the caller does not want to wait. Raises WireError."""
+    after = request.query.get("after")
+    if after is None:
+        return None
+    texts = {"after": after, "generation": request.query.get("generation", "-1")}
+    numbers: dict[str, int] = {}
+    for name, text in texts.items():
+        try:
+            numbers[name] = int(text)
+        except ValueError:
+            raise WireError(f"{name}: want an integer, got {text[:40]!r}") from None
+    wait = request.query.get("timeout", str(MAX_STATUS_WAIT_S))
+    try:
+        wait_s = float(wait)
+    except ValueError:
+        raise WireError(f"timeout: want seconds, got {wait[:40]!r}") from None
+    if not 0 <= wait_s <= MAX_STATUS_WAIT_S:
+        raise WireError(f"timeout: want 0 to {MAX_STATUS_WAIT_S:g} seconds, got {wait_s}")
+    return numbers["generation"], numbers["after"], wait_s
+
+
+def _set_socket_options(transport: asyncio.WriteTransport) -> None:
+    """Let the kernel give up an agent that does not acknowledge; heartbeats see the rest."""
+    peer = transport.get_extra_info("socket")
+    if peer is None:
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)

@@ -1,0 +1,156 @@
+"""The one owner of the coordinator: events in, frames out, and a timer at its next deadline. Runs in one event loop."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from unbroken.rendezvous.peer import Peer, text_frame
+from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken_core import wire
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.errors import assert_never
+from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
+from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, RendezvousMessage, Report
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """The job's coordinator with its connections."""
+
+    def __init__(self, coordinator: Coordinator, refusals: Refusals) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._coordinator = coordinator
+        self._refusals = refusals
+        self._peers: dict[str, Peer] = {}
+        self._num_sessions = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._revision = -1
+        self._listener: Callable[[], None] = lambda: None
+        self.failure: asyncio.Future[None] = self._loop.create_future()
+        """Done with an exception when the coordinator broke a promise: the process must end, and start anew."""
+
+    # ---------------------------------------------------------------------------------------------------------- agents
+
+    def join(self, hello: Hello, transport: asyncio.WriteTransport) -> Peer:
+        """Take in a connection that said Hello."""
+        self._num_sessions += 1
+        # The agent's own name for itself is not enough: it uses the same one on each of its connections.
+        session = f"{hello.session[:64]}#{self._num_sessions}"
+        peer = Peer(session, hello.pod, transport, self._loop.time())
+        self._peers[session] = peer
+        self._step(AgentJoined(session, hello))
+        return peer
+
+    def hear(self, peer: Peer, message: Report | Heartbeat) -> None:
+        """Take in what a member says."""
+        peer.heard_at_s = self._loop.time()
+        self._step(AgentReported(peer.session, message))
+
+    def leave(self, peer: Peer) -> None:
+        """Note that a connection is closed."""
+        if self._peers.pop(peer.session, None) is not None:
+            self._step(AgentDisconnected(peer.session))
+
+    def observe(self, observation: Observation) -> None:
+        """Take in what the operator sees."""
+        self._step(Observed(observation))
+
+    # ---------------------------------------------------------------------------------------------------------- status
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each change of the status."""
+        self._listener = listener
+
+    @property
+    def max_heartbeat_age_s(self) -> float:
+        """Seconds since the agent that is silent for longest was heard; 0 without agents."""
+        now_s = self._loop.time()
+        return max((now_s - peer.heard_at_s for peer in self._peers.values()), default=0.0)
+
+    def status(self) -> JobStatus:
+        """Return the job as it is now."""
+        now_s, wall_s = self._loop.time(), time.time()
+
+        def wall(at_s: float) -> str:
+            """Turn monotonic seconds into wall-clock time, as good as the clock is now; for people only."""
+            instant = datetime.fromtimestamp(wall_s - (now_s - at_s), timezone.utc)
+            return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+        return self._coordinator.status(now_s, wall)
+
+    async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
+        """Return a status that is newer than the one named, or the same one after `timeout_s`."""
+        until_s = self._loop.time() + timeout_s
+        while (status := self.status()).generation == generation and status.revision <= revision:
+            left_s = until_s - self._loop.time()
+            if left_s <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except asyncio.TimeoutError:
+                break
+        return status
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+
+    def _step(self, event: Event) -> None:
+        started_s = self._loop.time()
+        try:
+            actions = self._coordinator.step(event, started_s)
+        except Exception as error:
+            # Its state may be half changed. The agents hold all that a new process needs to go on.
+            logger.exception("coordinator failed: event=%s", type(event).__name__)
+            if not self.failure.done():
+                self.failure.set_exception(error)
+            return
+        self._perform(actions)
+        if any(isinstance(action, Send) and isinstance(action.message, Plan) for action in actions):
+            self._coordinator.plan_took(self._loop.time() - started_s)
+        self._set_timer()
+        revision = self._coordinator.revision
+        if revision != self._revision:
+            self._revision = revision
+            self._changed.set()
+            self._changed = asyncio.Event()
+            self._listener()
+
+    def _perform(self, actions: list[Send | Close]) -> None:
+        encoded: dict[int, tuple[RendezvousMessage, bytes]] = {}
+        for action in actions:
+            peer = self._peers.get(action.session)
+            if peer is None:
+                continue
+            match action:
+                case Send(message=message):
+                    # An interruption is one object for all agents: it is encoded once.
+                    _, frame = encoded.setdefault(id(message), (message, b""))
+                    if not frame:
+                        frame = text_frame(wire.encode(message))
+                        encoded[id(message)] = (message, frame)
+                    if not peer.send(frame):
+                        self._refusals.note(Refusal.OVERFLOW, peer.pod, "does not read", self._loop.time())
+                case Close():
+                    peer.close()
+                case _:
+                    assert_never(action)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._coordinator.next_deadline_s()
+        if deadline_s is not None and deadline_s < math.inf:
+            self._timer = self._loop.call_at(deadline_s, self._step, Tick())
+
+    def close(self) -> None:
+        """Close all connections; the agents come again by themselves."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for peer in list(self._peers.values()):
+            peer.close()
+        self._changed.set()
