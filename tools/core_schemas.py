@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOTS = {
-    ("", "v1"): ("Binding ConfigMap Endpoints Event Namespace Node PersistentVolumeClaim Pod Secret Service "
-                 "ServiceAccount").split(),
+    ("", "v1"): ["Binding", "ConfigMap", "Endpoints", "Event", "Namespace", "Node", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"],
     ("apps", "v1"): ["DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"],
     ("batch", "v1"): ["Job"],
     ("coordination.k8s.io", "v1"): ["Lease"],
@@ -39,7 +38,7 @@ def definitions_of(kubeconfig: Path) -> dict[str, Any]:
         f"{config['clusters'][0]['cluster']['server']}/openapi/v2",
         headers={"Authorization": f"Bearer {config['users'][0]['user']['token']}", "Accept": "application/json"},
     )
-    context = ssl._create_unverified_context()  # noqa: S323 - a throw-away server on loopback
+    context = ssl._create_unverified_context()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     with opener.open(request) as reply:
         document: dict[str, Any] = json.load(reply)
@@ -49,6 +48,8 @@ def definitions_of(kubeconfig: Path) -> dict[str, Any]:
 def stripped(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without its prose."""
     kept = {key: schema[key] for key in KEPT if key in schema}
+    if schema.get("default"):
+        kept["default"] = schema["default"]
     if "$ref" in kept:
         kept["$ref"] = kept["$ref"].removeprefix("#/definitions/")
     if "properties" in kept:
