@@ -91,15 +91,17 @@ class Service:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The local cluster of one demonstration; its state lies in `folder`."""
+    """One local cluster; its state lies in `folder`."""
 
     folder: Path
     nodes: Path
+    api_server: Path | None = None
+    """Kubeconfig of an API server that is there already; None for one of our own."""
 
     @property
     def kubeconfig(self) -> Path:
         """File that kubectl and the operator read."""
-        return self.folder / "kubeconfig"
+        return self.api_server or self.folder / "kubeconfig"
 
     @property
     def env(self) -> dict[str, str]:
@@ -107,15 +109,16 @@ class Cluster:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
 
     async def up(self) -> None:
-        """Start API server, scheduler and kubelets; returns when all nodes are ready."""
-        await self._local("up", "--nodes", str(self.nodes), limit_s=60.0)
+        """Start what a cluster needs, kubelets included; returns when all nodes are ready. Raises CommandError."""
+        other = ("--api-server", str(self.api_server)) if self.api_server else ()
+        await self._local("up", "--nodes", str(self.nodes), *other, limit_s=90.0)
 
     async def down(self) -> None:
-        """End the cluster and every process of its pods."""
+        """End the cluster and every process of its pods. Raises CommandError."""
         await self._local("down", limit_s=60.0)
 
     async def fail_node(self, name: str) -> None:
-        """Make a node fail: its processes are killed, and its lease is not renewed any more."""
+        """Make a node fail: its processes are killed, and its lease is not renewed any more. Raises CommandError."""
         await self._local("node", "fail", name)
 
     async def kubectl(self, *words: str, limit_s: float = 30.0) -> str:

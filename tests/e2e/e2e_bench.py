@@ -1,0 +1,149 @@
+"""One cluster with an operator, on which the end-to-end tests run their jobs."""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unbroken_local.demo.observer import Observer
+from unbroken_local.demo.snapshot import Snapshot
+from unbroken_local.demo.tools import BIN, Cluster, CommandError, Service
+from unbroken_local.kube.client import KubeClient
+from unbroken_local.kube.kubeconfig import read_kubeconfig
+
+ROOT = Path(__file__).parents[2]
+CRD = ROOT / "crds" / "resilienttrainingjobs.yaml"
+CRD_WITHOUT_CEL = ROOT / "charts" / "unbroken" / "files" / "resilienttrainingjobs-without-cel.yaml"
+Json = dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """A cluster with the CRD and a running operator."""
+
+    profile: str
+    cluster: Cluster
+    operator: Service
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the API server checks rules across fields (CEL); without them the operator alone does."""
+        return self.profile != "full"
+
+    async def set_up(self) -> None:
+        """Start everything."""
+        await self.cluster.up()
+        await self.cluster.kubectl("apply", "-f", str(CRD if self.has_rules else CRD_WITHOUT_CEL))
+        await self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD_WITHOUT_CEL))
+        await self.operator.start()
+
+    async def tear_down(self) -> None:
+        """Stop everything."""
+        await self.operator.stop()
+        await self.cluster.down()
+
+    async def apply(self, namespace: str, *objects: Json) -> str:
+        """kubectl apply, as a user does. Raises CommandError with kubectl's words."""
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump_all(objects, file)
+            file.flush()
+            return await self.cluster.kubectl("apply", "-n", namespace, "-f", file.name)
+
+    async def refusal(self, namespace: str, document: Json) -> str | None:
+        """Apply an object; return kubectl's words when the API server refuses it, None when it is accepted."""
+        try:
+            await self.apply(namespace, document)
+        except CommandError as error:
+            return str(error)
+        return None
+
+    async def events(self, namespace: str, name: str) -> list[Json]:
+        """Return the Events about a job."""
+        text = await self.cluster.kubectl("get", "events", "-n", namespace, "-o", "json")
+        return [item for item in json.loads(text)["items"] if item["involvedObject"].get("name") == name]
+
+    async def wait_event(self, namespace: str, name: str, text: str, limit_s: float = 30.0) -> Json:
+        """Return the first Event about a job whose reason or message holds `text`."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                for event in await self.events(namespace, name):
+                    if text in f"{event.get('reason')} {event.get('message')}":
+                        return event
+                await asyncio.sleep(0.5)
+
+    async def wait_gone(self, namespace: str, job: str, limit_s: float = 60.0) -> None:
+        """Wait until nothing of a job is left."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                names = await self.cluster.kubectl(
+                    "get", "pods,secrets,services", "-n", namespace, "-l", f"unbroken.dev/job={job}", "-o", "name"
+                )
+                if not names.strip():
+                    return
+                await asyncio.sleep(0.5)
+
+    @asynccontextmanager
+    async def namespace(self, name: str) -> AsyncIterator[str]:
+        """Make a namespace, and delete the jobs in it at the end."""
+        await self.cluster.kubectl("create", "namespace", name)
+        try:
+            yield name
+        finally:
+            await self.cluster.kubectl("delete", "rtj", "--all", "-n", name, "--wait=false")
+            for job in await self._jobs_with_pods(name):
+                await self.wait_gone(name, job)
+
+    @asynccontextmanager
+    async def observe(self, namespace: str, job: str) -> AsyncIterator[Observer]:
+        """Follow a job."""
+        async with KubeClient(read_kubeconfig(self.cluster.kubeconfig)) as client:
+            observer = Observer(client, namespace, job)
+            following = asyncio.create_task(observer.run())
+            try:
+                yield observer
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    async def _jobs_with_pods(self, namespace: str) -> set[str]:
+        text = await self.cluster.kubectl("get", "pods", "-n", namespace, "-o", "json")
+        return {item["metadata"]["labels"]["unbroken.dev/job"] for item in json.loads(text)["items"]}
+
+
+def make_bench(profile: str, folder: Path, api_server: Path | None) -> Bench:
+    """Return a bench that is not set up yet."""
+    cluster = Cluster(folder / "cluster", ROOT / "examples" / "nodes-10.yaml", api_server)
+    operator = Service(
+        "operator", (str(BIN / "python"), "-m", "unbroken_operator"), cluster.env, folder / "operator.log"
+    )
+    return Bench(profile, cluster, operator)
+
+
+def condition(snapshot: Snapshot, kind: str) -> Json:
+    """Return one condition of the job, or an empty object."""
+    return next((item for item in snapshot.conditions if item["type"] == kind), {})
+
+
+def job(name: str, command: list[str], **spec: Any) -> Json:
+    """Return a small job that runs `command` in the example's image; `spec` replaces whole fields of its spec."""
+    container: Json = {"name": "trainer", "image": "unbroken/trainer-example:0.1.0", "command": command}
+    fields: Json = {
+        "replicas": 1,
+        "timeouts": {"softSeconds": 4, "hardSeconds": 6, "barrierSeconds": 60, "startupSeconds": 60},
+        "template": {"spec": {"containers": [container]}},
+    }
+    return {
+        "apiVersion": "unbroken.dev/v1alpha1",
+        "kind": "ResilientTrainingJob",
+        "metadata": {"name": name},
+        "spec": fields | spec,
+    }
+
+
+__all__ = ["Bench", "CommandError", "condition", "job", "make_bench"]
