@@ -32,7 +32,9 @@ class WriteStatus:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """Create the Secret with a new random token."""
+    """Create the Secret, with a new random token or the one that the pods use already."""
+
+    manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ class DeletePod:
 
 @dataclass(frozen=True)
 class PatchPod:
-    """Merge labels and annotations into a pod's metadata."""
+    """Merge labels and annotations into a pod's metadata, if it still has this uid."""
 
     name: str
+    uid: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
 

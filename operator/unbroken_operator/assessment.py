@@ -1,4 +1,4 @@
-"""Pure: what a snapshot means. Which pods count, which are lost, which roles and domains they have, whether it is over."""
+"""Pure: what a snapshot means: which pods count, which are lost, their roles and domains, whether the job is over."""
 
 from dataclasses import dataclass
 

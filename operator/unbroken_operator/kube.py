@@ -13,8 +13,8 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
-from unbroken_core.errors import InputError
 
+from unbroken_core.errors import InputError
 from unbroken_operator.errors import (
     KubeConflict,
     KubeError,
@@ -75,7 +75,7 @@ class Kube:
     async def connect(cls, kubeconfig: str | None, on_call: CallObserver = lambda *_: None) -> "Kube":
         """Read the kubeconfig, or the pod's service account when it is None. Raises InputError."""
         configuration = await load_configuration(kubeconfig)
-        return cls(ApiClient(configuration), on_call)  # type: ignore[no-untyped-call]
+        return cls(ApiClient(configuration), on_call)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -140,9 +140,7 @@ class Kube:
         content_type: str = "application/json",
     ) -> JsonObject:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-        response = await self._request(
-            method, path, query=query, body=body, content_type=content_type, timeout=timeout
-        )
+        response = await self._request(method, path, query=query, body=body, content_type=content_type, timeout=timeout)
         try:
             data = await response.read()
             parsed = json.loads(data)
@@ -176,7 +174,7 @@ class Kube:
                 auth_settings=["BearerToken"],
             )
             url, headers = arguments[1], arguments[2]
-            answer = await self._api.rest_client.request(
+            answer = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
                 method, url, headers=headers, body=dict(body) if body is not None else None, _request_timeout=timeout
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -191,7 +189,7 @@ class Kube:
 
 async def load_configuration(kubeconfig: str | None) -> Configuration:
     """Read the kubeconfig, or the pod's service account when it is None. Raises InputError that says what is wrong."""
-    configuration = Configuration()  # type: ignore[no-untyped-call]
+    configuration = Configuration()
     try:
         if kubeconfig is None:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]

@@ -1,7 +1,9 @@
 """Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
 
 import base64
+import binascii
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from unbroken_core.settings import JobSettings
@@ -39,15 +41,27 @@ def owner_reference(name: str, uid: str) -> Manifest:
     }
 
 
-def secret(settings: JobSettings, token: str) -> Manifest:
-    """Return the Secret with the job's token."""
+def secret(settings: JobSettings) -> Manifest:
+    """Return the Secret of the job, still without its token."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
         "type": "Opaque",
-        "data": {layout.TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }
+
+
+def with_token(manifest: Mapping[str, Any], token: str) -> Manifest:
+    """Return the Secret with this token."""
+    return {**manifest, "data": {layout.TOKEN_KEY: base64.b64encode(token.encode()).decode()}}
+
+
+def token_of(item: Mapping[str, Any]) -> str:
+    """Return the token in a Secret, "" when it has none that can be read."""
+    try:
+        return base64.b64decode((item.get("data") or {}).get(layout.TOKEN_KEY, ""), validate=True).decode().strip()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
 
 
 def service(settings: JobSettings) -> Manifest:

@@ -198,7 +198,8 @@ class Restart(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ALL_RUNGS
-    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun."""
+    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun
+    as it is."""
     max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
     """A place that faulted so often is not used again; empty means no limit."""
 

@@ -30,7 +30,7 @@ from unbroken_operator.actions import (
 from unbroken_operator.admission import Accepted, Refused, admit
 from unbroken_operator.assessment import Assessment, assess, observation
 from unbroken_operator.events import events
-from unbroken_operator.manifests import rendezvous_pod, service
+from unbroken_operator.manifests import rendezvous_pod, secret, service
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.status import Ordinals, next_status, status_patch
 from unbroken_operator.training_pods import training_pod
@@ -104,7 +104,7 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
         return _Objects((), free, check_after_s=5.0)
     actions: list[Action] = []
     if snapshot.secret is None:
-        actions.append(CreateSecret())
+        actions.append(CreateSecret(secret(verdict.settings)))
     if snapshot.service is None:
         actions.append(CreateService(service(verdict.settings)))
     wait_s = _hold_off_s(snapshot)
@@ -114,9 +114,8 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     if needs_rendezvous:
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image)))
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
-    is_native = snapshot.options.has_native_sidecars
     actions += [
-        CreatePod(training_pod(verdict.spec, verdict.settings, free.pod + index, role, image, is_native))
+        CreatePod(training_pod(verdict.spec, verdict.settings, free.pod + index, role, snapshot.options))
         for index, role in enumerate(roles)
     ]
     actions += _deletions(snapshot, verdict, assessment)
@@ -144,7 +143,7 @@ def _hold_off_s(snapshot: Snapshot) -> float:
 
 def _refusal_wait_s(snapshot: Snapshot) -> float:
     memory = snapshot.memory
-    return max(0.0, retry_delay_s(min(3, len(memory.refusals))) - memory.since_refusal_s)
+    return max(0.0, retry_delay_s(memory.num_refused_rounds) - memory.since_refusal_s)
 
 
 def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: int) -> list[Role]:
@@ -173,13 +172,13 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
 
 def _forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:
     for pod in _terminating_on_dead_nodes(snapshot, assessment):
-        if snapshot.memory.lost_for_s.get(pod.uid, 0.0) >= snapshot.options.force_delete_after_s:
+        if snapshot.memory.deleting_for_s.get(pod.uid, 0.0) >= snapshot.options.force_delete_after_s:
             yield DeletePod(pod.name, pod.uid, f"node {pod.node} does not come back", is_forced=True)
 
 
 def _force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
     waits = [
-        snapshot.options.force_delete_after_s - snapshot.memory.lost_for_s.get(pod.uid, 0.0)
+        snapshot.options.force_delete_after_s - snapshot.memory.deleting_for_s.get(pod.uid, 0.0)
         for pod in _terminating_on_dead_nodes(snapshot, assessment)
     ]
     return max(min(waits, default=0.0), 0.0)
@@ -220,7 +219,7 @@ def _stamps(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
             topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
             annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
         if (labels or annotations) and not pod.is_terminal:
-            yield PatchPod(pod.name, labels, annotations)
+            yield PatchPod(pod.name, pod.uid, labels, annotations)
 
 
 def _after_the_end(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> _Objects:

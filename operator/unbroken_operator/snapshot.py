@@ -1,4 +1,4 @@
-"""What the operator sees of one job: small frozen views of the API server's objects, and the snapshot of all of them."""
+"""What the operator sees of one job: small frozen views of objects of the API server, and the snapshot of them all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,13 +109,15 @@ class Memory:
     """Uid of the rendezvous pod that took the last Observation."""
     sent_generation: int = 0
     sent: Observation | None = None
-    lost_for_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since a deleted pod was first seen on a dead node, by uid."""
+    deleting_for_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since a pod was first seen being deleted, by uid."""
     finished_for_s: float = 0.0
     num_early_failures: int = 0
     """Pods that failed one after the other without ever joining."""
     since_failure_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
+    """Of the last round."""
+    num_refused_rounds: int = 0
     since_refusal_s: float = 0.0
 
 

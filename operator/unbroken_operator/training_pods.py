@@ -24,22 +24,19 @@ from unbroken_operator.manifests import (
     variable,
 )
 from unbroken_operator.models import SidecarMode, Spec, Spread
+from unbroken_operator.snapshot import OperatorOptions
 
 
-def training_pod(
-    spec: Spec, settings: JobSettings, ordinal: int, role: Role, default_image: str, has_native_sidecars: bool
-) -> Manifest:
+def training_pod(spec: Spec, settings: JobSettings, ordinal: int, role: Role, options: OperatorOptions) -> Manifest:
     """Return the nth training pod of the job."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
     pod = copy.deepcopy(template["spec"])
     containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
-    image = spec.sidecar.image or default_image
+    image = spec.sidecar.image or options.sidecar_image
     init_containers = [_install_container(spec, image, is_root_pod)]
     agent = _agent_container(spec, settings, image, is_root_pod)
-    if (
-        has_native_sidecars and spec.sidecar.mode is not SidecarMode.CONTAINER
-    ) or spec.sidecar.mode is SidecarMode.NATIVE:
+    if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
         containers.append(agent)
@@ -80,6 +77,10 @@ def launched_command(command: list[str]) -> list[str]:
     """Return the command under the launcher, which runs in the command's own interpreter when that is a Python."""
     is_python = PurePosixPath(command[0]).name.startswith("python")
     return [command[0] if is_python else "python3", "-m", "unbroken.launch", "--", *command]
+
+
+def _is_native(mode: SidecarMode, options: OperatorOptions) -> bool:
+    return options.has_native_sidecars if mode is SidecarMode.AUTO else mode is SidecarMode.NATIVE
 
 
 def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Role) -> Manifest:

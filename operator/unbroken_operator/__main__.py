@@ -1,0 +1,106 @@
+"""`python -m unbroken_operator`: runs until it is told to end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from dataclasses import dataclass
+
+from unbroken_core.errors import InputError
+from unbroken_operator import layout, logs
+from unbroken_operator.config import Config, parse
+from unbroken_operator.endpoints import serving
+from unbroken_operator.errors import KubeError, KubeNotFound
+from unbroken_operator.handlers import run_operator
+from unbroken_operator.jobs import Jobs, has_native_sidecars
+from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.rendezvous_client import RendezvousClient
+from unbroken_operator.snapshot import OperatorOptions
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Set when the operator is to stop, and when it watches."""
+
+    stop: asyncio.Event
+    ready: asyncio.Event
+
+
+async def run(config: Config) -> None:
+    """Run the operator until SIGTERM or SIGINT. Raises InputError."""
+    metrics = OperatorMetrics()
+    stop, ready = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    kube = await Kube.connect(config.kubeconfig, metrics.count_call)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(kube.close)
+        client = await stack.enter_async_context(RendezvousClient())
+        for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
+            await stack.enter_async_context(serving(address, metrics.registry, ready.is_set, has_metrics))
+        work = asyncio.create_task(_work(config, kube, client, metrics, Flags(stop, ready)), name="operator")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not ready.is_set():
+            work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+async def _work(
+    config: Config,
+    kube: Kube,
+    client: RendezvousClient,
+    metrics: OperatorMetrics,
+    flags: Flags,
+) -> None:
+    is_native = await _wait_for_api(kube, config.namespaces)
+    options = OperatorOptions(
+        config.sidecar_image, has_native_sidecars=is_native, force_delete_after_s=config.force_delete_after_s
+    )
+    jobs = Jobs(kube, client, options, metrics, config.namespaces)
+    try:
+        await jobs.start()
+        await run_operator(jobs, config.kubeconfig, config.namespaces, flags.stop, flags.ready)
+    finally:
+        await jobs.stop()
+
+
+async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
+    """Wait for the API server and the CRD; return whether the cluster has native sidecars."""
+    path = collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION)
+    while True:
+        try:
+            is_native = await has_native_sidecars(kube)
+            await kube.list(path)
+        except KubeNotFound:
+            logger.warning("waiting for the CRD name=%s; install crds/resilienttrainingjobs.yaml", layout.CRD_NAME)
+        except KubeError as error:
+            logger.warning("waiting for the API server error=%s", error)
+        else:
+            return is_native
+        await asyncio.sleep(RETRY_S)
+
+
+def main() -> int:
+    """Return the exit status: 0 after a signal, 2 for wrong settings."""
+    try:
+        config = parse()
+        logs.configure(config.is_json_log, config.log_level)
+        asyncio.run(run(config))
+    except InputError as error:
+        print(f"unbroken_operator: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

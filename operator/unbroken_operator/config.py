@@ -1,0 +1,102 @@
+"""The operator's own settings, from the command line. Everything is checked before anything starts."""
+
+import argparse
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken_core.errors import InputError
+from unbroken_operator.models import DNS_LABEL
+
+DEFAULT_SIDECAR_IMAGE = "ghcr.io/unbroken-dev/unbroken-sidecar:0.1.0"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """Validated settings."""
+
+    namespaces: tuple[str, ...]
+    """Empty means all namespaces."""
+    kubeconfig: str | None
+    """None means the service account of the pod."""
+    sidecar_image: str
+    metrics_listen: Address | None
+    liveness_listen: Address | None
+    is_json_log: bool
+    log_level: str
+    force_delete_after_s: float
+
+
+def parse(arguments: list[str] | None = None) -> Config:
+    """Read the command line. Exits with a usage message; raises InputError for what is well-formed but wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m unbroken_operator", description="Runs ResilientTrainingJobs on a Kubernetes cluster."
+    )
+    scope = parser.add_mutually_exclusive_group(required=True)
+    scope.add_argument("--namespace", action="append", metavar="NS", help="work in this namespace; may be repeated")
+    scope.add_argument("--all-namespaces", action="store_true", help="work in all namespaces")
+    parser.add_argument(
+        "--kubeconfig", help="file with the cluster's address (default: $KUBECONFIG, else the pod's service account)"
+    )
+    parser.add_argument(
+        "--sidecar-image", default=DEFAULT_SIDECAR_IMAGE, help="image of agent and rendezvous in jobs that name none"
+    )
+    parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="serve /metrics and /healthz there")
+    parser.add_argument("--liveness", metavar="ADDRESS:PORT", help="serve /healthz and /readyz there")
+    parser.add_argument("--log-format", choices=("text", "json"), default="text")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument(
+        "--force-delete-after-seconds",
+        type=float,
+        default=30.0,
+        help="a pod that is being deleted on a dead node is forced away after this (default: 30)",
+    )
+    options = parser.parse_args(arguments)
+    namespaces = tuple(dict.fromkeys(options.namespace or ()))
+    for name in namespaces:
+        if not re.match(DNS_LABEL, name):
+            raise InputError(f"--namespace: want the name of a namespace, got {name!r}")
+    if not options.sidecar_image:
+        raise InputError("--sidecar-image: want an image, got an empty string")
+    if not options.force_delete_after_seconds >= 0:
+        raise InputError(f"--force-delete-after-seconds: want at least 0, got {options.force_delete_after_seconds}")
+    return Config(
+        namespaces=namespaces,
+        kubeconfig=_kubeconfig(options.kubeconfig),
+        sidecar_image=options.sidecar_image,
+        metrics_listen=_address("--metrics-listen", options.metrics_listen),
+        liveness_listen=_address("--liveness", options.liveness),
+        is_json_log=options.log_format == "json",
+        log_level=options.log_level.upper(),
+        force_delete_after_s=options.force_delete_after_seconds,
+    )
+
+
+def _kubeconfig(option: str | None) -> str | None:
+    path = option or os.environ.get("KUBECONFIG") or None
+    if path is None and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        path = "~/.kube/config"
+    if path is None:
+        return None
+    expanded = Path(path).expanduser()
+    if not expanded.is_file():
+        raise InputError(f"--kubeconfig: want a file, got {path!r}")
+    return str(expanded)
+
+
+def _address(option: str, text: str | None) -> Address | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 <= int(port) <= 65_535 or not host:
+        raise InputError(f"{option}: want ADDRESS:PORT, such as 0.0.0.0:9090, got {text!r}")
+    return Address(host.strip("[]"), int(port))

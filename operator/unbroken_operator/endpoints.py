@@ -1,0 +1,44 @@
+"""/metrics, /healthz and /readyz."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from unbroken_core.errors import InputError
+from unbroken_operator.config import Address
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    address: Address | None, registry: CollectorRegistry, is_ready: Callable[[], bool], has_metrics: bool
+) -> AsyncIterator[None]:
+    """Serve while the context lasts; nothing when there is no address. Raises InputError when it cannot listen."""
+    if address is None:
+        yield
+        return
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readiness(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if is_ready() else web.Response(text="lists are not read yet\n", status=503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.add_routes([web.get("/healthz", health), web.get("/readyz", readiness)])
+    if has_metrics:
+        application.add_routes([web.get("/metrics", metrics)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, address.host, address.port).start()
+        except OSError as error:
+            raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
+        yield
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,196 @@
+"""Does what a plan asks for. Every action is safe to repeat: what is there already is as good as created."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.errors import assert_never
+from unbroken_operator import layout
+from unbroken_operator.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeletePod,
+    PatchPod,
+    PostEvent,
+    PushObservation,
+    WriteStatus,
+)
+from unbroken_operator.cluster import NodeStore, PodStore, ServiceStore
+from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, RendezvousUnreachable
+from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.memory import JobMemory
+from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.poller import Poller
+from unbroken_operator.rendezvous_client import RendezvousClient
+from unbroken_operator.secret_keeper import SecretKeeper
+from unbroken_operator.snapshot import ObjectView, OperatorOptions, Refusal, object_view
+
+logger = logging.getLogger(__name__)
+
+NUM_PARALLEL_CREATES = 32
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all workers share."""
+
+    kube: Kube
+    client: RendezvousClient
+    pods: PodStore
+    services: ServiceStore
+    nodes: NodeStore
+    options: OperatorOptions
+    metrics: OperatorMetrics
+
+
+class Executor:
+    """Acts for one job."""
+
+    def __init__(self, shared: Services, keeper: SecretKeeper, poller: Poller, memory: JobMemory) -> None:
+        self._shared = shared
+        self._key = keeper.key
+        self._uid = keeper.uid
+        self._keeper = keeper
+        self._poller = poller
+        self._memory = memory
+        self.foreign_service: ObjectView | None = None
+        """A Service of our name that does not bear our labels, so that the watch does not show it."""
+        self.written_job: Mapping[str, Any] | None = None
+        """The job as the last write of the status returned it."""
+
+    async def apply(self, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
+        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
+        refusals: list[Refusal] = []
+        position = 0
+        while position < len(actions):
+            batch = [actions[position]]
+            if isinstance(batch[0], CreatePod):
+                rest = actions[position : position + NUM_PARALLEL_CREATES]
+                end = next((i for i, item in enumerate(rest) if not isinstance(item, CreatePod)), len(rest))
+                batch = list(rest[:end])
+            position += len(batch)
+            outcomes = await asyncio.gather(*(self._do(action) for action in batch), return_exceptions=True)
+            for action, outcome in zip(batch, outcomes, strict=True):
+                if isinstance(outcome, KubeRefused) and isinstance(action, CreatePod | CreateService | CreateSecret):
+                    refusals.append(Refusal(str(action.manifest["metadata"]["name"]), str(outcome)))
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+            if refusals:
+                # The rest would be refused as well: a quota, or the template.
+                return tuple(refusals)
+        return ()
+
+    async def _do(self, action: Action) -> None:
+        await self._dispatch(action)
+        self._shared.metrics.actions.labels(type(action).__name__).inc()
+
+    async def _dispatch(self, action: Action) -> None:
+        match action:
+            case PushObservation():
+                await self._push(action)
+            case PostEvent():
+                await self._post_event(action)
+            case WriteStatus():
+                await self._write_status(action)
+            case CreateSecret():
+                await self._keeper.create(action.manifest)
+            case CreateService():
+                await self._create_service(action)
+            case CreatePod():
+                await self._create_pod(action)
+            case DeletePod():
+                await self._delete_pod(action)
+            case PatchPod():
+                await self._patch_pod(action)
+            case _:
+                assert_never(action)
+
+    def _path(self, resource: str) -> str:
+        return collection_path(resource, self._key[0])
+
+    def job_path(self) -> str:
+        """Return the path of the job."""
+        return f"{collection_path(layout.PLURAL, self._key[0], layout.API_VERSION)}/{self._key[1]}"
+
+    async def refresh_foreign_service(self) -> None:
+        """Look whether the Service that was in the way still is."""
+        if self.foreign_service is not None:
+            self.foreign_service = await self._read_service()
+
+    async def _push(self, action: PushObservation) -> None:
+        target = self._poller.target
+        if target is None or target.pod_uid != action.pod_uid:
+            return
+        try:
+            await self._shared.client.observe(target, action.observation)
+        except RendezvousUnreachable as error:
+            # The poller notices as well, and brings the Observation up again with its next report.
+            logger.warning("observation was not taken job=%s/%s error=%s", *self._key, error)
+            self._poller.doubt()
+            return
+        self._memory.remember_sent(action.pod_uid, action.generation, action.observation)
+
+    async def _post_event(self, action: PostEvent) -> None:
+        try:
+            await self._shared.kube.create(self._path("events"), action.manifest)
+        except KubeConflict:
+            return
+        except KubeRefused as error:
+            # An Event is a courtesy: a job must not stop because a namespace does not take any.
+            logger.warning("event was refused job=%s/%s error=%s", *self._key, error)
+
+    async def _write_status(self, action: WriteStatus) -> None:
+        # The uid makes the API server refuse a write that is meant for an earlier job of this name.
+        patch = {"metadata": {"uid": self._uid}, "status": action.patch}
+        self.written_job = await self._shared.kube.merge(f"{self.job_path()}/status", patch)
+
+    async def _create_service(self, action: CreateService) -> None:
+        try:
+            self._shared.services.upsert(await self._shared.kube.create(self._path("services"), action.manifest))
+        except KubeConflict:
+            self.foreign_service = await self._read_service()
+
+    async def _read_service(self) -> ObjectView | None:
+        try:
+            item = await self._shared.kube.get(f"{self._path('services')}/{layout.rendezvous_name(self._key[1])}")
+        except KubeNotFound:
+            return None
+        if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
+            self._shared.services.upsert(item)
+            return None
+        return object_view(item)
+
+    async def _create_pod(self, action: CreatePod) -> None:
+        try:
+            item = await self._shared.kube.create(self._path("pods"), action.manifest)
+        except KubeConflict:
+            # Created already, or a stranger's pod: then the next plan takes the next ordinal.
+            item = await self._shared.kube.get(f"{self._path('pods')}/{action.manifest['metadata']['name']}")
+        if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
+            self._shared.pods.upsert(item)
+
+    async def _delete_pod(self, action: DeletePod) -> None:
+        path = f"{self._path('pods')}/{action.name}"
+        logger.info(
+            "delete pod job=%s/%s pod=%s forced=%s why=%s", *self._key, action.name, action.is_forced, action.why
+        )
+        try:
+            item = await self._shared.kube.delete(path, action.uid, action.is_forced)
+        except (KubeNotFound, KubeConflict):
+            self._shared.pods.forget(self._key, action.name, action.uid)
+            return
+        if item.get("kind") == "Pod" and not action.is_forced:
+            self._shared.pods.upsert(item)
+        else:
+            self._shared.pods.forget(self._key, action.name, action.uid)
+
+    async def _patch_pod(self, action: PatchPod) -> None:
+        patch = {"metadata": {"uid": action.uid, "labels": action.labels, "annotations": action.annotations}}
+        try:
+            self._shared.pods.upsert(await self._shared.kube.merge(f"{self._path('pods')}/{action.name}", patch))
+        except (KubeNotFound, KubeConflict):
+            self._shared.pods.forget(self._key, action.name, action.uid)

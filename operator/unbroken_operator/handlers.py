@@ -1,0 +1,68 @@
+"""The kopf operator: it watches ResilientTrainingJobs and hands every event on. The only module that imports kopf.
+
+Only `on.event` is used: kopf then writes nothing to the jobs, neither annotations nor finalizers, so that a job can be
+deleted while no operator runs; owner references remove what belongs to it.
+"""
+
+import asyncio
+from typing import Any
+
+import kopf
+
+from unbroken_operator import layout
+from unbroken_operator.jobs import Jobs
+from unbroken_operator.kube import Connection, load_connection
+
+SERVER_TIMEOUT_S = 290
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    # The job's own resource is all that it must find: no right to watch CRDs and namespaces is needed.
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = SERVER_TIMEOUT_S
+    settings.watching.connect_timeout = 10.0
+    settings.networking.request_timeout = 60.0
+    return settings
+
+
+def _registry(jobs: Jobs, kubeconfig: str | None) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry, retries=3, backoff=1.0)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return _connection_info(await load_connection(kubeconfig))
+
+    @kopf.on.event(layout.GROUP, layout.VERSION, layout.PLURAL, registry=registry)
+    async def observe_job(event: kopf.RawEvent, **_: Any) -> None:
+        jobs.observe(event["type"], dict(event["object"]))
+
+    return registry
+
+
+def _connection_info(connection: Connection) -> kopf.ConnectionInfo:
+    return kopf.ConnectionInfo(
+        server=connection.server,
+        scheme="Bearer" if connection.token else None,
+        token=connection.token,
+        ca_path=connection.ca_path,
+        certificate_path=connection.certificate_path,
+        private_key_path=connection.private_key_path,
+        insecure=connection.is_insecure,
+    )
+
+
+async def run_operator(
+    jobs: Jobs, kubeconfig: str | None, namespaces: tuple[str, ...], stop: asyncio.Event, ready: asyncio.Event
+) -> None:
+    """Watch jobs until `stop` is set or the process is told to end by a signal."""
+    await kopf.operator(
+        registry=_registry(jobs, kubeconfig),
+        settings=_settings(),
+        namespaces=namespaces,
+        clusterwide=not namespaces,
+        standalone=True,
+        stop_flag=stop,
+        ready_flag=ready,
+    )

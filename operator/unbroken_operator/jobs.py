@@ -1,0 +1,142 @@
+"""All jobs: one worker each, and the watches that wake them."""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unbroken_operator import layout
+from unbroken_operator.cluster import JobKey, NodeStore, PodStore, ServiceStore
+from unbroken_operator.errors import KubeError
+from unbroken_operator.executor import Services
+from unbroken_operator.informer import Informer
+from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.rendezvous_client import RendezvousClient
+from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.worker import JobWorker
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 300.0
+NATIVE_SIDECARS_SINCE = (1, 29)
+
+
+class Jobs:
+    """Runs in one event loop. `namespaces` empty means all."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        client: RendezvousClient,
+        options: OperatorOptions,
+        metrics: OperatorMetrics,
+        namespaces: tuple[str, ...],
+    ) -> None:
+        pods, services, nodes = PodStore(self.wake), ServiceStore(self.wake), NodeStore(self._wake_on_node)
+        self._kube = kube
+        self._shared = Services(kube, client, pods, services, nodes, options, metrics)
+        self._namespaces = namespaces
+        self._workers: dict[JobKey, tuple[JobWorker, asyncio.Task[None]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._informers = [Informer(kube, collection_path("nodes"), nodes)]
+        for namespace in namespaces or (None,):
+            selector = layout.JOB_LABEL
+            self._informers.append(Informer(kube, collection_path("pods", namespace), pods, selector))
+            self._informers.append(Informer(kube, collection_path("services", namespace), services, selector))
+        metrics.show_jobs(self.statuses)
+
+    async def start(self) -> None:
+        """Start the watches and wait until each has listed once: no plan is made from half of the cluster."""
+        self._tasks = [
+            asyncio.create_task(informer.run(), name=f"informer {index}")
+            for index, informer in enumerate(self._informers)
+        ]
+        for informer in self._informers:
+            await informer.synced.wait()
+        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        logger.info("watching namespaces=%s", ",".join(self._namespaces) or "*")
+
+    async def stop(self) -> None:
+        """Stop everything; pods stay as they are."""
+        tasks = [*self._tasks, *(task for _, task in self._workers.values())]
+        self._tasks, self._workers = [], {}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every watch has listed."""
+        return bool(self._tasks) and all(informer.synced.is_set() for informer in self._informers)
+
+    def observe(self, kind: str | None, job: Mapping[str, Any]) -> None:
+        """Take an event of the watch of jobs: ADDED, MODIFIED, DELETED, or None for one that is there."""
+        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        running = self._workers.get(key)
+        uid = job["metadata"]["uid"]
+        if kind == "DELETED":
+            if running is not None and running[0].uid == uid:
+                self._end(key)
+            return
+        if running is not None and running[0].uid == uid and not running[1].done():
+            running[0].update(job)
+            return
+        if running is not None:
+            self._end(key)
+        worker = JobWorker(job, self._shared)
+        task = asyncio.create_task(worker.run(), name=f"job {key[0]}/{key[1]}")
+        task.add_done_callback(lambda ended: self._ended(key, worker, ended))
+        self._workers[key] = (worker, task)
+
+    def wake(self, key: JobKey) -> None:
+        """Wake a job's worker, if there is one."""
+        running = self._workers.get(key)
+        if running is not None:
+            running[0].wake()
+
+    def statuses(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Return namespace, name and status of every job."""
+        for (namespace, name), (worker, _) in sorted(self._workers.items()):
+            yield namespace, name, worker.job.get("status") or {}
+
+    def _wake_on_node(self, node: str) -> None:
+        for key in self._shared.pods.jobs_on(node):
+            self.wake(key)
+
+    def _end(self, key: JobKey) -> None:
+        worker, task = self._workers.pop(key)
+        worker.is_gone = True
+        task.cancel()
+
+    def _ended(self, key: JobKey, worker: JobWorker, task: asyncio.Task[None]) -> None:
+        running = self._workers.get(key)
+        if running is not None and running[0] is worker:
+            del self._workers[key]
+        if not task.cancelled() and task.exception() is not None:
+            # The sweep starts it again: one job's trouble is not the others'.
+            logger.error("worker ended by a bug job=%s/%s", *key, exc_info=task.exception())
+
+    async def _sweep(self) -> None:
+        """Compare with the API server now and then: kopf's watch does not tell of a job deleted while it was cut."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                jobs: list[dict[str, Any]] = []
+                for namespace in self._namespaces or (None,):
+                    jobs += (await self._kube.list(collection_path(layout.PLURAL, namespace, layout.API_VERSION)))[0]
+            except KubeError as error:
+                logger.warning("sweep failed error=%s", error)
+                continue
+            uids = {job["metadata"]["uid"] for job in jobs}
+            for key in [key for key, (worker, _) in self._workers.items() if worker.uid not in uids]:
+                self._workers[key][0].wake()
+            for job in jobs:
+                self.observe(None, job)
+
+
+async def has_native_sidecars(kube: Kube) -> bool:
+    """Return whether the API server keeps the restartPolicy of init containers. Raises KubeError."""
+    version = await kube.get("/version")
+    numbers = tuple(int("".join(filter(str.isdigit, str(version.get(key, "0")))) or 0) for key in ("major", "minor"))
+    return numbers >= NATIVE_SIDECARS_SINCE

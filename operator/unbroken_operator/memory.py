@@ -1,0 +1,84 @@
+"""What the operator remembers of a job between two plans. Pure: the time comes in as an argument."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unbroken_core.messages import JobStatus, Observation
+from unbroken_operator.plan import retry_delay_s
+from unbroken_operator.snapshot import Memory, PodView, Refusal
+
+
+@dataclass
+class JobMemory:
+    """One job's memory; all times are monotonic seconds of this process."""
+
+    joined: set[str] = field(default_factory=set)
+    """Uids of pods that were members at some time."""
+    failed: set[str] = field(default_factory=set)
+    """Uids of failed pods that were counted."""
+    deleting_since: dict[str, float] = field(default_factory=dict)
+    finished_at: float | None = None
+    num_early_failures: int = 0
+    failed_at: float = 0.0
+    refusals: tuple[Refusal, ...] = ()
+    num_refused_rounds: int = 0
+    refused_at: float = 0.0
+    sent_to: str = ""
+    sent_generation: int = 0
+    sent: Observation | None = None
+    is_started: bool = False
+
+    def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
+        """Take in what is seen now."""
+        pods = list(pods)
+        self._count_joins(report)
+        self._count_failures(pods, now_s)
+        uids = {pod.uid for pod in pods}
+        deleting = {pod.uid for pod in pods if pod.is_deleting}
+        self.deleting_since = {uid: self.deleting_since.get(uid, now_s) for uid in deleting}
+        self.joined &= uids
+        self.failed &= uids
+        if is_over and self.finished_at is None:
+            self.finished_at = now_s
+        self.is_started = True
+
+    def refuse(self, refusals: tuple[Refusal, ...], now_s: float) -> None:
+        """Remember what the API server refused in the last round; nothing means that all went well."""
+        self.num_refused_rounds = self.num_refused_rounds + 1 if refusals else 0
+        self.refusals = refusals
+        self.refused_at = now_s
+
+    def remember_sent(self, pod_uid: str, generation: int, observation: Observation) -> None:
+        """Remember the Observation that a rendezvous took."""
+        self.sent_to, self.sent_generation, self.sent = pod_uid, generation, observation
+
+    def view(self, now_s: float) -> Memory:
+        """Return the memory as plans see it."""
+        return Memory(
+            sent_to=self.sent_to,
+            sent_generation=self.sent_generation,
+            sent=self.sent,
+            deleting_for_s={uid: now_s - since for uid, since in self.deleting_since.items()},
+            finished_for_s=0.0 if self.finished_at is None else now_s - self.finished_at,
+            num_early_failures=self.num_early_failures,
+            since_failure_s=now_s - self.failed_at,
+            refusals=self.refusals,
+            num_refused_rounds=self.num_refused_rounds,
+            since_refusal_s=now_s - self.refused_at,
+        )
+
+    def _count_joins(self, report: JobStatus | None) -> None:
+        members = {pod.uid for pod in report.pods if pod.is_connected} if report is not None else set()
+        if members - self.joined:
+            self.num_early_failures = 0
+        self.joined |= members
+
+    def _count_failures(self, pods: list[PodView], now_s: float) -> None:
+        fresh = {pod.uid for pod in pods if pod.phase == "Failed"} - self.failed
+        self.failed |= fresh
+        # What failed before this process looked may have trained for days: it says nothing about the template.
+        early = fresh - self.joined if self.is_started else set()
+        # Pods that fail together count once: the delay grows with the attempts, not with the size of the job.
+        if early and now_s - self.failed_at >= retry_delay_s(self.num_early_failures):
+            self.num_early_failures += 1
+            self.failed_at = now_s

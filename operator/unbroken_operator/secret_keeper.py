@@ -1,0 +1,62 @@
+"""One job's Secret: read when needed instead of watched, so that the operator needs no right to list Secrets."""
+
+import logging
+import secrets as randomness
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken_operator import layout
+from unbroken_operator.cluster import JobKey
+from unbroken_operator.errors import KubeConflict, KubeNotFound
+from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.manifests import token_of, with_token
+from unbroken_operator.snapshot import ObjectView, object_view
+
+logger = logging.getLogger(__name__)
+
+
+class SecretKeeper:
+    """Knows the job's Secret and its token."""
+
+    def __init__(self, kube: Kube, key: JobKey, uid: str) -> None:
+        self._kube = kube
+        self.key = key
+        self.uid = uid
+        self._read_at: float | None = None
+        self.view: ObjectView | None = None
+        self.token = ""
+        """"" until it is known."""
+
+    async def refresh(self, max_age_s: float) -> None:
+        """Read the Secret again unless that was done within `max_age_s`. Raises KubeError."""
+        if self._read_at is not None and time.monotonic() - self._read_at <= max_age_s:
+            return
+        path = f"{collection_path('secrets', self.key[0])}/{layout.rendezvous_name(self.key[1])}"
+        try:
+            self._take(await self._kube.get(path))
+        except KubeNotFound:
+            self.view = None
+        self._read_at = time.monotonic()
+
+    async def create(self, manifest: Mapping[str, Any]) -> None:
+        """Create the Secret. Raises KubeError, but not when it exists already."""
+        # When someone deleted the Secret, its token is still in use in every pod.
+        token = self.token or randomness.token_hex(layout.TOKEN_BYTES)
+        try:
+            item = await self._kube.create(collection_path("secrets", self.key[0]), with_token(manifest, token))
+        except KubeConflict:
+            await self.refresh(max_age_s=-1.0)
+            return
+        self._take(item)
+        self._read_at = time.monotonic()
+
+    def _take(self, item: Mapping[str, Any]) -> None:
+        self.view = object_view(item)
+        if self.view.owner_uid != self.uid:
+            return
+        token = token_of(item)
+        if token:
+            self.token = token
+        else:
+            logger.error("secret has no token that can be read job=%s/%s secret=%s", *self.key, self.view.name)

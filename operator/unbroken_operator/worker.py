@@ -1,0 +1,173 @@
+"""One job's worker: its only writer. Wakes, observes, plans, acts, and plans again until there is nothing to do.
+
+pod, node, service, job changed ──wake──>┐
+rendezvous reported            ──wake──>─┤ observe -> plan -> apply ──actions done──> wake
+time-out of the plan           ──────────┘           └──error──> back-off
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken_operator import layout
+from unbroken_operator.actions import CreatePod, CreateSecret, CreateService, Decision, PushObservation
+from unbroken_operator.assessment import job_outcome
+from unbroken_operator.cluster import JobKey, version_of
+from unbroken_operator.errors import KubeError, KubeNotFound, KubeUnavailable
+from unbroken_operator.executor import Executor, Services
+from unbroken_operator.memory import JobMemory
+from unbroken_operator.plan import plan
+from unbroken_operator.poller import Poller
+from unbroken_operator.rendezvous_client import Target
+from unbroken_operator.secret_keeper import SecretKeeper
+from unbroken_operator.snapshot import PodView, Snapshot
+
+logger = logging.getLogger(__name__)
+
+RESYNC_S = 300.0
+SECRET_AGE_S = 300.0
+FRESH_SECRET_S = 5.0
+MIN_PAUSE_S = 0.05
+"""Changes that come in a burst are planned together."""
+MAX_BACKOFF_S = 60.0
+
+
+class JobWorker:
+    """Runs one job. `is_gone` tells that the API server has no such job any more."""
+
+    def __init__(self, job: Mapping[str, Any], shared: Services) -> None:
+        self.job = job
+        self.key: JobKey = (job["metadata"]["namespace"], job["metadata"]["name"])
+        self.uid: str = job["metadata"]["uid"]
+        self.is_gone = False
+        self._shared = shared
+        self._wake = asyncio.Event()
+        self._wake.set()
+        self._memory = JobMemory()
+        self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
+        self._keeper = SecretKeeper(shared.kube, self.key, self.uid)
+        self._executor = Executor(shared, self._keeper, self._poller, self._memory)
+
+    def wake(self) -> None:
+        """Plan soon."""
+        self._wake.set()
+
+    def update(self, job: Mapping[str, Any]) -> None:
+        """Take a newer state of the job."""
+        if version_of(job) <= version_of(self.job):
+            return
+        if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
+            # A new spec deserves a new attempt at once.
+            self._memory.refuse((), time.monotonic())
+        self.job = job
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled, or until the job is gone."""
+        wait_s: float | None = None
+        num_errors = 0
+        try:
+            while not self.is_gone:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), RESYNC_S if wait_s is None else min(wait_s, RESYNC_S))
+                self._wake.clear()
+                try:
+                    wait_s = await self._reconcile()
+                    num_errors = 0
+                except KubeError as error:
+                    num_errors += 1
+                    await self._back_off(error, num_errors)
+                    self._wake.set()
+                await asyncio.sleep(MIN_PAUSE_S)
+        finally:
+            await self._poller.stop()
+
+    async def _reconcile(self) -> float | None:
+        with self._shared.metrics.reconcile_seconds.time():
+            decision = plan(await self._observe(SECRET_AGE_S))
+            if any(isinstance(action, CreatePod) for action in decision.actions):
+                # New pods mount the Secret: be sure that it is there, however long ago it was read.
+                decision = plan(await self._observe(FRESH_SECRET_S))
+            try:
+                refusals = await self._executor.apply(decision.actions)
+            finally:
+                if self._executor.written_job is not None:
+                    self.update(self._executor.written_job)
+            if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
+                self._memory.refuse(refusals, time.monotonic())
+        if _is_worth_another_look(decision):
+            self._wake.set()
+        return decision.check_after_s
+
+    async def _observe(self, secret_age_s: float) -> Snapshot:
+        shared, now_s = self._shared, time.monotonic()
+        if not self.job["metadata"].get("deletionTimestamp"):
+            await self._keeper.refresh(secret_age_s)
+            await self._executor.refresh_foreign_service()
+        pods = shared.pods.of_job(self.key)
+        self._poller.follow(self._target(pods))
+        snapshot = Snapshot(
+            job=self.job,
+            pods=pods,
+            nodes=shared.nodes.nodes,
+            secret=self._keeper.view,
+            service=shared.services.of_job(self.key) or self._executor.foreign_service,
+            now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            options=shared.options,
+            report=self._poller.report,
+            report_from=self._poller.report_from,
+            is_reachable=self._poller.is_reachable,
+            unreachable_because=self._poller.unreachable_because,
+        )
+        owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+        self._memory.update(owned, self._poller.report, job_outcome(snapshot)[0] is not None, now_s)
+        return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    def _target(self, pods: tuple[PodView, ...]) -> Target | None:
+        candidates = [
+            pod
+            for pod in pods
+            if pod.component == layout.RENDEZVOUS
+            and pod.owner_uid == self.uid
+            and pod.ip
+            and not pod.is_terminal
+            and not pod.is_deleting
+        ]
+        if not candidates or not self._keeper.token:
+            return None
+        pod = max(candidates, key=lambda pod: pod.ordinal)
+        return Target(pod.uid, pod.name, pod.ip, self._keeper.token)
+
+    async def _back_off(self, error: KubeError, num_errors: int) -> None:
+        self._shared.metrics.reconcile_errors.inc()
+        if not isinstance(error, KubeUnavailable):
+            await self._check_existence()
+        if self.is_gone:
+            return
+        delay_s = min(0.2 * 2 ** min(num_errors, 12), MAX_BACKOFF_S)
+        if isinstance(error, KubeUnavailable) and error.retry_after_s is not None:
+            delay_s = error.retry_after_s
+        logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
+        await asyncio.sleep(delay_s)
+
+    async def _check_existence(self) -> None:
+        """Notice a job that went without the watch telling of it."""
+        try:
+            job = await self._shared.kube.get(self._executor.job_path())
+        except KubeNotFound:
+            self.is_gone = True
+        except KubeError:
+            return
+        else:
+            self.is_gone = job["metadata"]["uid"] != self.uid
+            if not self.is_gone:
+                self.update(job)
+
+
+def _is_worth_another_look(decision: Decision) -> bool:
+    return any(not isinstance(action, PushObservation) for action in decision.actions)
