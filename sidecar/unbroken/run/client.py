@@ -1,0 +1,46 @@
+"""The run's side of the rendezvous API: status and observations."""
+
+import asyncio
+
+import aiohttp
+
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+from unbroken_core.messages import JobStatus, Observation
+
+_WAIT_S = 30.0
+_TIMEOUT = aiohttp.ClientTimeout(total=_WAIT_S + 10.0)
+
+
+class RendezvousClient:
+    """Talks to one rendezvous; every failure is an answer of None or False, as it may just be starting again."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT)
+
+    async def newer_status(self, known: JobStatus | None) -> JobStatus | None:
+        """Wait for a status newer than the known one, half a minute at most; None when there was no answer."""
+        query = {}
+        if known is not None:
+            query = {"after": str(known.revision), "generation": str(known.generation), "timeout": f"{_WAIT_S:g}"}
+        try:
+            async with self._session.get(f"{self._url}/v1/status", params=query) as response:
+                if response.status != 200:
+                    return None
+                status: JobStatus = wire.decode(await response.read(), JobStatus)
+                return status
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, WireError):
+            return None
+
+    async def observe(self, observation: Observation) -> bool:
+        """Send what the operator would send; return whether it was taken."""
+        try:
+            async with self._session.put(f"{self._url}/v1/observation", data=wire.encode(observation)) as response:
+                return response.status == 204
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError):
+            return False
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()

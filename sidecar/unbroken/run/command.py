@@ -1,0 +1,34 @@
+"""The command itself: options in, exit code out, and a private folder that is gone afterwards."""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from unbroken.run.addresses import AddressBlock
+from unbroken.run.options import RunOptions, read_options
+from unbroken.run.supervisor import Supervisor
+from unbroken_core.errors import InputError
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run the command line; return 0 complete, 1 failed, 2 bad input, 128 + N after signal N."""
+    try:
+        options = read_options(arguments)
+        block = AddressBlock()
+    except InputError as error:
+        print(f"unbroken run: {error}", file=sys.stderr)
+        return 2
+    # Readable by this user only: it holds the token and the sockets.
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-"))
+    try:
+        return asyncio.run(_supervise(options, folder, block))
+    finally:
+        block.release()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _supervise(options: RunOptions, folder: Path, block: AddressBlock) -> int:
+    return await Supervisor(options, folder, block).run()

@@ -1,0 +1,53 @@
+"""What a person at the terminal is told: the differences between two statuses, one line each. Pure."""
+
+from unbroken_core.messages import JobStatus, Recovery
+from unbroken_core.reasons import JobPhase
+
+
+def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
+    """Return the lines that lead from one status to the next."""
+    lines = [*_recoveries(before, after)]
+    has_moved = before is None or before.phase is not after.phase
+    if after.phase is JobPhase.RUNNING and (has_moved or (before and before.iteration != after.iteration)):
+        spares = f", {after.spare_ranks} spare" if after.spare_ranks else ""
+        lost = f", {after.lost_ranks} lost" if after.lost_ranks else ""
+        lines.append(f"training: iteration {after.iteration}, {after.world_size} ranks{spares}{lost}")
+    elif after.phase in (JobPhase.FORMING, JobPhase.INTERRUPTED):
+        if before is None or (before.phase, before.message) != (after.phase, after.message):
+            lines.append(f"{after.phase}: {after.message}")
+    elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
+        lines.append(f"{after.phase}: {after.message}")
+    return lines
+
+
+def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
+    known = {recovery.number: recovery for recovery in before.recoveries} if before is not None else {}
+    lines = []
+    for recovery in after.recoveries:
+        old = known.get(recovery.number)
+        if old is None:
+            lines.append(_fault(recovery))
+        if recovery.ended_at and (old is None or not old.ended_at):
+            lines.append(_recovered(recovery))
+    return lines
+
+
+def _fault(recovery: Recovery) -> str:
+    who = f"rank {recovery.rank} in {recovery.pod}" if recovery.rank is not None else recovery.pod or "the job"
+    more = f" (and {recovery.num_faults - 1} more faults)" if recovery.num_faults > 1 else ""
+    detail = f": {recovery.detail}" if recovery.detail else ""
+    return f"fault {recovery.number}: {recovery.cause} of {who}{detail}{more}"
+
+
+def _recovered(recovery: Recovery) -> str:
+    phases = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in recovery.phase_s.items())
+    total_s = sum(recovery.phase_s.values())
+    who = f", {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
+    size = ""
+    if recovery.world_size_before != recovery.world_size_after:
+        size = f", {recovery.world_size_before} -> {recovery.world_size_after} ranks"
+    return f"recovered {recovery.number}: rung {recovery.rung}{who}{size} in {_duration(total_s)} ({phases})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

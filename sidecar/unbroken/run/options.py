@@ -1,0 +1,221 @@
+"""Options of `unbroken run`, and the job that they describe."""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken_core.errors import InputError
+from unbroken_core.reasons import Rung
+from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget, Timeouts
+
+MAX_LOCAL_PODS = 250
+_EPILOG = """
+examples:
+  unbroken run --pods 4 --spares 1 --ranks-per-pod 2 train.py --epochs 3
+  unbroken run --pods 2 --ranks-per-pod 2 --rungs process,pod torchrun_style_script.py
+  unbroken run --pods 4 --layers rack --domains r1,r1,r2,r2,r2 --spares 1 train.py
+
+A script that calls unbroken.inprocess.Wrapper is restarted in its process. For any other script, as written for
+torchrun, leave the rung in-process out: every fault then restarts the processes.
+"""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run."""
+
+    settings: JobSettings
+    command: tuple[str, ...]
+    domains: tuple[tuple[str, ...], ...]
+    """Names of each pod's domains, outermost first, active pods before spares."""
+    log_dir: Path | None
+    max_replacements: int
+    """Pods that may be replaced before the run gives up."""
+    is_quiet: bool
+
+
+def read_options(arguments: Sequence[str] | None) -> RunOptions:
+    """Read the command line. Raises InputError that says what, where, seen, wanted; SystemExit for --help."""
+    parsed = _parser().parse_args(arguments)
+    command = _command(parsed.command)
+    layers = tuple(Layer(name, f"local/{name}") for name in _names("--layers", parsed.layers))
+    num_pods = parsed.pods + parsed.spares
+    if num_pods > MAX_LOCAL_PODS:
+        raise InputError(f"--pods, --spares: want at most {MAX_LOCAL_PODS} pods on one machine, got {num_pods}")
+    settings = JobSettings(
+        job=_job_name(parsed.job, command),
+        uid=f"local-{os.getpid()}",
+        replicas=parsed.pods,
+        min_replicas=parsed.min_pods,
+        spares=parsed.spares,
+        ranks_per_pod=parsed.ranks_per_pod,
+        layers=layers,
+        divisible_by=parsed.divisible_by,
+        max_ranks=parsed.max_ranks,
+        min_ranks_per_pod=parsed.min_ranks_per_pod,
+        rungs=_rungs(parsed.rungs),
+        max_faults_per_rank=parsed.max_faults_per_rank,
+        timeouts=_timeouts(parsed),
+    )
+    return RunOptions(
+        settings=settings,
+        command=command,
+        domains=_domains(parsed.domains, layers, num_pods),
+        log_dir=Path(parsed.log_dir).absolute() if parsed.log_dir else None,
+        max_replacements=parsed.max_replacements,
+        is_quiet=parsed.quiet,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="unbroken run",
+        description="Run a training script on this machine as a job that survives faults.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shape = parser.add_argument_group("shape of the job")
+    shape.add_argument("--pods", type=int, default=1, metavar="N", help="active pods (1)")
+    shape.add_argument("--min-pods", type=int, metavar="N", help="go on with as few as this (default: all)")
+    shape.add_argument("--spares", type=int, default=0, metavar="N", help="pods that wait, ready to take over (0)")
+    shape.add_argument("--ranks-per-pod", type=int, default=1, metavar="N", help="worker processes a pod (1)")
+    shape.add_argument("--divisible-by", type=int, default=1, metavar="N", help="world size is a multiple of this")
+    shape.add_argument("--max-ranks", type=int, metavar="N", help="largest world size")
+    shape.add_argument(
+        "--min-ranks-per-pod", type=int, metavar="N", help="a pod with fewer healthy workers is left out"
+    )
+    shape.add_argument("--layers", default="", metavar="A,B", help="topology layers, outermost first: rack,host")
+    shape.add_argument(
+        "--domains", default="", metavar="A/B,...", help="domains of each pod, one name a layer: r1/h1,r1/h2"
+    )
+    recovery = parser.add_argument_group("recovery")
+    recovery.add_argument(
+        "--rungs",
+        default="",
+        metavar="R,...",
+        help="ladder, each rung as NAME, NAME:LIMIT or NAME:LIMIT/SECONDS (in-process,process,pod,world,job)",
+    )
+    recovery.add_argument("--max-faults-per-rank", type=int, metavar="N")
+    recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
+    times = parser.add_argument_group("time limits in seconds")
+    times.add_argument("--soft-timeout", type=float, metavar="S", help="no progress: interrupt (60)")
+    times.add_argument("--hard-timeout", type=float, metavar="S", help="no progress: end the process (1.5 x soft)")
+    times.add_argument("--barrier-timeout", type=float, metavar="S", help="everyone ready after an interruption")
+    for name, default in _OTHER_TIMEOUTS.items():
+        times.add_argument(f"--{name}", type=float, default=default, metavar="S", help=f"({default:g})")
+    other = parser.add_argument_group("other")
+    other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
+    other.add_argument("--log-dir", metavar="DIR", help="keep DIR/<pod>/rank-<local>/<incarnation>.log")
+    other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="script or command, with arguments"
+    )
+    return parser
+
+
+_DEFAULT = Timeouts()
+_OTHER_TIMEOUTS = {
+    "heartbeat-timeout": _DEFAULT.heartbeat_s,
+    "completion-timeout": _DEFAULT.completion_s,
+    "startup-timeout": _DEFAULT.startup_s,
+    "reconnect-timeout": _DEFAULT.reconnect_s,
+    "termination-grace": _DEFAULT.termination_grace_s,
+    "last-call": _DEFAULT.last_call_s,
+}
+
+
+def _timeouts(parsed: argparse.Namespace) -> Timeouts:
+    soft_s = _DEFAULT.soft_s if parsed.soft_timeout is None else parsed.soft_timeout
+    hard_s = 1.5 * soft_s if parsed.hard_timeout is None else parsed.hard_timeout
+    barrier_s = max(_DEFAULT.barrier_s, 2 * hard_s) if parsed.barrier_timeout is None else parsed.barrier_timeout
+    return Timeouts(
+        soft_s=soft_s,
+        hard_s=hard_s,
+        barrier_s=barrier_s,
+        heartbeat_s=parsed.heartbeat_timeout,
+        completion_s=parsed.completion_timeout,
+        startup_s=parsed.startup_timeout,
+        reconnect_s=parsed.reconnect_timeout,
+        termination_grace_s=parsed.termination_grace,
+        last_call_s=parsed.last_call,
+    )
+
+
+def _rungs(text: str) -> tuple[RungBudget, ...]:
+    if not text:
+        return DEFAULT_RUNGS
+    return tuple(_rung(part) for part in _names("--rungs", text))
+
+
+def _rung(text: str) -> RungBudget:
+    match = re.fullmatch(r"([a-z-]+)(?::(\d+)(?:/(\d+(?:\.\d+)?))?)?", text)
+    words = [rung.value for rung in Rung]
+    if match is None or match[1] not in words:
+        raise InputError(f"--rungs: want NAME, NAME:LIMIT or NAME:LIMIT/SECONDS with NAME of {words}, got {text!r}")
+    limit = None if match[2] is None else int(match[2])
+    return RungBudget(Rung(match[1]), limit) if match[3] is None else RungBudget(Rung(match[1]), limit, float(match[3]))
+
+
+def _names(option: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")] if text else []
+    if any(not name for name in names):
+        raise InputError(f"{option}: want names with commas between them, got {text!r}")
+    return names
+
+
+def _domains(text: str, layers: tuple[Layer, ...], num_pods: int) -> tuple[tuple[str, ...], ...]:
+    """Return the domains of each pod; by default one domain a pod in the innermost layer, under one of each other."""
+    if not text:
+        outer = tuple(f"{layer.name}-0" for layer in layers[:-1])
+        return tuple((*outer, f"{layers[-1].name}-{pod}") if layers else () for pod in range(num_pods))
+    if not layers:
+        raise InputError(f"--domains: want --layers with the names of the layers, got only --domains {text}")
+    found = tuple(tuple(path.split("/")) for path in _names("--domains", text))
+    if len(found) != num_pods:
+        raise InputError(f"--domains: want one for each of {num_pods} pods (spares last), got {len(found)}")
+    for path in found:
+        if len(path) != len(layers) or not all(path):
+            names = "/".join(layer.name.upper() for layer in layers)
+            raise InputError(f"--domains: want {names} for each pod, got {'/'.join(path)!r}")
+    return found
+
+
+def _command(words: list[str]) -> tuple[str, ...]:
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise InputError("script: want `unbroken run [options] script.py [arguments]`, got no script")
+    first = words[0]
+    if first.startswith("-") and first != "-m":
+        raise InputError(f"unknown option {first}; `unbroken run --help` lists all")
+    if first == "-m":
+        if len(words) == 1:
+            raise InputError("-m: want the name of a module, got nothing")
+        return (sys.executable, *words)
+    if first.endswith(".py"):
+        if not Path(first).is_file():
+            raise InputError(f"script: want a Python file, got {first!r}, which is not there")
+        return (sys.executable, *words)
+    if shutil.which(first) is None:
+        raise InputError(f"script: want a .py file or a command that is in PATH, got {first!r}")
+    return tuple(words)
+
+
+def _job_name(text: str, command: tuple[str, ...]) -> str:
+    """Return a name that could be a Kubernetes object's, as pods are named after it."""
+    if not text:
+        source = command[1] if command[0] == sys.executable else command[0]
+        source = command[2] if source == "-m" else Path(source).stem
+        text = re.sub(r"[^a-z0-9-]+", "-", source.lower()).strip("-")[:40].strip("-") or "job"
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", text):
+        raise InputError(f"--job: want lower-case letters, digits and dashes, at most 52, got {text!r}")
+    return text

@@ -1,0 +1,128 @@
+"""One pod of a run: an agent and a launcher, and what starts them."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.run.children import Child
+from unbroken.run.options import RunOptions
+from unbroken_core.messages import PodObservation
+from unbroken_core.reasons import Role
+from unbroken_core.wire import settings_to_json
+
+RENDEZVOUS_PORT = 29600
+METRICS_PORT = 29601
+AGENT_METRICS_PORT = 29602
+
+
+@dataclass
+class Pod:
+    """One pod; a replacement is another one."""
+
+    name: str
+    uid: str
+    address: str
+    node: str
+    domains: tuple[str, ...]
+    role: Role
+    folder: Path
+    agent: Child | None = None
+    launcher: Child | None = None
+    agent_starts_s: list[float] = field(default_factory=list)
+    """When its agent was started, monotonic seconds."""
+    is_over: bool = False
+
+    @property
+    def observation(self) -> PodObservation:
+        """The pod as an operator would see it."""
+        return PodObservation(self.name, self.node, self.domains, self.role)
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """Commands and environments of all parts of one run."""
+
+    options: RunOptions
+    token_file: Path
+    rendezvous_host: str
+    base: Mapping[str, str]
+    """The user's environment."""
+
+    @property
+    def rendezvous_command(self) -> list[str]:
+        """Command of the rendezvous."""
+        return [sys.executable, "-m", "unbroken.rendezvous"]
+
+    @property
+    def rendezvous_url(self) -> str:
+        """Where agents and this run reach it."""
+        return f"http://{self.rendezvous_host}:{RENDEZVOUS_PORT}"
+
+    def rendezvous_environment(self) -> dict[str, str]:
+        """Environment of the rendezvous."""
+        return {
+            **self._common(),
+            "UNBROKEN_LISTEN": f"{self.rendezvous_host}:{RENDEZVOUS_PORT}",
+            "UNBROKEN_METRICS_LISTEN": f"{self.rendezvous_host}:{METRICS_PORT}",
+        }
+
+    @property
+    def agent_command(self) -> list[str]:
+        """Command of an agent."""
+        return [sys.executable, "-m", "unbroken.agent"]
+
+    def agent_environment(self, pod: Pod) -> dict[str, str]:
+        """Environment of a pod's agent."""
+        return {
+            **self._common(),
+            **self._identity(pod),
+            "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
+            "UNBROKEN_METRICS_LISTEN": f"{pod.address}:{AGENT_METRICS_PORT}",
+            "UNBROKEN_DOMAINS": "/".join(pod.domains),
+        }
+
+    def launcher_command(self) -> list[str]:
+        """Command of a launcher."""
+        # The workers' command decides about its own sys.path; the launcher must not import from the user's folder.
+        safe = ["-P"] if sys.version_info >= (3, 11) else []
+        grace = f"{self.options.settings.timeouts.termination_grace_s:g}"
+        return [sys.executable, *safe, "-m", "unbroken.launch", "--grace", grace, "--", *self.options.command]
+
+    def launcher_environment(self, pod: Pod) -> dict[str, str]:
+        """Environment of a pod's launcher, and so of its workers."""
+        environment = {
+            **self._user(),
+            **self._identity(pod),
+            "UNBROKEN_RANKS_PER_POD": str(self.options.settings.ranks_per_pod),
+        }
+        if self.options.log_dir is not None:
+            environment["UNBROKEN_LOG_DIR"] = str(self.options.log_dir)
+        return environment
+
+    def _user(self) -> dict[str, str]:
+        """Return the user's environment without what would make a worker believe that it is in another job."""
+        return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_")}
+
+    def _common(self) -> dict[str, str]:
+        return {
+            **self._user(),
+            "UNBROKEN_SETTINGS": settings_to_json(self.options.settings),
+            "UNBROKEN_TOKEN_FILE": str(self.token_file),
+        }
+
+    @staticmethod
+    def _identity(pod: Pod) -> dict[str, str]:
+        return {
+            "UNBROKEN_POD": pod.name,
+            "UNBROKEN_POD_UID": pod.uid,
+            "UNBROKEN_NODE": pod.node,
+            "UNBROKEN_POD_IP": pod.address,
+            "UNBROKEN_DIR": str(pod.folder),
+        }
+
+
+def make_recipes(options: RunOptions, token_file: Path, rendezvous_host: str) -> Recipes:
+    """Return the recipes for this process' environment."""
+    return Recipes(options, token_file, rendezvous_host, dict(os.environ))

@@ -1,0 +1,260 @@
+"""Keeps a run alive as kubelet and operator would: restarts agents and rendezvous, replaces pods."""
+
+import asyncio
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+
+from unbroken.run.addresses import AddressBlock
+from unbroken.run.children import Child, Children
+from unbroken.run.client import RendezvousClient
+from unbroken.run.narration import narrate
+from unbroken.run.options import RunOptions
+from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.reasons import JobPhase, Role
+
+_RETRY_S = 0.1
+_STORM_STARTS = 5
+_STORM_S = 30.0
+_GRACE_S = 10.0
+"""Beyond the termination grace: so long a part may take to end when it is told to."""
+
+
+class Supervisor:
+    """One run. All of it in one event loop, in the main thread."""
+
+    def __init__(self, options: RunOptions, folder: Path, block: AddressBlock) -> None:
+        self._options = options
+        self._folder = folder
+        self._block = block
+        token = secrets.token_hex(32)
+        token_file = folder / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(token)
+        self._recipes = make_recipes(options, token_file, block.rendezvous)
+        self._children = Children()
+        self._client = RendezvousClient(self._recipes.rendezvous_url, token)
+        self._rendezvous: Child | None = None
+        self._pods: list[Pod] = []
+        self._num_made = 0
+        self._num_replaced = 0
+        self._status: JobStatus | None = None
+        self._is_news = asyncio.Event()
+        """Set when the rendezvous has to be told about the pods."""
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[int] = self._loop.create_future()
+        """Exit code, once it is known."""
+        self._num_interrupts = 0
+        self._started_s = time.monotonic()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Run the job to its end; return 0 when it is complete, 1 when it failed, 128 + N after signal N."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._loop.add_signal_handler(number, self._interrupt, number)
+        settings = self._options.settings
+        spares = f", {settings.spares} spare" if settings.spares else ""
+        self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
+        try:
+            self._keep(self._keep_rendezvous())
+            for index in range(settings.replicas + settings.spares):
+                role = Role.ACTIVE if index < settings.replicas else Role.SPARE
+                self._start_pod(self._options.domains[index], role)
+            self._keep(self._tell_pods())
+            self._keep(self._follow())
+            code = await self._end
+            if code <= 1:
+                await self._wait_for_workers()
+            return code
+        finally:
+            await self._clean_up()
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        """Run a part of the supervision; its failure is a bug, and ends the run with its traceback."""
+
+        def on_end(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None and not self._end.done():
+                self._end.set_exception(error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(on_end)
+
+    def _finish(self, code: int) -> None:
+        if not self._end.done():
+            self._end.set_result(code)
+
+    def _interrupt(self, number: int) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 1:
+            self._say(f"{signal.Signals(number).name}: ending the job; once more to kill it")
+            self._finish(128 + number)
+        else:
+            for pod in self._pods:
+                if pod.launcher is not None:
+                    # Its workers are tied to it.
+                    pod.launcher.signal(signal.SIGKILL)
+
+    # ------------------------------------------------------------------------------------------------------ rendezvous
+
+    async def _keep_rendezvous(self) -> None:
+        """Start the rendezvous, again whenever it ends."""
+        starts_s: list[float] = []
+        while True:
+            starts_s.append(time.monotonic())
+            recipes = self._recipes
+            environment = recipes.rendezvous_environment()
+            child = self._children.start("rendezvous", recipes.rendezvous_command, environment, self._folder)
+            self._rendezvous = child
+            code = await child.ended
+            if self._end.done():
+                return
+            if _is_storm(starts_s):
+                self._say(f"rendezvous ended {_STORM_STARTS} times within {_STORM_S:g} s ({_ending(code)}): giving up")
+                self._finish(1)
+                return
+            self._say(f"rendezvous {_ending(code)}: started again")
+            self._is_news.set()
+
+    async def _tell_pods(self) -> None:
+        """Tell the rendezvous which pods there are, after every change."""
+        while True:
+            await self._is_news.wait()
+            self._is_news.clear()
+            pods = {pod.uid: pod.observation for pod in self._pods if not pod.is_over}
+            if not await self._client.observe(Observation(pods)):
+                self._is_news.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _follow(self) -> None:
+        """Tell the user what the job does, until it is over."""
+        while True:
+            status = await self._client.newer_status(self._status)
+            if status is None:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            for line in narrate(self._status, status):
+                self._say(line)
+            self._status = status
+            if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+                self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
+                return
+
+    # ------------------------------------------------------------------------------------------------------------ pods
+
+    def _start_pod(self, domains: tuple[str, ...], role: Role) -> None:
+        name = f"{self._options.settings.job}-{self._num_made}"
+        folder = self._folder / name
+        folder.mkdir(mode=0o700)
+        node = domains[-1] if domains else f"local-{self._num_made}"
+        pod = Pod(name, secrets.token_hex(8), self._block.next_pod(), node, domains, role, folder)
+        self._num_made += 1
+        self._pods.append(pod)
+        self._is_news.set()
+        self._keep(self._keep_pod(pod))
+
+    async def _keep_pod(self, pod: Pod) -> None:
+        """Run a pod to its end: its agent is started again, its launcher is the pod itself."""
+        pod.agent = self._start_agent(pod)
+        recipes = self._recipes
+        environment = recipes.launcher_environment(pod)
+        launcher = self._children.start(f"{pod.name} launcher", recipes.launcher_command(), environment, None)
+        pod.launcher = launcher
+        while launcher.is_alive:
+            await asyncio.wait((pod.agent.ended, launcher.ended), return_when=asyncio.FIRST_COMPLETED)
+            if launcher.ended.done():
+                break
+            if _is_storm(pod.agent_starts_s):
+                self._say(f"{pod.name}: its agent ended {_STORM_STARTS} times within {_STORM_S:g} s: ending the pod")
+                launcher.signal(signal.SIGTERM)
+                await launcher.ended
+            else:
+                self._report_agent(pod)
+                pod.agent = self._start_agent(pod)
+        await self._end_pod(pod, launcher.ended.result())
+
+    def _start_agent(self, pod: Pod) -> Child:
+        pod.agent_starts_s.append(time.monotonic())
+        recipes = self._recipes
+        environment = recipes.agent_environment(pod)
+        return self._children.start(f"{pod.name} agent", recipes.agent_command, environment, self._folder)
+
+    def _report_agent(self, pod: Pod) -> None:
+        if pod.agent is not None and not self._end.done():
+            self._say(f"{pod.name}: agent {_ending(pod.agent.ended.result())}: started again")
+
+    async def _end_pod(self, pod: Pod, code: int) -> None:
+        """A pod is over: replace it, unless the job is over as well."""
+        pod.is_over = True
+        self._is_news.set()
+        if pod.agent is not None:
+            await self._children.stop([pod.agent], _GRACE_S)
+        if self._end.done() or await self._is_job_over():
+            return
+        if self._num_replaced >= self._options.max_replacements:
+            self._say(
+                f"{pod.name} {_ending(code)}; {self._num_replaced} pods were replaced, no more (--max-replacements)"
+            )
+            self._finish(1)
+            return
+        self._num_replaced += 1
+        self._say(f"{pod.name} {_ending(code)}: replaced by {self._options.settings.job}-{self._num_made}")
+        self._start_pod(pod.domains, Role.SPARE)
+
+    async def _is_job_over(self) -> bool:
+        """Whether the rendezvous says so now: pods end before the last status is read."""
+        status = await self._client.newer_status(None)
+        return status is not None and status.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    async def _wait_for_workers(self) -> None:
+        """After the end of the job the launchers end by themselves, when their workers have."""
+        timeouts = self._options.settings.timeouts
+        limit_s = max(timeouts.completion_s, timeouts.startup_s) + timeouts.termination_grace_s + _GRACE_S
+        alive = [pod.launcher.ended for pod in self._pods if pod.launcher is not None and pod.launcher.is_alive]
+        until_s = time.monotonic() + limit_s
+        while alive and time.monotonic() < until_s and self._num_interrupts == 0:
+            _, waiting = await asyncio.wait(alive, timeout=0.5)
+            alive = list(waiting)
+
+    async def _clean_up(self) -> None:
+        if not self._end.done():
+            self._end.cancel()
+        grace_s = self._options.settings.timeouts.termination_grace_s + _GRACE_S
+        await self._children.stop([pod.launcher for pod in self._pods if pod.launcher is not None], grace_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        agents = [pod.agent for pod in self._pods if pod.agent is not None]
+        for agent in agents:
+            # Their pods are gone: there is nothing left to tell.
+            agent.signal(signal.SIGKILL)
+        rest = [*agents, *([self._rendezvous] if self._rendezvous is not None else [])]
+        await self._children.stop(rest, _GRACE_S)
+        await self._client.close()
+        self._children.kill_leftovers()
+
+    def _say(self, text: str) -> None:
+        if not self._options.is_quiet:
+            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {text}", file=sys.stderr, flush=True)
+
+
+def _is_storm(starts_s: list[float]) -> bool:
+    """Whether something was started too often of late to be started once more."""
+    now_s = time.monotonic()
+    return sum(now_s - start_s < _STORM_S for start_s in starts_s) >= _STORM_STARTS
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
