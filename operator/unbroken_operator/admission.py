@@ -3,6 +3,7 @@
 The API server checks the same where it can; this is for what its schema cannot say, and for clusters without CEL.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,8 @@ def admit(job: Mapping[str, Any]) -> Accepted | Refused:
     metadata = job["metadata"]
     found = list(_name_violations(metadata["name"]))
     try:
-        spec = Spec.model_validate(job.get("spec") or {})
+        # As JSON, since strict models take words for enums and lists for tuples only from there.
+        spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
     except ValidationError as error:
         return Refused((*found, *(_describe(item) for item in error.errors(include_url=False))))
     try:

@@ -32,7 +32,7 @@ def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assess
     if isinstance(verdict, Accepted) and assessment is not None:
         problem = _pods_ready(snapshot, verdict, assessment)
         found += [] if assessment.outcome is not None else [problem]
-        if verdict.settings.layers:
+        if verdict.settings.layers and assessment.domains:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
     elif snapshot.report is not None and snapshot.is_reachable:
@@ -110,9 +110,16 @@ def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pod
             yield _running(report)
             yield _recovering(report)
         return
-    if snapshot.unreachable_because or report is None:
-        if snapshot.unreachable_because:
-            yield from _without_rendezvous(snapshot, report, pods_ready)
+    because = snapshot.unreachable_because
+    if assessment.rendezvous is None and not snapshot.is_reachable:
+        because = "there is no rendezvous pod at the moment"
+    if because:
+        yield _without_rendezvous(because, report, pods_ready)
+        return
+    if report is None:
+        # After a start of the operator what is stored stays true until the rendezvous has been asked.
+        if all(item["type"] != ConditionType.RUNNING.value for item in snapshot.status.get("conditions") or ()):
+            yield _without_rendezvous("the rendezvous has not answered yet", report, pods_ready)
         return
     yield _running(report, pods_ready)
     yield _recovering(report)
@@ -120,17 +127,15 @@ def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pod
     yield _spares(verdict, assessment)
 
 
-def _without_rendezvous(snapshot: Snapshot, report: JobStatus | None, pods_ready: Finding) -> Iterator[Finding]:
-    because = snapshot.unreachable_because
+def _without_rendezvous(because: str, report: JobStatus | None, pods_ready: Finding) -> Finding:
     if report is not None and report.phase is JobPhase.RUNNING:
         message = f"{because}; training goes on without it, last seen at iteration {report.iteration}"
-        yield Finding(ConditionType.RUNNING, None, Reason.WAITING_FOR_RENDEZVOUS, _cut(message))
-        return
+        return Finding(ConditionType.RUNNING, None, Reason.WAITING_FOR_RENDEZVOUS, _cut(message))
     reason = Reason.WAITING_FOR_RENDEZVOUS
     message = because
     if _is_obstacle(pods_ready):
         reason, message = pods_ready.reason, pods_ready.message
-    yield Finding(ConditionType.RUNNING, False, reason, _cut(message))
+    return Finding(ConditionType.RUNNING, False, reason, _cut(message))
 
 
 def _is_obstacle(pods_ready: Finding) -> bool:

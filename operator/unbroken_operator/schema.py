@@ -127,8 +127,10 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         node = {key: value for key, value in node.items() if key not in ("anyOf", "type")}
     result = {key: node[key] for key in _KEPT if key in node}
     result.update({key: value for key, value in node.items() if key.startswith("x-kubernetes-")})
-    if result.get("default", 0) is None:
-        del result["default"]
+    if "default" in result:
+        result["default"] = _without_null(result["default"])
+        if result["default"] is None:
+            del result["default"]
     if node.get("description"):
         result["description"] = " ".join(inspect.cleandoc(node["description"]).split())
     if "properties" in node:
@@ -138,6 +140,12 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if isinstance(node.get("additionalProperties"), dict):
         result["additionalProperties"] = _convert(node["additionalProperties"], definitions)
     return result
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    return [_without_null(item) for item in value] if isinstance(value, list) else value
 
 
 def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
