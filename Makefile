@@ -45,10 +45,11 @@ format: $(STAMP) ## Format the code and mend what the linter can mend
 
 ##@ Generated files
 .PHONY: generate verify lock
-GENERATED :=
+GENERATED = crds/*.yaml charts/unbroken/files/*.yaml docs/reference/*.md docs/metrics.md
 
-generate: $(STAMP) ## Write the generated files again
-	@true
+generate: $(STAMP) ## Write the generated files again: CRD, API reference, metrics reference
+	$(BIN)/python -m unbroken_operator.generate
+	$(BIN)/python tools/metrics_reference.py
 
 verify: $(STAMP) ## Write the generated files again and fail when one of them differs
 	@before=$$(sha256sum $(GENERATED) 2>/dev/null || true); $(MAKE) generate >/dev/null; \

@@ -13,7 +13,7 @@ import yaml
 
 from unbroken_local.demo.observer import Observer
 from unbroken_local.demo.snapshot import Snapshot
-from unbroken_local.demo.tools import BIN, Cluster, CommandError, Service
+from unbroken_local.demo.tools import Cluster, CommandError, Service, operator_service
 from unbroken_local.kube.client import KubeClient
 from unbroken_local.kube.kubeconfig import read_kubeconfig
 
@@ -119,10 +119,7 @@ class Bench:
 def make_bench(profile: str, folder: Path, api_server: Path | None) -> Bench:
     """Return a bench that is not set up yet."""
     cluster = Cluster(folder / "cluster", ROOT / "examples" / "nodes-10.yaml", api_server)
-    operator = Service(
-        "operator", (str(BIN / "python"), "-m", "unbroken_operator"), cluster.env, folder / "operator.log"
-    )
-    return Bench(profile, cluster, operator)
+    return Bench(profile, cluster, operator_service(cluster.env, folder / "operator.log"))
 
 
 def condition(snapshot: Snapshot, kind: str) -> Json:

@@ -30,7 +30,7 @@ from unbroken_local.demo.observer import Observer
 from unbroken_local.demo.processes import find_worker, read_environments
 from unbroken_local.demo.render import Line, Row
 from unbroken_local.demo.snapshot import Snapshot
-from unbroken_local.demo.tools import BIN, Cluster, Service
+from unbroken_local.demo.tools import Cluster, operator_service
 from unbroken_local.demo.verdict import violations
 from unbroken_local.kube import Json
 from unbroken_local.kube.client import KubeClient
@@ -96,12 +96,7 @@ class Driver:
         self._began_s = time.monotonic()
         self._observer: Observer | None = None
         self._job: Json = yaml.safe_load(places.job.read_text(encoding="utf-8"))
-        self._operator = Service(
-            "operator",
-            (str(BIN / "python"), "-m", "unbroken_operator"),
-            self.cluster.env,
-            places.output / "operator.log",
-        )
+        self._operator = operator_service(self.cluster.env, places.output / "operator.log")
 
     @property
     def snapshot(self) -> Snapshot:
@@ -121,7 +116,7 @@ class Driver:
         self.say("starting a cluster on this machine: unbroken local up --nodes examples/nodes-10.yaml")
         stack.push_async_callback(self.cluster.down)
         await self.cluster.up()
-        self.say("starting the operator: python -m unbroken_operator")
+        self.say("starting the operator: python -m unbroken_operator --all-namespaces")
         await self.cluster.kubectl("apply", "-f", str(self.places.crds))
         stack.push_async_callback(self._operator.stop)
         await self._operator.start()

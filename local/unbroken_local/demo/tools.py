@@ -12,6 +12,8 @@ from unbroken_core.errors import UnbrokenError
 
 BIN = Path(sys.executable).parent
 STOP_LIMIT_S = 15.0
+SIDECAR_IMAGE = "unbroken/sidecar:0.1.0"
+"""Image for which the local kubelet runs this Python environment."""
 
 
 class CommandError(UnbrokenError):
@@ -87,6 +89,12 @@ class Service:
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+def operator_service(env: Mapping[str, str], log: Path) -> Service:
+    """Return an operator for the cluster that KUBECONFIG in `env` names; it is not started yet."""
+    command = (str(BIN / "python"), "-m", "unbroken_operator", "--all-namespaces", "--sidecar-image", SIDECAR_IMAGE)
+    return Service("operator", command, env, log)
 
 
 @dataclass(frozen=True)
