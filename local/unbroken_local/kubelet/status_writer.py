@@ -1,0 +1,105 @@
+"""Writes a pod's status when it changed, and only then; the newest one wins, failures are tried again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from unbroken_local.kube import Json
+from unbroken_local.kube.client import ApiError, KubeClient, pause_s
+from unbroken_local.kubelet.spec import PodSpec
+from unbroken_local.kubelet.status import OWNED_CONDITIONS
+
+log = logging.getLogger(__name__)
+
+
+class StatusWriter:
+    """One pod's status. `build` returns what it should be, None when there is nothing to say."""
+
+    def __init__(self, client: KubeClient, pod: PodSpec, build: Callable[[], Json | None]) -> None:
+        self._client = client
+        self._uid = pod.uid
+        self._path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        self._build = build
+        self._written: Json | None = None
+        self._touched = asyncio.Event()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._is_closed = False
+        self._lock = asyncio.Lock()
+
+    def touch(self) -> None:
+        """The status may have changed."""
+        self._touched.set()
+
+    def pause(self) -> None:
+        """Write nothing until `resume`."""
+        self._may_write.clear()
+
+    def resume(self) -> None:
+        """Write again; others may have changed the status meanwhile, so it is written anew."""
+        self._written = None
+        self._may_write.set()
+        self._touched.set()
+
+    def close(self) -> None:
+        """Never write again."""
+        self._is_closed = True
+
+    def known(self, seen: Json) -> Json:
+        """Return the status that the API server has: what was written last, with others' conditions from `seen`."""
+        if self._written is None:
+            return seen
+        ours = [c for c in self._written["conditions"] if c["type"] in OWNED_CONDITIONS]
+        others = [c for c in seen.get("conditions") or [] if c["type"] not in OWNED_CONDITIONS]
+        return {**seen, **self._written, "conditions": ours + others}
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        failures = 0
+        while True:
+            await self._touched.wait()
+            await self._may_write.wait()
+            self._touched.clear()
+            if await self._write():
+                failures = 0
+            else:
+                failures += 1
+                await asyncio.sleep(pause_s(failures))
+                self._touched.set()
+
+    async def _write(self) -> bool:
+        """Return whether there is nothing left to write."""
+        async with self._lock:
+            status = self._build()
+            if status is None or self._is_closed or status == self._written:
+                return True
+            try:
+                await self._client.merge_patch(
+                    f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": status}
+                )
+            except ApiError as error:
+                if error.status == 404:
+                    return True  # Gone: the watch will say so.
+                log.warning("status not written: pod=%s error=%s", self._path, error)
+                return False
+            self._written = status
+            return True
+
+    async def delete_pod(self) -> bool:
+        """Write the last status, then delete the object for good. Return whether it is gone or going."""
+        await self._write()
+        if self._is_closed:
+            return True
+        body = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": self._uid},
+        }
+        try:
+            await self._client.delete(self._path, body)
+        except ApiError as error:
+            if error.status not in {404, 409}:
+                log.warning("pod not deleted: pod=%s error=%s", self._path, error)
+                return False
+        return True
