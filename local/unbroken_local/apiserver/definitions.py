@@ -8,7 +8,7 @@ from unbroken_local.apiserver.constraints import violations
 from unbroken_local.apiserver.documents import Document, as_dict, as_list, look_up
 from unbroken_local.apiserver.kinds import Column, Resource, Scale
 from unbroken_local.apiserver.problems import Cause
-from unbroken_local.apiserver.rules import compile_rules, rule_violations
+from unbroken_local.apiserver.rules import BadRule, compile_rules, rule_violations
 from unbroken_local.apiserver.schema import object_schema
 
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
@@ -138,6 +138,10 @@ def _definition_problems(document: Document) -> Iterator[Cause]:
             yield problems.required(f"{path}.schema.openAPIV3Schema", "schemas are required")
         else:
             yield from _schema_problems(schema, f"{path}.schema.openAPIV3Schema")
+            try:
+                compile_rules(schema)
+            except BadRule as problem:
+                yield problems.invalid_value(f"{path}.schema.openAPIV3Schema", "x-kubernetes-validations", str(problem))
 
 
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")
