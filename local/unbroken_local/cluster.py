@@ -5,12 +5,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 
 from unbroken_local.addresses import AddressBlock
 from unbroken_local.inventory import Inventory
+from unbroken_local.kube import Json
 from unbroken_local.kube.client import KubeClient, retry
 from unbroken_local.kube.events import EventRecorder
 from unbroken_local.kube.informer import Informer
@@ -19,9 +19,9 @@ from unbroken_local.kubelet.context import NodeContext
 from unbroken_local.kubelet.folders import Folders
 from unbroken_local.kubelet.images import default_rules
 from unbroken_local.kubelet.kubelet import Kubelets
-from unbroken_local.kubelet.node import LEASES, FakeNode, ensure_lease_namespace
+from unbroken_local.kubelet.node import LEASES, TAINT_PREFIX, FakeNode, ensure_lease_namespace
 from unbroken_local.kubelet.restart import BackOff
-from unbroken_local.lifecycle import LifecycleSettings, NodeLifecycle
+from unbroken_local.lifecycle import LifecycleSettings, NodeLifecycle, is_ready
 from unbroken_local.processes.host import ProcessHost
 from unbroken_local.proxy import ServiceDirectory, ServiceProxy
 from unbroken_local.scheduler.shell import Scheduler
@@ -44,19 +44,19 @@ class ClusterSettings:
 class LocalCluster:
     """What runs around an API server; made by `open_cluster`."""
 
-    def __init__(self, client: KubeClient, kubelets: Kubelets) -> None:
-        self._client = client
+    def __init__(self, kubelets: Kubelets, node_objects: Informer) -> None:
         self._kubelets = kubelets
+        self._node_objects = node_objects
 
     @property
     def nodes(self) -> dict[str, FakeNode]:
         """The fake nodes by name: fail and recover them here."""
         return self._kubelets.nodes
 
-    async def wait_registered(self) -> None:
-        """Wait until every node has registered."""
-        for node in self.nodes.values():
-            await node.is_registered.wait()
+    async def wait_ready(self) -> None:
+        """Wait until the API server shows every node as ready and without a taint that says otherwise."""
+        while not all(_is_usable(self._node_objects.objects.get(("", name))) for name in self.nodes):
+            await asyncio.sleep(0.05)
 
     async def deregister(self) -> None:
         """Delete the Node objects from an API server that lives on."""
@@ -65,19 +65,17 @@ class LocalCluster:
 
 @asynccontextmanager
 async def open_cluster(
-    access: Access, inventory: Inventory, directory: Path, settings: ClusterSettings
+    access: Access, inventory: Inventory, folders: Folders, host: ProcessHost, settings: ClusterSettings
 ) -> AsyncIterator[LocalCluster]:
-    """Run the cluster's parts while the context is open; leaving it kills every pod's processes.
+    """Run the cluster's parts while the context is open. The processes of pods live as long as `host`.
 
     Raises InputError, AddressError, ApiError.
     """
-    folders = Folders.create(directory)
     block = AddressBlock()
     connector = aiohttp.TCPConnector(force_close=True, limit=64)
     try:
         async with (
             KubeClient(access) as client,
-            ProcessHost() as host,
             aiohttp.ClientSession(connector=connector) as session,
         ):
             await retry("reach the API server", lambda: client.get("/api/v1"), tries=8)
@@ -85,13 +83,12 @@ async def open_cluster(
             async with asyncio.TaskGroup() as group:
                 tasks = _start(group, _Parts(client, host, session, folders, block, inventory, settings))
                 try:
-                    yield LocalCluster(client, tasks.kubelets)
+                    yield LocalCluster(tasks.kubelets, tasks.node_objects)
                 finally:
                     for task in tasks.tasks:
                         task.cancel()
     finally:
         block.close()
-        folders.remove_short()
 
 
 @dataclass(frozen=True)
@@ -108,6 +105,7 @@ class _Parts:
 @dataclass(frozen=True)
 class _Started:
     kubelets: Kubelets
+    node_objects: Informer
     tasks: list[asyncio.Task[None]]
 
 
@@ -150,10 +148,15 @@ def _start(group: asyncio.TaskGroup, parts: _Parts) -> _Started:
             leases.run(),
             NodeLifecycle(client, pods, nodes, leases, settings.lifecycle).run(),
         ]
-    return _Started(kubelets, [group.create_task(item) for item in work])
+    return _Started(kubelets, nodes, [group.create_task(item) for item in work])
 
 
 async def _run_pods(services: Informer, pods: Informer) -> None:
     """Watch pods once the Services are known: a pod that starts gets their variables."""
     await services.synced.wait()
     await pods.run()
+
+
+def _is_usable(node: Json | None) -> bool:
+    taints = ((node or {}).get("spec") or {}).get("taints") or []
+    return node is not None and is_ready(node) and not any(taint["key"].startswith(TAINT_PREFIX) for taint in taints)

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from types import TracebackType
 from unbroken_core.errors import UnbrokenError
 
 START_LIMIT_S = 30.0
+END_LIMIT_S = 30.0
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 
 
@@ -69,13 +71,20 @@ class Process:
 
 
 class ProcessHost:
-    """Starts processes that end with this object or with the process that holds it. Use as an async context manager."""
+    """Starts processes that end with this object or with the process that holds it. Use as an async context manager.
 
-    def __init__(self) -> None:
+    `held`: file descriptors that stay open until the last process is gone, whatever happens to the owner.
+    """
+
+    def __init__(self, held: tuple[int, ...] = ()) -> None:
+        self._held = held
         self._control: socket.socket | None = None
         self._zygote: subprocess.Popen[bytes] | None = None
+        self._presence = -1
+        self._is_open = False
 
     async def __aenter__(self) -> "ProcessHost":
+        self._is_open = True
         self._open()
         return self
 
@@ -85,29 +94,39 @@ class ProcessHost:
         await self.close()
 
     def _open(self) -> socket.socket:
+        self._discard()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._presence, presence = os.pipe2(os.O_CLOEXEC)
+        descriptors = [theirs.fileno(), presence, *self._held]
+        try:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_ZYGOTE), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-I", "-S", str(_ZYGOTE), *map(str, descriptors)],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        finally:
+            theirs.close()
+            os.close(presence)
         self._control = ours
         return ours
 
+    def _discard(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._presence >= 0:
+            os.close(self._presence)
+        self._control, self._presence = None, -1
+
     async def close(self) -> None:
-        """End every process that is left; returns when the zygote is gone."""
-        control, zygote = self._control, self._zygote
-        self._control = self._zygote = None
-        if control is not None:
-            control.close()
-        if zygote is not None:
-            try:
-                await asyncio.wait_for(asyncio.to_thread(zygote.wait), 10.0)
-            except TimeoutError:
-                zygote.kill()
-                await asyncio.to_thread(zygote.wait)
+        """End every process that is left; returns when all are gone, or after 30 s."""
+        self._is_open = False
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._zygote is not None:
+            await asyncio.to_thread(_wait_for_end, self._zygote, self._presence)
+        self._discard()
 
     async def start(self, spec: ProcessSpec) -> Process:
         """Start a process. Raises StartError when its program, folder or log cannot be used."""
@@ -136,15 +155,25 @@ class ProcessHost:
         raise StartError(_explain(spec, answer), answer["errno"])
 
     def _hand_over(self, channel: socket.socket) -> None:
-        if self._zygote is None:
+        if not self._is_open:
             raise StartError("the process host is closed")
         control = self._control
-        if control is None or self._zygote.poll() is not None:
+        if control is None or self._zygote is None or self._zygote.poll() is not None:
             control = self._open()
         try:
             socket.send_fds(control, [b"s"], [channel.fileno()])
         except OSError as error:
             raise StartError(f"the process host does not take requests: {error}") from error
+
+
+def _wait_for_end(zygote: subprocess.Popen[bytes], presence: int) -> None:
+    """Wait until the zygote and all reapers have closed their end of the pipe."""
+    try:
+        zygote.wait(END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        zygote.kill()
+        zygote.wait()
+    select.select([presence], [], [], END_LIMIT_S)
 
 
 def _explain(spec: ProcessSpec, answer: dict[str, str | int]) -> str:

@@ -1,4 +1,4 @@
-"""Forks one reaper a process, and the reaper forks the process. Run as a script: `python -I -S zygote.py FD`.
+"""Forks one reaper a process, and the reaper forks the process. Run as a script: `python -I -S zygote.py FD [FD...]`.
 
     owner (asyncio) ──socket: one file descriptor a message──> zygote
        └───────────channel, one a process───────────────────> reaper ──fork, exec──> the process ──> its descendants
@@ -11,6 +11,9 @@ of JSON: {"pid": N} or {"error": text, "errno": N}, then {"exit": code}, where -
 A reaper is a child subreaper: whatever the process leaves behind, in whatever session, becomes the reaper's child.
 When the process ends, the owner's end of the channel closes or the zygote dies, the reaper kills all of it and exits:
 a process that is killed cannot leave anything running, and neither can an owner. Linux only.
+
+Further descriptors in the arguments are only held open, by zygote and reapers: when they are closed everywhere (the end
+of a pipe, a lock that is free again), nothing is left.
 """
 
 import ctypes
@@ -88,11 +91,11 @@ class Reaper:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if self._start():
             while self.exit_code is None and not self.is_owner_gone:
-                ready, _, _ = select.select([self.channel, wake_read], [], [])
+                ready = select.select([self.channel.fileno(), wake_read], [], [])[0]
                 if wake_read in ready:
                     os.read(wake_read, 512)
                     self._reap()
-                if self.channel in ready:
+                if self.channel.fileno() in ready:
                     self._obey()
             self._end_descendants()
             self._say({"exit": -signal.SIGKILL if self.exit_code is None else self.exit_code})
@@ -246,11 +249,11 @@ def serve(control: socket.socket) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     reapers: set[int] = set()
     while True:
-        ready, _, _ = select.select([control, wake_read], [], [])
+        ready = select.select([control.fileno(), wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 512)
             _collect(reapers)
-        if control in ready:
+        if control.fileno() in ready:
             message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not message:
                 return
@@ -265,4 +268,6 @@ def serve(control: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    for inherited in sys.argv[1:]:
+        os.set_inheritable(int(inherited), False)
     serve(socket.socket(fileno=int(sys.argv[1])))

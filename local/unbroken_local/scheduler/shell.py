@@ -112,7 +112,7 @@ class Scheduler:
         if self._refused.get(metadata["uid"]) == refusal.message:
             return True
         conditions = (refusal.pod.get("status") or {}).get("conditions") or []
-        old = next((c for c in conditions if c["type"] == "PodScheduled"), {})
+        old: Json = next((c for c in conditions if c["type"] == "PodScheduled"), {})
         since = old.get("lastTransitionTime") if old.get("status") == "False" else None
         condition = {
             "type": "PodScheduled",
