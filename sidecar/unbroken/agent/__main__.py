@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 
 from unbroken.agent.config import read_config
@@ -17,7 +18,11 @@ async def _run() -> int:
 
 def main() -> int:
     """Run the agent; return 0 after the job's end, 2 for bad input."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s unbroken.agent: %(message)s")
+    level = os.environ.get("UNBROKEN_LOG_LEVEL", "INFO").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        print(f"unbroken.agent: UNBROKEN_LOG_LEVEL: want DEBUG, INFO, WARNING or ERROR, got {level!r}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname).1s unbroken.agent: %(message)s")
     try:
         return asyncio.run(_run())
     except InputError as error:

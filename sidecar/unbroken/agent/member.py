@@ -38,7 +38,7 @@ from unbroken.agent.events import (
 )
 from unbroken.agent.orders import Orders, Standing
 from unbroken.agent.place import Place, in_process_state, process_state
-from unbroken.agent.suspicion import note_hangs
+from unbroken.agent.suspicion import note_absent, note_hangs, patience_s
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -113,6 +113,13 @@ class Member:
     def next_deadline_s(self) -> float | None:
         """When `step` must be called with Ticked at the latest; None when nothing is due."""
         due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
+        if self.settings.is_in_process:
+            limit_s = patience_s(self.settings.timeouts)
+            due += [
+                place.alive_since_s + limit_s
+                for place in self.places
+                if place.alive_since_s is not None and place.found is None
+            ]
         if self.is_welcome:
             due.append(self._said_s + self._interval_s)
         if self.is_connected and not self._is_hello_sent:
@@ -276,6 +283,8 @@ class Member:
             self._hang_up = None
             self.is_connected = self.is_welcome = False
         actions += self._remember()
+        if self.settings.is_in_process and self.standing.finish is None:
+            note_absent(self.places, now_s, self.settings.timeouts)
         actions += self.orders.issue(self.workers, self._has_launcher, now_s)
         actions += self._speak(now_s)
         actions += self._end(now_s)

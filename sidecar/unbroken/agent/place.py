@@ -42,6 +42,8 @@ class Place:
     ended: int = -1
     """Incarnation that the attached launcher was told to end."""
     step: int = -1
+    alive_since_s: float | None = None
+    """When its process was first seen; None before, and once its library attached."""
 
     @property
     def present(self) -> ProcessState | None:
@@ -58,12 +60,14 @@ class Place:
         self.wanted = incarnation
         self.worker = self.part = self.told = self.found = self.must_be_ready_by_s = None
         self.is_attached = self.is_released = False
+        self.alive_since_s = None
         self.left = self.passed = self.step = -1
 
     def attach(self) -> None:
         """A worker connected (again): it forgot nothing, but what was sent on the old connection may be lost."""
         self.is_attached = True
         self.is_released = False
+        self.alive_since_s = None
         self.worker = None
         self.left = self.passed = -1
 

@@ -31,7 +31,7 @@ from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
-from unbroken_core.messages import PROTOCOL, Finish, Hello, Interrupt, Plan, Respawn, Welcome
+from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Agent:
         self._uplink = Uplink(config.rendezvous_url, config.token_file, self._emit)
         self._events: deque[Event] = deque()
         self._is_turn_due = False
+        self._logged_faults: set[tuple[int, Fault]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
 
@@ -141,12 +142,22 @@ class Agent:
             await asyncio.sleep(interval_s)
             self._emit(Ticked(self._page.read()))
 
+    def _log_faults(self, report: Report) -> None:
+        """Log each fault when it is told for the first time."""
+        faults = {(worker.local_rank, worker.fault) for worker in report.workers if worker.fault is not None}
+        for local_rank, fault in sorted(faults - self._logged_faults, key=lambda item: item[0]):
+            text = "fault: local_rank=%d cause=%s iteration=%d detail=%s"
+            logger.info(text, local_rank, fault.cause, fault.iteration, fault.detail)
+        self._logged_faults = faults
+
     # --------------------------------------------------------------------------------------------------------- actions
 
     def _act(self, action: Action) -> None:
         match action:
             case TellRendezvous(message=message):
                 self._uplink.send(message)
+                if isinstance(message, Report):
+                    self._log_faults(message)
             case TellWorker(local_rank=local_rank, message=order):
                 self._local.tell_worker(local_rank, order)
             case TellLauncher(message=command):

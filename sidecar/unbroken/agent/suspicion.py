@@ -10,6 +10,7 @@ from unbroken_core.settings import Timeouts
 from unbroken_core.stamps import Slot
 
 _NS = 1_000_000_000
+_ABSENT_AFTER_S = 60.0
 
 
 def note_hangs(
@@ -30,6 +31,25 @@ def note_hangs(
         place, state = places[hang.local_rank], workers[hang.local_rank]
         if place.found is None and state.fault is None:
             place.found = Fault(Cause.SOFT_TIMEOUT, state.iteration, hang.detail, hang.age_s)
+
+
+def patience_s(timeouts: Timeouts) -> float:
+    """Return how long a process may run before it is remarked that its library has not attached."""
+    return min(timeouts.startup_s / 2, _ABSENT_AFTER_S)
+
+
+def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> None:
+    """Remark on processes that run, but have not called the wrapper: no fault of an iteration, but a hint for people."""
+    for place in places:
+        is_absent = place.present is not None and place.is_alive and place.worker is None and not place.is_attached
+        if not is_absent or place.found is not None:
+            continue
+        if place.alive_since_s is None:
+            place.alive_since_s = now_s
+        waited_s = now_s - place.alive_since_s
+        if waited_s >= patience_s(timeouts):
+            detail = f"has not attached for {waited_s:.0f} s: does the script call unbroken.inprocess.Wrapper?"
+            place.found = Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s)
 
 
 def _is_of(slot: Slot, place: Place) -> bool:

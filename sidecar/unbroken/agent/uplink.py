@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
 _SILENT_PEER_MS = 10_000
+_SILENT_S = 2.0
 _MAX_UNSENT_BYTES = 4 << 20
 
 
@@ -36,6 +38,7 @@ class Uplink:
         self._retry_s = _FIRST_RETRY_S
         self._pause_s = 0.0
         self._complaint = ""
+        self._away_since_s: float | None = None
         self.is_settled = False
         """Set by the owner once the rendezvous has accepted this agent: the next retry is quick again."""
 
@@ -84,7 +87,7 @@ class Uplink:
                 compress=0,
                 max_msg_size=wire.MAX_MESSAGE_BYTES,
             ) as connection:
-                self._complaint = ""
+                self._complaint, self._away_since_s = "", None
                 await self._converse(connection)
         except aiohttp.WSServerHandshakeError as error:
             self._complain(f"the rendezvous answered {error.status}: {_hint(error.status)}")
@@ -122,7 +125,10 @@ class Uplink:
 
     def _complain(self, complaint: str) -> None:
         """Log a complaint once, until it is another or a connection succeeded."""
-        if complaint != self._complaint:
+        if self._away_since_s is None:
+            self._away_since_s = time.monotonic()
+        # The rendezvous may start later than its agents, or be started again: no news for a moment.
+        if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
             logger.warning("rendezvous: %s", complaint)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -67,9 +68,12 @@ async def _until_told(loop: asyncio.AbstractEventLoop, service: Service) -> None
 
 def main() -> int:
     """Run the rendezvous; return 0 after a signal to end, 2 for bad input."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(levelname).1s unbroken.rendezvous: %(message)s"
-    )
+    level = os.environ.get("UNBROKEN_LOG_LEVEL", "INFO").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        levels = "DEBUG, INFO, WARNING or ERROR"
+        print(f"unbroken.rendezvous: UNBROKEN_LOG_LEVEL: want {levels}, got {level!r}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname).1s unbroken.rendezvous: %(message)s")
     try:
         asyncio.run(serve(read_config()))
     except InputError as error:

@@ -1,4 +1,4 @@
-"""`unbroken run`: a job on one machine, without Kubernetes: its parts are processes, and this stands in for the operator."""
+"""`unbroken run`: a job on one machine, without Kubernetes: all parts as processes, and the operator's stand-in."""
 
 from collections.abc import Sequence
 

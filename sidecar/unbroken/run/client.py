@@ -8,8 +8,7 @@ from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import JobStatus, Observation
 
-_WAIT_S = 30.0
-_TIMEOUT = aiohttp.ClientTimeout(total=_WAIT_S + 10.0)
+_TIMEOUT = aiohttp.ClientTimeout(total=40.0)
 
 
 class RendezvousClient:
@@ -19,11 +18,11 @@ class RendezvousClient:
         self._url = url
         self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT)
 
-    async def newer_status(self, known: JobStatus | None) -> JobStatus | None:
-        """Wait for a status newer than the known one, half a minute at most; None when there was no answer."""
+    async def newer_status(self, known: JobStatus | None, wait_s: float = 30.0) -> JobStatus | None:
+        """Wait for a status newer than the known one, at most `wait_s`; None when there was no answer."""
         query = {}
         if known is not None:
-            query = {"after": str(known.revision), "generation": str(known.generation), "timeout": f"{_WAIT_S:g}"}
+            query = {"after": str(known.revision), "generation": str(known.generation), "timeout": f"{wait_s:g}"}
         try:
             async with self._session.get(f"{self._url}/v1/status", params=query) as response:
                 if response.status != 200:

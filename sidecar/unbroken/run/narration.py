@@ -12,7 +12,7 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
         spares = f", {after.spare_ranks} spare" if after.spare_ranks else ""
         lost = f", {after.lost_ranks} lost" if after.lost_ranks else ""
         lines.append(f"training: iteration {after.iteration}, {after.world_size} ranks{spares}{lost}")
-    elif after.phase in (JobPhase.FORMING, JobPhase.INTERRUPTED):
+    elif after.phase is JobPhase.FORMING:
         if before is None or (before.phase, before.message) != (after.phase, after.message):
             lines.append(f"{after.phase}: {after.message}")
     elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:

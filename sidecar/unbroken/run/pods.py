@@ -110,6 +110,7 @@ class Recipes:
             **self._user(),
             "UNBROKEN_SETTINGS": settings_to_json(self.options.settings),
             "UNBROKEN_TOKEN_FILE": str(self.token_file),
+            "UNBROKEN_LOG_LEVEL": self.base.get("UNBROKEN_LOG_LEVEL", "WARNING"),
         }
 
     @staticmethod

@@ -18,6 +18,7 @@ from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
+_PATIENCE_S = 1.0
 _STORM_STARTS = 5
 _STORM_S = 30.0
 _GRACE_S = 10.0
@@ -48,6 +49,8 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         """Exit code, once it is known."""
+        self._is_over = False
+        """Whether the rendezvous said that the job is over: its launchers then end by themselves."""
         self._num_interrupts = 0
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +70,7 @@ class Supervisor:
             self._keep(self._tell_pods())
             self._keep(self._follow())
             code = await self._end
-            if code <= 1:
+            if self._is_over:
                 await self._wait_for_workers()
             return code
         finally:
@@ -133,15 +136,23 @@ class Supervisor:
 
     async def _follow(self) -> None:
         """Tell the user what the job does, until it is over."""
+        told = ""
         while True:
-            status = await self._client.newer_status(self._status)
+            is_stuck = self._status is not None and self._status.phase is JobPhase.INTERRUPTED
+            is_untold = is_stuck and self._status is not None and self._status.message != told
+            status = await self._client.newer_status(self._status, _PATIENCE_S if is_untold else 30.0)
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
+            if is_untold and status == self._status:
+                # Most interruptions are over before anybody could read what they wait for.
+                told = status.message
+                self._say(told)
             for line in narrate(self._status, status):
                 self._say(line)
             self._status = status
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+                self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
                 return
 
