@@ -51,7 +51,7 @@ def next_status(
             f"{layout.JOB_LABEL}={snapshot.name},{layout.COMPONENT_LABEL}={layout.TRAINER},"
             f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
         )
-    if assessment is not None:
+    if assessment is not None and not assessment.is_outcome_recorded:
         status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
     if report is not None and snapshot.report_from:
         status |= _mirrored(snapshot.status, report, snapshot.report_from)

@@ -1,0 +1,281 @@
+"""A cluster in memory for tests of the pure plan: it holds raw objects and does what actions say."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken_core.errors import assert_never
+from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_operator import layout
+from unbroken_operator.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeletePod,
+    PatchPod,
+    PostEvent,
+    PushObservation,
+    WriteStatus,
+)
+from unbroken_operator.plan import plan
+from unbroken_operator.snapshot import Memory, ObjectView, OperatorOptions, Refusal, Snapshot, node_view, pod_view
+
+JsonObject = dict[str, Any]
+LAYERS = [{"name": "rack", "label": "example.com/rack"}, {"name": "nvlink", "label": "example.com/nvlink"}]
+
+
+def a_job(name: str = "digits", **spec: Any) -> JsonObject:
+    """Return a sound job as the API server would return it."""
+    return {
+        "apiVersion": layout.API_VERSION,
+        "kind": layout.KIND,
+        "metadata": {"name": name, "namespace": "ml", "uid": f"uid-of-{name}", "generation": 1, "resourceVersion": "1"},
+        "spec": {
+            "replicas": 2,
+            "spares": {"count": 1},
+            "ranksPerPod": 2,
+            "template": {
+                "spec": {"containers": [{"name": "trainer", "image": "torch:2", "command": ["python3", "t.py"]}]}
+            },
+            **spec,
+        },
+    }
+
+
+def a_node(name: str, is_ready: bool = True, **labels: str) -> JsonObject:
+    """Return a node; label names are given without their prefix example.com/."""
+    return {
+        "metadata": {"name": name, "labels": {f"example.com/{key}": value for key, value in labels.items()}},
+        "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
+    }
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result
+
+
+class World:
+    """What the API server and the rendezvous would hold."""
+
+    def __init__(self, job: JsonObject | None = None, nodes: list[JsonObject] | None = None) -> None:
+        self.job = job if job is not None else a_job()
+        self.pods: dict[str, JsonObject] = {}
+        self.nodes = {item["metadata"]["name"]: item for item in nodes or [a_node("a", rack="r1", nvlink="n1")]}
+        self.secret: ObjectView | None = None
+        self.service: ObjectView | None = None
+        self.events: dict[str, JsonObject] = {}
+        self.pushed: list[tuple[str, int, Observation]] = []
+        self.report: JobStatus | None = None
+        self.report_from = ""
+        self.is_reachable = False
+        self.unreachable_because = ""
+        self.memory = Memory()
+        self.options = OperatorOptions("sidecar:1")
+        self.now = "2026-01-01T00:00:00Z"
+        self.num_status_writes = 0
+        self.created: list[str] = []
+        self.deleted: list[DeletePod] = []
+        self._next_uid = 0
+
+    def snapshot(self) -> Snapshot:
+        """Return what the operator would see now."""
+        return Snapshot(
+            job=copy.deepcopy(self.job),
+            pods=tuple(pod_view(pod) for _, pod in sorted(self.pods.items())),
+            nodes={name: node_view(item) for name, item in self.nodes.items()},
+            secret=self.secret,
+            service=self.service,
+            now=self.now,
+            options=self.options,
+            report=self.report,
+            report_from=self.report_from,
+            is_reachable=self.is_reachable,
+            unreachable_because=self.unreachable_because,
+            memory=self.memory,
+        )
+
+    def actions(self) -> tuple[Action, ...]:
+        """Return what the plan asks for now."""
+        return plan(self.snapshot()).actions
+
+    def settle(self, limit: int = 10) -> int:
+        """Plan and act until nothing is left to do; return the number of rounds with actions."""
+        for number in range(limit):
+            actions = self.actions()
+            if not actions:
+                return number
+            for action in actions:
+                self.apply(action)
+        raise AssertionError(f"still actions after {limit} rounds: {self.actions()}")
+
+    def apply(self, action: Action) -> None:
+        """Do one action as the API server would; doing it again changes nothing."""
+        match action:
+            case PushObservation(pod_uid, generation, observation):
+                self.pushed.append((pod_uid, generation, observation))
+                self.memory = dataclasses.replace(
+                    self.memory, sent_to=pod_uid, sent_generation=generation, sent=observation
+                )
+            case PostEvent(manifest):
+                self.events.setdefault(manifest["metadata"]["name"], dict(manifest))
+            case WriteStatus(patch):
+                self.job["status"] = merge_patch(self.job.get("status") or {}, patch)
+                self.num_status_writes += 1
+            case CreateSecret(manifest):
+                self.secret = self.secret or self._owned(manifest)
+            case CreateService(manifest):
+                self.service = self.service or self._owned(manifest)
+            case CreatePod(manifest):
+                self._create_pod(manifest)
+            case DeletePod():
+                self._delete_pod(action)
+            case PatchPod(name, uid, labels, annotations):
+                if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
+                    patch = {"metadata": {"labels": labels, "annotations": annotations}}
+                    self.pods[name] = merge_patch(self.pods[name], patch)
+            case _:
+                assert_never(action)
+
+    def _owned(self, manifest: Mapping[str, Any]) -> ObjectView:
+        name = manifest["metadata"]["name"]
+        return ObjectView(name, f"uid-of-{name}", manifest["metadata"]["ownerReferences"][0]["uid"])
+
+    def _create_pod(self, manifest: Mapping[str, Any]) -> None:
+        name = manifest["metadata"]["name"]
+        if name in self.pods:
+            return
+        self._next_uid += 1
+        pod = copy.deepcopy(dict(manifest))
+        pod["metadata"]["uid"] = f"pod-{self._next_uid}"
+        pod["status"] = {"phase": "Pending"}
+        self.pods[name] = pod
+        self.created.append(name)
+
+    def _delete_pod(self, action: DeletePod) -> None:
+        pod = self.pods.get(action.name)
+        if pod is None or pod["metadata"]["uid"] != action.uid:
+            return
+        self.deleted.append(action)
+        if action.is_forced or not pod["spec"].get("nodeName"):
+            del self.pods[action.name]
+        else:
+            pod["metadata"]["deletionTimestamp"] = self.now
+
+    # --------------------------------------------------------------------------------- the world outside the operator
+
+    def run_pods(self, node: str = "a") -> None:
+        """Let every pending pod run on a node."""
+        for number, pod in enumerate(self.pods.values()):
+            if pod["status"]["phase"] == "Pending":
+                pod["spec"]["nodeName"] = node
+                ready = {"type": "Ready", "status": "True"}
+                pod["status"] = {"phase": "Running", "podIP": f"127.0.0.{number + 1}", "conditions": [ready]}
+
+    def end_pod(self, name: str, phase: str) -> None:
+        """Let a pod end."""
+        self.pods[name]["status"] = {"phase": phase}
+
+    def remove_pod(self, name: str) -> None:
+        """Let a pod disappear, as by hand or by its kubelet."""
+        del self.pods[name]
+
+    def names(self, component: str = layout.TRAINER) -> list[str]:
+        """Return the names of the pods of a component."""
+        return sorted(
+            name for name, pod in self.pods.items() if pod["metadata"]["labels"][layout.COMPONENT_LABEL] == component
+        )
+
+    def uid_of(self, name: str) -> str:
+        """Return a pod's uid."""
+        return str(self.pods[name]["metadata"]["uid"])
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Return status and reason of a condition."""
+        (found,) = (item for item in self.job["status"]["conditions"] if item["type"] == kind)
+        return found["status"], found["reason"]
+
+    def refuse(self, name: str, message: str) -> None:
+        """Let the last round have been refused."""
+        self.memory = dataclasses.replace(
+            self.memory, refusals=(Refusal(name, message),), num_refused_rounds=1, since_refusal_s=0.0
+        )
+
+    def rendezvous_says(self, phase: JobPhase, active: list[str], spare: list[str], **fields: Any) -> None:
+        """Let the rendezvous report these pods."""
+        pods = [self._member(name, Role.ACTIVE, index) for index, name in enumerate(active)]
+        pods += [self._member(name, Role.SPARE, 0) for name in spare]
+        reasons = {
+            JobPhase.RUNNING: Reason.TRAINING,
+            JobPhase.COMPLETE: Reason.COMPLETED,
+            JobPhase.FAILED: Reason.BUDGET_EXHAUSTED,
+            JobPhase.FORMING: Reason.WAITING_FOR_PODS,
+        }
+        previous = self.report
+        values: dict[str, Any] = {
+            "protocol": PROTOCOL,
+            "job": self.job["metadata"]["name"],
+            "generation": 1,
+            "revision": 1 if previous is None else previous.revision + 1,
+            "phase": phase,
+            "reason": reasons.get(phase, Reason.RECOVERING),
+            "message": f"the job is {phase}",
+            "iteration": -1 if phase is JobPhase.FORMING else 0,
+            "world_size": 2 * len(active),
+            "spare_ranks": 2 * len(spare),
+            "lost_ranks": 0,
+            "pods": tuple(pods),
+            "restarts_by_rung": {},
+            "restarts_by_cause": {},
+            "recoveries": (),
+            "max_step": -1,
+            "ettr": None,
+            **fields,
+        }
+        self.report = JobStatus(**values)
+        (name,) = [name for name in self.names(layout.RENDEZVOUS) if self._is_up(name)][-1:]
+        self.report_from = self.uid_of(name)
+        self.is_reachable = True
+
+    def _is_up(self, name: str) -> bool:
+        return "deletionTimestamp" not in self.pods[name]["metadata"]
+
+    def _member(self, name: str, role: Role, index: int) -> PodStatus:
+        ranks = (2 * index, 2 * index + 1) if role is Role.ACTIVE else ()
+        node = self.pods[name]["spec"].get("nodeName", "")
+        return PodStatus(name, self.uid_of(name), node, role, ranks, (), (WorkerPhase.RUNNING,) * 2, True)
+
+
+def a_recovery(number: int = 1, **fields: Any) -> Recovery:
+    """Return a finished recovery."""
+    values: dict[str, Any] = {
+        "number": number,
+        "cause": Cause.EXCEPTION,
+        "rung": Rung.IN_PROCESS,
+        "rank": 3,
+        "pod": "digits-1",
+        "node": "a",
+        "domain": "n1",
+        "detail": "ValueError: boom",
+        "iteration_before": 0,
+        "iteration_after": 1,
+        "replaced_by": (),
+        "phase_s": {"detect": 0.01, "stop": 0.05},
+        "started_at": "2026-01-01T00:01:00Z",
+        "ended_at": "2026-01-01T00:01:01Z",
+        "world_size_before": 4,
+        "world_size_after": 4,
+        **fields,
+    }
+    return Recovery(**values)
