@@ -40,16 +40,21 @@ class AbortTorchDistributed(Abort):
         """Free every thread that is blocked in torch.distributed."""
         if "torch.distributed" not in sys.modules:
             return state
-        sockets.shut_gloo_connections()
-        port = os.environ.get("MASTER_PORT", "")
-        if port.isdecimal():
-            # A rank that waits in the store for a lost peer's address is on no gloo connection yet.
-            sockets.shut_connections_to(os.environ.get("MASTER_ADDR", ""), int(port))
+        free_sockets()
         if not groups.abort_nccl(self.timeout.total_seconds()):
             logger.error(
                 "NCCL not aborted in time: timeout=%gs rank=%s", self.timeout.total_seconds(), state.active_rank
             )
         return state
+
+
+def free_sockets() -> None:
+    """Free every thread that is blocked in gloo or in the iteration's store; harmless when repeated."""
+    sockets.shut_gloo_connections()
+    port = os.environ.get("MASTER_PORT", "")
+    if port.isdecimal():
+        # A rank that waits in the store for a lost peer's address is on no gloo connection yet.
+        sockets.shut_connections_to(os.environ.get("MASTER_ADDR", ""), int(port))
 
 
 class AbortTransformerEngine(Abort):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unbroken.inprocess import failure
+from unbroken.inprocess.abort import free_sockets
 from unbroken.inprocess.endpoint import Endpoint
 from unbroken.inprocess.environment import Place, export
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 STORE_TIMEOUT = datetime.timedelta(minutes=5)
 MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
+ATOMIC_POLL_S = 0.05
 
 _live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
 _kept_store: list[Any] = []
@@ -348,6 +350,7 @@ class CallWrapper:
             leave = orders.leave
             culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
             self._gate.leave(f"iteration {iteration} is over: {culprit}")
+            self._progress.stop_main()
             self._to_stop.put(iteration)
 
     def _watch(self) -> None:
@@ -357,18 +360,22 @@ class CallWrapper:
 
     def _stop_function(self, iteration: int) -> None:
         gate = self._gate
-
-        def is_current() -> bool:
-            return self._iteration == iteration
-
-        while not gate.atomic_lock.acquire(timeout=0.05):
-            if gate.left.is_set() or not is_current():
+        while not gate.atomic_lock.acquire(timeout=ATOMIC_POLL_S):
+            if gate.left.is_set():
                 return
         try:
-            self._abort_once()
-            gate.force_out(is_current)
+            # The main thread may have left by itself meanwhile, and be on its way to the next iteration.
+            if self._iteration == iteration and not gate.left.is_set():
+                self._abort_once()
+                gate.force_out(self._free_again)
         finally:
             gate.atomic_lock.release()
+
+    def _free_again(self) -> None:
+        # Under the lock that the main thread takes on its way out: the next iteration's sockets are not to be touched.
+        with self._abort_lock:
+            if self._options.abort is not None and not self._gate.left.is_set():
+                free_sockets()
 
     def _abort_once(self) -> None:
         """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first."""

@@ -15,7 +15,7 @@ def _takes_arguments(callable_: Callable[..., Any]) -> bool:
     return len(inspect.signature(callable_).parameters) > 0
 
 
-class Compose:
+class Composition:
     """`Compose(a, b, c)(x)` is `a(b(c(x)))`.
 
     The result is an instance of the nearest common base class of all parts, so that it passes wherever each of them
@@ -31,7 +31,7 @@ class Compose:
             if not callable(instance):
                 raise TypeError(f"Compose: want callables, got {instance!r} of type {type(instance).__name__}")
         base = _common_base(instances)
-        bases = (Compose,) if base is object else (Compose, base)
+        bases = (Composition,) if base is object else (Composition, base)
         made = type("Compose", bases, {"instances": instances, "__new__": object.__new__})
         return made()
 
@@ -51,3 +51,7 @@ class Compose:
             is_chained = isinstance(result, tuple) or not _takes_arguments(instance)
             args = (result if isinstance(result, tuple) else ()) if is_chained else (result,)
         return result
+
+
+Compose: Any = Composition
+"""The public name. Any, because the type checker cannot know the common base of the parts."""

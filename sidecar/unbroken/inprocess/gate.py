@@ -24,6 +24,9 @@ FIRST_INTERVAL_S = 0.02
 LONGEST_INTERVAL_S = 0.5
 MAX_POLITE_RAISES = 3
 """A function that swallowed so many is interrupted in its exception handlers as well."""
+CLEAN_UP_S = 5.0
+"""So long, handlers of the errors that the abort itself causes are left alone. They may be `finally` blocks; but they
+may also be a script's own idea of trying again, which knows no end."""
 _UNRAISABLE = frozenset({"__del__"})
 """Functions out of which no exception can get: Python prints and drops it."""
 
@@ -52,6 +55,11 @@ class Gate:
         self._is_open = False
         self._num_raised = 0
         self._reason = ""
+        self._leaving_since_s = 0.0
+        self._handled_before = 0
+        """id() of the exception that the function was handling when the iteration ended."""
+        self._former_trace: Any = None
+        self._does_trace = False
         self._signal_number = 0
 
     def install(self) -> None:
@@ -75,6 +83,7 @@ class Gate:
         """Begin an iteration."""
         self.is_leaving = False
         self._num_raised = 0
+        self._does_trace = False
 
     def run(self, function: Callable[[], Any]) -> Outcome:
         """Call the function with the gate open."""
@@ -93,23 +102,32 @@ class Gate:
             self._is_open = False
             error = error or late
         finally:
+            if self._does_trace:
+                sys.settrace(self._former_trace)
             self.left.set()
         return Outcome(value, error)
 
     def leave(self, reason: str) -> None:
         """Declare the iteration over, from any thread: what the function raises from now on is a consequence."""
         self._reason = reason
+        self._leaving_since_s = time.monotonic()
+        self._handled_before = id(_handled_by_main_thread())
         self.is_leaving = True
 
-    def force_out(self, may_go_on: Callable[[], bool]) -> None:
-        """Signal the main thread until it has left or `may_go_on` says no; from another thread."""
+    def force_out(self, free: Callable[[], object]) -> None:
+        """Signal the main thread until it has left; from another thread.
+
+        `free` is called before every further signal: what blocked the main thread may have begun after the abort.
+        """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
-        while not self.left.is_set() and main_thread is not None and may_go_on():
+        while not self.left.is_set() and main_thread is not None:
             signal.pthread_kill(main_thread, self._signal_number)
             if self.left.wait(interval_s):
                 return
-            interval_s = min(interval_s * 2, LONGEST_INTERVAL_S)
+            free()
+            is_swallowed = self._num_raised >= MAX_POLITE_RAISES
+            interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, LONGEST_INTERVAL_S)
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -126,18 +144,46 @@ class Gate:
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if not (self._is_open and self.is_leaving) or _is_unraisable(frame):
             return
-        is_rude = self._num_raised >= MAX_POLITE_RAISES
-        if is_rude:
-            # Strikes again at the next instruction that looks for signals: in the handler, outside of its try.
-            signal.raise_signal(self._signal_number)
-        elif _is_on_its_way(sys.exc_info()[1]):
+        if self._num_raised >= MAX_POLITE_RAISES:
+            self._strike_again_in_handlers(frame)
+        elif self._is_cleaning_up(sys.exc_info()[1]):
             return
         self._num_raised += 1
         raise RankShouldRestart(self._reason)
 
+    def _is_cleaning_up(self, handled: BaseException | None) -> bool:
+        """Return whether the handler or `finally` block that runs now belongs to the end of the iteration."""
+        if handled is None or id(handled) == self._handled_before:
+            return False
+        if _is_on_its_way(handled):
+            return True
+        return time.monotonic() - self._leaving_since_s < CLEAN_UP_S
+
+    def _strike_again_in_handlers(self, frame: FrameType | None) -> None:
+        """Raise once more at the next line that runs: in the handler that swallows, outside of its `try`."""
+        if not self._does_trace:
+            self._does_trace, self._former_trace = True, sys.gettrace()
+        while frame is not None and frame.f_code is not Gate.run.__code__:
+            frame.f_trace = self._on_line
+            frame = frame.f_back
+        # Last: the interpreter forgets the trace function as soon as it has raised.
+        sys.settrace(self._on_line)
+
+    def _on_line(self, _frame: FrameType, event: str, _argument: object) -> Any:
+        if self._is_open and event == "line":
+            raise RankShouldRestart(self._reason)
+        return self._on_line
+
+
+def _handled_by_main_thread() -> BaseException | None:
+    handled: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # A tuple like sys.exc_info() before Python 3.12.
+    error: BaseException | None = handled[1] if isinstance(handled, tuple) else handled
+    return error
+
 
 def _is_on_its_way(handled: BaseException | None) -> bool:
-    """Return whether a handler or `finally` block that runs now belongs to an earlier raise."""
+    """Return whether the chain of a handled exception begins with an earlier raise."""
     seen: set[int] = set()
     while handled is not None and id(handled) not in seen:
         if isinstance(handled, RankShouldRestart):

@@ -23,6 +23,7 @@ class Progress:
         self._flags = 0
         self._iteration = -1
         self._inode = -1
+        self._does_stamp_main = False
         self._words: memoryview | None = None
         # One object for the whole life: the interpreter may still hold a call when the next is added.
         self._callback = _PENDING_CALL(self._stamp_main)
@@ -68,10 +69,16 @@ class Progress:
         self._write(stamps.STEP, -1)
         self._stamp(stamps.ALIVE)
         self._stamp(stamps.MAIN)
+        self._does_stamp_main = True
         self._set_flags(stamps.FLAG_IN_FUNCTION)
+
+    def stop_main(self) -> None:
+        """Let MAIN grow old: the signals that end a function would keep a thread that sleeps on fresh for ever."""
+        self._does_stamp_main = False
 
     def end(self) -> None:
         """End the iteration: no timeout applies."""
+        self._does_stamp_main = False
         self._set_flags(0)
 
     def ping(self, step: int | None) -> bool:
@@ -98,12 +105,13 @@ class Progress:
     def beat(self) -> None:
         """Stamp ALIVE, and ask the main thread to stamp MAIN; from the library's thread."""
         self._stamp(stamps.ALIVE)
-        if self._flags & stamps.FLAG_IN_FUNCTION:
+        if self._does_stamp_main:
             # A full queue means that the main thread has not run for long: exactly what a stale stamp shall say.
             ctypes.pythonapi.Py_AddPendingCall(self._callback, None)
 
     def _stamp_main(self, _: object) -> int:
-        self._stamp(stamps.MAIN)
+        if self._does_stamp_main:
+            self._stamp(stamps.MAIN)
         return 0
 
     def _stamp(self, field: int) -> None:

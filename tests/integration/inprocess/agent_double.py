@@ -1,7 +1,7 @@
 """A stand-in for launcher, agent and coordinator of one job on this machine: one folder, N workers, real sockets.
 
-The decisions are the simplest that are right: a fault or a lost worker interrupts, all living workers READY make a plan,
-all active COMPLETED release. It runs in a thread of the test process.
+The decisions are the simplest that are right: a fault or a lost worker interrupts, all living workers READY make a
+plan, all active COMPLETED release. It runs in a thread of the test process.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 
 
 @dataclass
@@ -363,6 +363,8 @@ class AgentDouble:
             now_ns = time.monotonic_ns()
             for worker in self._living():
                 slot = stamps.unpack_slot(page, worker.local_rank)
+                if slot.pid != worker.pid:
+                    continue
                 if not slot.flags & stamps.FLAG_IN_FUNCTION or slot.flags & stamps.FLAG_PROTECTION_OFF:
                     continue
                 age_s = (now_ns - min(slot.main_ns, slot.alive_ns)) / 1e9
