@@ -1,0 +1,50 @@
+{{- define "unbroken.name" -}}
+{{- printf "%s" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "unbroken.selector" -}}
+app.kubernetes.io/name: unbroken-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "unbroken.labels" -}}
+{{ include "unbroken.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "unbroken.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "unbroken.name" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name: want the name of a service account, since serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "unbroken.image" -}}
+{{- printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
+{{- end -}}
+
+{{- /* What the operator does in a namespace with jobs, and nothing else. */ -}}
+{{- define "unbroken.jobRules" -}}
+- apiGroups: [unbroken.dev]
+  resources: [resilienttrainingjobs]
+  verbs: [get, list, watch]
+- apiGroups: [unbroken.dev]
+  resources: [resilienttrainingjobs/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create]
+# By name only: the operator neither lists nor watches Secrets.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
