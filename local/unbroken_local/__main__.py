@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from unbroken_core.errors import InputError
-from unbroken_local.control import ask
+from unbroken_local.control import SOCKET_NAME, ask
 from unbroken_local.daemon import LOCK_NAME, take_lock
 from unbroken_local.inventory import read_inventory
 from unbroken_local.kube.kubeconfig import read_kubeconfig
@@ -202,6 +202,7 @@ def is_running(directory: Path) -> bool:
 def _down(arguments: argparse.Namespace) -> int:
     directory = arguments.dir.resolve()
     if not is_running(directory):
+        _clean(directory)
         print(f"no cluster runs in {directory}", file=sys.stderr)
         return 0
     try:
@@ -213,11 +214,19 @@ def _down(arguments: argparse.Namespace) -> int:
         if not _wait_until_gone(directory, KILL_LIMIT_S):
             print(f"unbroken local: processes of {directory} do not end", file=sys.stderr)
             return 1
-    short_name(directory).unlink(missing_ok=True)
-    (directory / "kubeconfig").unlink(missing_ok=True)
-    shutil.rmtree(directory / "v", ignore_errors=True)
+    _clean(directory)
     print("the cluster has ended", file=sys.stderr)
     return 0
+
+
+def _clean(directory: Path) -> None:
+    """Remove what a cluster that was killed could not remove; logs and claims stay."""
+    short = short_name(directory)
+    if short.is_symlink():
+        short.unlink()
+    for name in ("kubeconfig", SOCKET_NAME):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / "v", ignore_errors=True)
 
 
 def _signal_daemon(directory: Path, signum: int) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from unbroken_core.errors import InputError, UnbrokenError
+from unbroken_core.errors import UnbrokenError
 from unbroken_local.cluster import ClusterSettings, LocalCluster, open_cluster
 from unbroken_local.control import ControlServer
 from unbroken_local.detection import has_scheduler
@@ -28,6 +28,7 @@ from unbroken_local.inventory import Inventory, read_inventory
 from unbroken_local.kube.client import KubeClient
 from unbroken_local.kube.kubeconfig import Access, read_kubeconfig
 from unbroken_local.kubelet.folders import Folders
+from unbroken_local.kubelet.logs import tail_text
 from unbroken_local.kubelet.restart import BackOff
 from unbroken_local.lifecycle import LifecycleSettings
 from unbroken_local.processes.host import Process, ProcessHost, ProcessSpec
@@ -164,10 +165,10 @@ async def _stop_with(process: Process, stop: asyncio.Event) -> None:
 
 async def _wait_for_file(path: Path, watcher: "asyncio.Task[None]", log_file: Path) -> None:
     deadline = time.monotonic() + API_SERVER_LIMIT_S
-    while not path.exists():
+    while not await asyncio.to_thread(path.exists):
         if watcher.done() or time.monotonic() > deadline:
-            tail = (await asyncio.to_thread(log_file.read_text, errors="replace"))[-2000:] if log_file.exists() else ""
-            raise UnbrokenError(f"the API server did not start; the end of {log_file}:\n{tail.strip()}")
+            tail = tail_text(log_file, 40, 4000).strip()
+            raise UnbrokenError(f"the API server did not start; the end of {log_file}:\n{tail}")
         await asyncio.sleep(0.02)
 
 
@@ -220,17 +221,19 @@ def main() -> NoReturn:
     os.write(lock, str(os.getpid()).encode())
     try:
         asyncio.run(run(options, lock, lambda text: tell(say=text), ready))
-    except* (UnbrokenError, OSError) as errors:
-        log.error("the cluster ended: %s", "; ".join(_messages(errors)))
-        tell(error="; ".join(_messages(errors)))
+    except Exception as error:
+        log.exception("the cluster ended")
+        tell(error="; ".join(_messages(error)))
         sys.exit(1)
     sys.exit(0)
 
 
 def _messages(error: BaseException) -> list[str]:
-    if isinstance(error, BaseExceptionGroup):
-        return [text for inner in error.exceptions for text in _messages(inner)]
-    return [str(error) if isinstance(error, (InputError, UnbrokenError)) else repr(error)]
+    """Return the message of each error; a task group raises several as one."""
+    inner = getattr(error, "exceptions", None)
+    if inner is not None:
+        return [text for each in inner for text in _messages(each)]
+    return [str(error) if isinstance(error, UnbrokenError) else repr(error)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does a control plane bring its own scheduler? Asked by a pod that no node can take: a scheduler says so in its status."""
+"""Does a control plane bring its own scheduler? A pod that no node takes tells: a scheduler says so in its status."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ ACCOUNT_LIMIT_S = 10.0
 
 
 async def has_scheduler(client: KubeClient) -> bool:
-    """Return whether some scheduler judges pods. Takes up to 4 s, and longer while pods are refused. Raises ApiError."""
+    """Return whether some scheduler judges pods. Takes up to 4 s, longer while pods are refused. Raises ApiError."""
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     name = f"unbroken-scheduler-probe-{uuid.uuid4().hex[:8]}"
     await _create(client, pods, name)

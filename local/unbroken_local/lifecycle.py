@@ -31,7 +31,7 @@ class LifecycleSettings:
     grace_s: float = 8.0
     """Without a renewed Lease a node is unreachable after this."""
     eviction_s: float = 1.0
-    """Pods that tolerate the taint without a limit of their own, or for longer than this by default, are evicted after it."""
+    """In place of the 300 s that API servers give pods that say nothing about the taint."""
     tick_s: float = 0.5
 
 

@@ -1,8 +1,8 @@
 """The service proxy: every Service has a loopback address here, and connections to it go to a ready pod.
 
-A Service's address is its cluster IP when that is a loopback address; else one of the cluster's own block, given when the
-Service, or its name in a pod's environment, is first seen. Like a real cluster, the proxy refuses connections while no
-pod is ready. No other address than loopback is ever bound or connected to.
+A Service's address is its cluster IP when that is a loopback address; else one of the cluster's own block, given when
+the Service, or its name in a pod's environment, is first seen. Like a real cluster, the proxy refuses connections while
+no pod is ready. No other address than loopback is ever bound or connected to.
 """
 
 import asyncio

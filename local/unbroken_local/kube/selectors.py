@@ -26,19 +26,24 @@ def matches_node_term(term: Json, labels: Labels, name: str) -> bool:
 
 
 def _matches(expression: Json, labels: Labels) -> bool:
-    key, operator, values = expression["key"], expression["operator"], expression.get("values") or []
-    value = labels.get(key)
-    if operator == "In":
-        return value in values
-    if operator == "NotIn":
-        return value not in values
-    if operator == "Exists":
-        return value is not None
-    if operator == "DoesNotExist":
-        return value is None
-    if operator in {"Gt", "Lt"} and value is not None and len(values) == 1:
-        try:
-            return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
-        except ValueError:
-            return False
-    return False
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case operator:
+            return _compares(operator, value, values)
+
+
+def _compares(operator: str, value: str | None, values: list[str]) -> bool:
+    """Return whether Gt or Lt holds; an unknown operator and what is no number never do."""
+    try:
+        left, right = int(value or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return left > right if operator == "Gt" else operator == "Lt" and left < right

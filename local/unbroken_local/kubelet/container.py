@@ -1,4 +1,4 @@
-"""From a container's spec to the process to start: environment, command line, folders. Pure but for what it is given."""
+"""From a container's spec to the process to start: environment, command line, folders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

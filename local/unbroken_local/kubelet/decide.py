@@ -158,8 +158,7 @@ def has_failed_init(pod: PodSpec, states: States) -> bool:
     for container in pod.inits:
         termination = states[container.name].termination
         if container.kind is Kind.INIT and termination is not None and termination.exit_code != 0:
-            if not will_run_again(pod, container, states[container.name]):
-                return True
+            return not will_run_again(pod, container, states[container.name])
     return False
 
 
@@ -167,10 +166,11 @@ def is_initialized(pod: PodSpec, states: States) -> bool:
     """Return whether the main containers may run (once any of them has run, they may)."""
     if any(_has_run(states[main.name]) for main in pod.mains):
         return True
-    return all(_is_passed(container, states[container.name]) for container in pod.inits)
+    return all(is_passed(container, states[container.name]) for container in pod.inits)
 
 
-def _is_passed(container: ContainerSpec, state: ContainerState) -> bool:
+def is_passed(container: ContainerSpec, state: ContainerState) -> bool:
+    """Return whether what comes after this init container or sidecar may start."""
     if container.kind is Kind.SIDECAR:
         return state.phase is Phase.RUNNING and state.is_started
     return state.termination is not None and state.phase is Phase.TERMINATED and state.termination.exit_code == 0
@@ -185,11 +185,11 @@ def _start_inits(pod: PodSpec, states: States, draft: _Draft) -> bool:
     is_past = is_initialized(pod, states)
     for container in pod.inits:
         state = states[container.name]
-        if container.kind is Kind.INIT and (is_past or _is_passed(container, state)):
+        if container.kind is Kind.INIT and (is_past or is_passed(container, state)):
             continue
         if state.phase is not Phase.RUNNING:
             draft.start(container.name, state)
-        if not is_past and not _is_passed(container, state):
+        if not is_past and not is_passed(container, state):
             return False
     return True
 

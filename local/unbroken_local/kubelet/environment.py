@@ -182,7 +182,7 @@ def _machine_default(resource: str) -> int:
 
 
 def service_variables(services: tuple[tuple[Json, str], ...]) -> dict[str, str]:
-    """Return NAME_SERVICE_HOST, NAME_SERVICE_PORT and the older NAME_PORT_... variables of each service with an address."""
+    """Return NAME_SERVICE_HOST, NAME_SERVICE_PORT and NAME_PORT_... of each Service that has an address."""
     result: dict[str, str] = {}
     for service, address in services:
         name = _ENV_NAME.sub("_", service["metadata"]["name"].upper())

@@ -228,7 +228,7 @@ class FakeNode:
 
 def _node_info(name: str) -> Json:
     empty = ("bootID", "machineID", "systemUUID", "kernelVersion", "kubeProxyVersion")
-    return {key: "" for key in empty} | {
+    return dict.fromkeys(empty, "") | {
         "osImage": f"local processes ({name})",
         "containerRuntimeVersion": "local://1",
         "kubeletVersion": "v1.34.0-unbroken",

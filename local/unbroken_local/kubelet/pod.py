@@ -250,7 +250,6 @@ class PodRunner:
             except (MountError, ConfigError, ApiError, OSError) as error:
                 failures += 1
                 self._node.events.record(self.pod, "Warning", "FailedMount", str(error), self._node.name)
-                log.info("volumes not ready: pod=%s/%s error=%s", self.spec.namespace, self.spec.name, error)
             await asyncio.sleep(pause_s(failures))
 
     def _volume_context(self) -> VolumeContext:
@@ -285,7 +284,7 @@ class PodRunner:
         return build_status(self.spec, self.states, self._stop, facts, self._writer.known(self.pod.get("status") or {}))
 
     async def _finish(self) -> None:
-        """Everything has ended and the pod is to go: say so, then delete the object for good, and wait until it is gone."""
+        """Everything has ended and the pod is to go: say so, delete the object for good, wait until it is gone."""
         failures = 0
         while not self._is_gone.is_set() and not self._is_down:
             if await self._writer.delete_pod():

@@ -81,8 +81,8 @@ def _log_file(runner: PodRunner, name: str, is_previous: bool) -> tuple[Path, in
     state = runner.states[name]
     has_run = state.last is not None or state.termination is not None or state.started_at is not None
     if not has_run:
-        text = f'container "{name}" in pod "{runner.spec.name}" is waiting to start: {state.reason or "ContainerCreating"}\n'
-        raise web.HTTPBadRequest(text=text)
+        reason = state.reason or "ContainerCreating"
+        raise web.HTTPBadRequest(text=f'container "{name}" in pod "{runner.spec.name}" is waiting to start: {reason}\n')
     newest = state.restarts
     if is_previous:
         newest = state.restarts if state.started_at is None and state.termination is None else state.restarts - 1

@@ -50,16 +50,15 @@ def build_status(pod: PodSpec, states: States, stop: Stop | None, facts: PodFact
     phase = pod_phase(pod, states, stop)
     if phase == "Pending" and old.get("phase") == "Running":
         phase = "Running"
-    ready = [_is_ready(pod, container, states[container.name]) for container in pod.containers]
     status: Json = {
         "phase": phase,
         "hostIP": facts.host_ip,
         "startTime": facts.start_time,
-        "conditions": _conditions(pod, states, phase, all(ready), facts.now, old.get("conditions") or []),
-        "containerStatuses": [_container_status(pod, c, states, phase) for c in pod.mains],
+        "conditions": _conditions(pod, states, phase, facts.now, old),
+        "containerStatuses": [_container_status(pod, c, states) for c in pod.mains],
     }
     if pod.inits:
-        status["initContainerStatuses"] = [_container_status(pod, c, states, phase) for c in pod.inits]
+        status["initContainerStatuses"] = [_container_status(pod, c, states) for c in pod.inits]
     if facts.pod_ip:
         status |= {"podIP": facts.pod_ip, "podIPs": [{"ip": facts.pod_ip}]}
     if stop is not None and stop.reason:
@@ -67,21 +66,20 @@ def build_status(pod: PodSpec, states: States, stop: Stop | None, facts: PodFact
     return status
 
 
-def _is_ready(pod: PodSpec, container: ContainerSpec, state: ContainerState) -> bool:
+def _is_ready(container: ContainerSpec, state: ContainerState) -> bool:
     if container.kind is Kind.INIT:
         return True
     return state.phase is Phase.RUNNING and state.is_ready
 
 
-def _conditions(pod: PodSpec, states: States, phase: str, is_ready: bool, now: str, old: list[Json]) -> list[Json]:
+def _conditions(pod: PodSpec, states: States, phase: str, now: str, old: Json) -> list[Json]:
+    before: list[Json] = old.get("conditions") or []
     is_over = phase in {"Succeeded", "Failed"}
     over_reason = "PodCompleted" if phase == "Succeeded" else "PodFailed"
-    unready = [c.name for c in pod.containers if c.kind is not Kind.INIT and not _is_ready(pod, c, states[c.name])]
-    uninitialized = [c.name for c in pod.inits if not decide._is_passed(c, states[c.name])]
+    unready = [c.name for c in pod.containers if not _is_ready(c, states[c.name])]
+    uninitialized = [c.name for c in pod.inits if not decide.is_passed(c, states[c.name])]
     is_initialized = decide.is_initialized(pod, states) or phase == "Succeeded"
-    if is_over and phase == "Succeeded":
-        unready_reason, unready_message = over_reason, ""
-    elif is_over:
+    if is_over:
         unready_reason, unready_message = over_reason, ""
     else:
         unready_reason, unready_message = "ContainersNotReady", f"containers with unready status: [{' '.join(unready)}]"
@@ -90,12 +88,12 @@ def _conditions(pod: PodSpec, states: States, phase: str, is_ready: bool, now: s
         "Initialized": (is_initialized, "", "")
         if is_initialized
         else (False, "ContainersNotInitialized", init_message),
-        "Ready": (True, "", "") if is_ready and not is_over else (False, unready_reason, unready_message),
-        "ContainersReady": (True, "", "") if is_ready and not is_over else (False, unready_reason, unready_message),
+        "Ready": (True, "", "") if not unready and not is_over else (False, unready_reason, unready_message),
+        "ContainersReady": (True, "", "") if not unready and not is_over else (False, unready_reason, unready_message),
         "PodScheduled": (True, "", ""),
     }
-    by_type = {condition["type"]: condition for condition in old}
-    others = [condition for condition in old if condition["type"] not in wanted]
+    by_type = {condition["type"]: condition for condition in before}
+    others = [condition for condition in before if condition["type"] not in wanted]
     return [_condition(kind, value, by_type.get(kind), now) for kind, value in wanted.items()] + others
 
 
@@ -112,7 +110,7 @@ def _condition(kind: str, value: tuple[bool, str, str], old: Json | None, now: s
     return condition
 
 
-def _container_status(pod: PodSpec, container: ContainerSpec, states: States, pod_phase_now: str) -> Json:
+def _container_status(pod: PodSpec, container: ContainerSpec, states: States) -> Json:
     state = states[container.name]
     status: Json = {
         "name": container.name,
@@ -144,12 +142,7 @@ def _state(pod: PodSpec, container: ContainerSpec, states: States) -> Mapping[st
         return {"running": {"startedAt": state.started_at}}
     if state.phase is Phase.TERMINATED and state.termination is not None:
         return {"terminated": _terminated(state.termination)}
-    default = "ContainerCreating"
-    if container.kind is Kind.MAIN and pod.inits and not decide.is_initialized(pod, states):
-        default = "PodInitializing"
-    elif container.kind is not Kind.MAIN and container is not pod.inits[0] and not state.is_busy:
-        default = "PodInitializing"
-    body = {"reason": state.reason or default}
+    body = {"reason": state.reason or ("PodInitializing" if pod.inits else "ContainerCreating")}
     return {"waiting": {**body, "message": state.message} if state.message else body}
 
 

@@ -125,9 +125,8 @@ async def _object_files(reference: Json, plural: str, mode: int, volume: Json, c
         if item["key"] in data:
             files.append(File(item["path"], data[item["key"]], item.get("mode") or mode))
         elif not reference.get("optional"):
-            raise MountError(
-                f'MountVolume.SetUp failed for volume "{volume["name"]}" : references non-existent {plural[:-1]} key: {item["key"]}'
-            )
+            what = f"references non-existent {plural[:-1]} key: {item['key']}"
+            raise MountError(f'MountVolume.SetUp failed for volume "{volume["name"]}" : {what}')
     return files
 
 

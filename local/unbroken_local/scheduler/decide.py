@@ -1,7 +1,7 @@
 """Which pod goes to which node: a pure function of a snapshot, deterministic, one pod after the other.
 
-Filters are those of the real scheduler, with its words. Scores: preferred node and pod affinity, PreferNoSchedule taints,
-then the emptier node (relative to what it has), then the name in natural order.
+Filters are those of the real scheduler, with its words. Scores: preferred node and pod affinity, PreferNoSchedule
+taints, then the emptier node (relative to what it has), then the name in natural order.
 """
 
 import re

@@ -8,7 +8,7 @@ from unbroken_local.kube.client import ApiError, KubeClient
 from unbroken_local.kube.events import EventRecorder, timestamp
 from unbroken_local.kube.informer import Informer
 from unbroken_local.scheduler.decide import Binding, Decision, Refusal, decide
-from unbroken_local.scheduler.world import Snapshot
+from unbroken_local.scheduler.world import Snapshot, is_over
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,7 @@ class Scheduler:
         if new is None or pod["spec"].get("nodeName"):
             self._assumed.pop(uid, None)
             self._refused.pop(uid, None)
-        if new is None or not (new["spec"].get("nodeName") and old is not None and old["spec"].get("nodeName")):
-            self._dirty.set()
-        elif (new.get("status") or {}).get("phase") != ((old or {}).get("status") or {}).get("phase"):
+        if _pod_facts(old) != _pod_facts(new):
             self._dirty.set()
 
     def _on_node(self, old: Json | None, new: Json | None) -> None:
@@ -134,6 +132,13 @@ class Scheduler:
         self._refused[metadata["uid"]] = refusal.message
         self._events.record(refusal.pod, "Warning", "FailedScheduling", refusal.message)
         return True
+
+
+def _pod_facts(pod: Json | None) -> object:
+    if pod is None:
+        return None
+    metadata = pod["metadata"]
+    return metadata.get("uid"), pod["spec"].get("nodeName"), pod["spec"].get("schedulingGates"), is_over(pod)
 
 
 def _node_facts(node: Json | None) -> object:
