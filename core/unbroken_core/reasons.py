@@ -119,6 +119,12 @@ class RankReason(Word):
     """Healthy, not needed: a spare."""
     STEPPED_ASIDE = "stepped-aside"
     """Was active; idle because its host lost a worker, or by a limit or divisor of the world."""
+    FILLED_GAP = "filled-gap"
+    """A survivor with a high rank that took a lost rank of its domain (closeGaps)."""
+    RETURNED = "returned"
+    """Was idle; appended because the world could grow."""
+    LOST = "lost"
+    """Dead or gone: it has no rank any more."""
 
 
 class Reason(Word):
