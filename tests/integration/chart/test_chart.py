@@ -1,0 +1,180 @@
+"""The chart: what helm makes of it, and that the operator can do its work with the rights that it grants."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from unbroken_operator import layout
+from unbroken_operator.config import parse
+from unbroken_operator.errors import KubeRefused
+from unbroken_operator.kube import Kube, collection_path
+
+CHART = Path(__file__).parents[3] / "charts" / "unbroken"
+JsonObject = dict[str, Any]
+
+
+def _operator_bench() -> ModuleType:
+    name = "operator_bench_for_chart"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "operator" / "operator_bench.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@pytest.fixture
+def helm() -> str:
+    """Path of helm."""
+    found = os.environ.get("UNBROKEN_TEST_HELM") or shutil.which("helm")
+    if found is None:
+        pytest.skip("needs helm in PATH or UNBROKEN_TEST_HELM; tools/get-helm.sh fetches it")
+    return found
+
+
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **variables}
+    )
+
+
+def rendered(helm: str, *options: str) -> list[JsonObject]:
+    """Return the objects that the chart becomes."""
+    result = run(helm, "template", "unbroken", str(CHART), "--namespace", "ops", *options)
+    assert result.returncode == 0, result.stderr
+    return [item for item in yaml.safe_load_all(result.stdout) if item]
+
+
+def one(items: list[JsonObject], kind: str) -> JsonObject:
+    """Return the only object of a kind."""
+    (found,) = (item for item in items if item["kind"] == kind)
+    return found
+
+
+def test_lint_finds_nothing(helm: str) -> None:
+    result = run(helm, "lint", "--strict", str(CHART))
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_arguments_of_the_deployment_are_those_of_the_operator(helm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    for options in ((), ("--set", "scope=Namespaces", "--set", "namespaces={a,b}")):
+        (container,) = one(rendered(helm, *options), "Deployment")["spec"]["template"]["spec"]["containers"]
+        config = parse(container["args"])
+        assert config.namespaces == (("a", "b") if options else ())
+        assert config.is_json_log
+        assert config.metrics_listen is not None
+        assert config.metrics_listen.port == container["ports"][0]["containerPort"]
+
+
+@pytest.mark.parametrize(
+    ("version", "has_rules"), [pytest.param("1.33.0", True, id="new"), pytest.param("1.20.2", False, id="old")]
+)
+def test_validation_rules_are_left_out_where_kubernetes_does_not_know_them(
+    helm: str, version: str, has_rules: bool
+) -> None:
+    crd = one(rendered(helm, "--kube-version", version), "CustomResourceDefinition")
+    assert ("x-kubernetes-validations" in json.dumps(crd)) is has_rules
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+
+
+def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> None:
+    items = rendered(helm, "--set", "scope=Namespaces", "--set", "namespaces={a}")
+    (rule,) = one(items, "ClusterRole")["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
+    role = one(items, "Role")
+    assert role["metadata"]["namespace"] == "a"
+    (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
+    assert secrets["verbs"] == ["get", "create"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["scope=Everywhere", "scope=Namespaces", "logLevel=loud", "metrics.port=0", "nonsense=1", "namespaces={a}"],
+)
+def test_wrong_values_are_refused(helm: str, option: str) -> None:
+    result = run(helm, "template", "unbroken", str(CHART), "--set", option)
+    assert result.returncode != 0
+
+
+async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:
+    path = f"{collection_path('serviceaccounts', namespace)}/{name}/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []}}
+    answer = await kube.create(path, request)
+    config = yaml.safe_load(await asyncio.to_thread(admin.read_text))
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": answer["status"]["token"]}}]
+    await asyncio.to_thread(target.write_text, yaml.safe_dump(config))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("scope", ["Cluster", "Namespaces"])
+def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, scope: str, tmp_path: Path) -> None:
+    pairs = dict(pair.split("=", 1) for pair in os.environ.get("UNBROKEN_TEST_KUBECONFIGS", "").split(":") if pair)
+    if "full" not in pairs:
+        pytest.skip("UNBROKEN_TEST_KUBECONFIGS names no API server 'full' (the one with RBAC)")
+    admin = Path(pairs["full"])
+    tools = _operator_bench()
+    release = f"unbroken-{uuid.uuid4().hex[:6]}"
+
+    async def scenario() -> None:
+        async with tools.bench(admin, tmp_path) as made:
+            options = ["--set", f"scope={scope}"]
+            options += ["--set", f"namespaces={{{made.namespace}}}"] if scope == "Namespaces" else []
+            helm_home = {"HELM_CACHE_HOME": str(tmp_path / "cache"), "HELM_CONFIG_HOME": str(tmp_path / "config")}
+            place = ["--kubeconfig", str(admin), "--namespace", made.namespace]
+            installed = await asyncio.to_thread(
+                run, helm, "install", release, str(CHART), *place, "--take-ownership", *options, **helm_home
+            )
+            assert installed.returncode == 0, installed.stdout + installed.stderr
+            try:
+                deployment = await made.kube.get(f"/apis/apps/v1/namespaces/{made.namespace}/deployments/{release}")
+                account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+                limited = tmp_path / "service-account.kubeconfig"
+                await _service_account_kubeconfig(made.kube, admin, made.namespace, account, limited)
+                arguments = ["--all-namespaces"] if scope == "Cluster" else ["--namespace", made.namespace]
+                with tools.operator(made, *arguments, kubeconfig=limited) as running:
+                    await made.apply("digits", replicas=2, spares={"count": 1})
+                    await made.wait_for_pods("digits-0", "digits-1", "digits-2")
+                    await made.end_pod("digits-1", "Failed")
+                    await made.wait_for_pods("digits-0", "digits-1", "digits-2", "digits-3")
+
+                    async def has_status() -> bool:
+                        return bool(await made.condition("digits", "PodsReady"))
+
+                    await tools.eventually(has_status, "a status")
+                    assert "forbidden" not in running.log.read_text()
+                other = await Kube.connect(str(limited))
+                try:
+                    for path in (
+                        "/api/v1/secrets",
+                        f"/api/v1/namespaces/{made.namespace}/secrets",
+                        "/api/v1/namespaces",
+                    ):
+                        with pytest.raises(KubeRefused):
+                            await other.list(path)
+                    job = await made.job("digits")
+                    with pytest.raises(KubeRefused):
+                        await other.delete(made.path(layout.PLURAL, "digits"), job["metadata"]["uid"])
+                finally:
+                    await other.close()
+            finally:
+                removed = await asyncio.to_thread(run, helm, "uninstall", release, *place, **helm_home)
+                assert removed.returncode == 0, removed.stderr
+
+    asyncio.run(scenario())

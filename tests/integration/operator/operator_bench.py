@@ -1,0 +1,289 @@
+"""A real API server, the operator as a process, and a rendezvous of the test's own that speaks the contract."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.wire import decode, encode
+from unbroken_operator import layout
+from unbroken_operator.errors import KubeConflict, KubeNotFound
+from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.schema import custom_resource_definition, without_cel
+
+T = TypeVar("T")
+JsonObject = dict[str, Any]
+LIMIT_S = 60.0
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_addresses = itertools.count(2)
+
+
+async def eventually(look: Callable[[], Awaitable[T | None]], what: str) -> T:
+    """Look again until there is something; fail after LIMIT_S."""
+    async with asyncio.timeout(LIMIT_S) as limit:
+        while True:
+            found = await look()
+            if found:
+                return found
+            if limit.when() is None:
+                raise AssertionError(what)
+            await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+class Bench:
+    """One namespace of one API server."""
+
+    def __init__(self, kube: Kube, kubeconfig: Path, namespace: str, output: Path) -> None:
+        self.kube = kube
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self.output = output
+
+    def path(self, resource: str, name: str = "") -> str:
+        """Return the path of a resource in the namespace."""
+        version = layout.API_VERSION if resource == layout.PLURAL else "v1"
+        path = collection_path(resource, self.namespace, version)
+        return f"{path}/{name}" if name else path
+
+    async def apply(self, name: str, **spec: Any) -> JsonObject:
+        """Create a job."""
+        container = {"name": "trainer", "image": "torch:2", "command": ["python3", "train.py"]}
+        job = {
+            "apiVersion": layout.API_VERSION,
+            "kind": layout.KIND,
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"template": {"spec": {"containers": [container]}}, **spec},
+        }
+        return await self.kube.create(self.path(layout.PLURAL), job)
+
+    async def job(self, name: str) -> JsonObject:
+        """Return a job."""
+        return await self.kube.get(self.path(layout.PLURAL, name))
+
+    async def condition(self, name: str, kind: str) -> JsonObject:
+        """Return a condition of a job, {} while there is none."""
+        conditions = ((await self.job(name)).get("status") or {}).get("conditions") or ()
+        return next((item for item in conditions if item["type"] == kind), {})
+
+    async def pods(self, component: str = layout.TRAINER) -> list[JsonObject]:
+        """Return the pods of a component that are not being deleted."""
+        items, _ = await self.kube.list(self.path("pods"), f"{layout.COMPONENT_LABEL}={component}")
+        return sorted(
+            (item for item in items if "deletionTimestamp" not in item["metadata"]),
+            key=lambda item: str(item["metadata"]["name"]),
+        )
+
+    async def pod_names(self, component: str = layout.TRAINER) -> list[str]:
+        """Return the names of these pods."""
+        return [item["metadata"]["name"] for item in await self.pods(component)]
+
+    async def wait_for_pods(self, *names: str) -> None:
+        """Wait until exactly these training pods are there."""
+
+        async def look() -> bool:
+            return await self.pod_names() == sorted(names)
+
+        await eventually(look, f"training pods {names}")
+
+    async def run_pod(self, name: str, address: str, node: str = "") -> None:
+        """Stand in for a kubelet: let a pod run."""
+        if node:
+            pod = await self.kube.get(self.path("pods", name))
+            if not pod["spec"].get("nodeName"):
+                binding = {
+                    "apiVersion": "v1",
+                    "kind": "Binding",
+                    "metadata": {"name": name},
+                    "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+                }
+                await self.kube.create(self.path("pods", f"{name}/binding"), binding)
+        ready = {"type": "Ready", "status": "True"}
+        status = {"phase": "Running", "podIP": address, "conditions": [ready]}
+        await self.kube.merge(self.path("pods", f"{name}/status"), {"status": status})
+
+    async def end_pod(self, name: str, phase: str) -> None:
+        """Stand in for a kubelet: let a pod end."""
+        await self.kube.merge(self.path("pods", f"{name}/status"), {"status": {"phase": phase}})
+
+    async def events(self, reason: str) -> list[JsonObject]:
+        """Return the operator's Events of a reason."""
+        items, _ = await self.kube.list(self.path("events"))
+        return [item for item in items if item["reason"] == reason and item["involvedObject"]["kind"] == layout.KIND]
+
+    async def token(self, job: str) -> str:
+        """Return the text of the job's Secret, as it is stored (base64)."""
+        secret = await self.kube.get(self.path("secrets", layout.rendezvous_name(job)))
+        return str(secret["data"][layout.TOKEN_KEY])
+
+
+@contextlib.asynccontextmanager
+async def bench(kubeconfig: Path, output: Path) -> AsyncIterator[Bench]:
+    """A fresh namespace with the CRD installed; removed at the end."""
+    kube = await Kube.connect(str(kubeconfig))
+    name = f"operator-{uuid.uuid4().hex[:8]}"
+    try:
+        await install_crd(kube)
+        await kube.create(
+            collection_path("namespaces"), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        )
+        made = Bench(kube, kubeconfig, name, output)
+        try:
+            yield made
+        finally:
+            await _clean(made)
+    finally:
+        await kube.close()
+
+
+async def _clean(made: Bench) -> None:
+    for resource in (layout.PLURAL, "pods", "services", "secrets", "events"):
+        for item in (await made.kube.list(made.path(resource)))[0]:
+            with contextlib.suppress(KubeNotFound, KubeConflict):
+                path = made.path(resource, item["metadata"]["name"])
+                await made.kube.delete(path, item["metadata"]["uid"], is_forced=True)
+    namespace = await made.kube.get(f"{collection_path('namespaces')}/{made.namespace}")
+    with contextlib.suppress(KubeNotFound, KubeConflict):
+        await made.kube.delete(f"{collection_path('namespaces')}/{made.namespace}", namespace["metadata"]["uid"])
+
+
+async def install_crd(kube: Kube) -> None:
+    """Install the CRD, without CEL rules where the server does not know them."""
+    version = await kube.get("/version")
+    crd = custom_resource_definition()
+    if int("".join(filter(str.isdigit, version["minor"]))) < 25:
+        crd = without_cel(crd)
+    try:
+        await kube.create(CRDS, crd)
+    except KubeConflict:
+        await kube.merge(f"{CRDS}/{layout.CRD_NAME}", crd)
+
+    async def look() -> bool:
+        found = await kube.get(f"{CRDS}/{layout.CRD_NAME}")
+        conditions = (found.get("status") or {}).get("conditions") or ()
+        return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+
+    await eventually(look, "the CRD is established")
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that was free just now."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+class OperatorProcess:
+    """The operator, as it runs in a cluster."""
+
+    def __init__(self, process: subprocess.Popen[bytes], metrics_port: int, log: Path) -> None:
+        self.process = process
+        self.metrics_port = metrics_port
+        self.log = log
+
+
+@contextlib.contextmanager
+def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None) -> Any:
+    """Run the operator for the bench's namespace; at the end it must leave on SIGTERM with status 0."""
+    port = free_port()
+    log = made.output / f"operator-{port}.log"
+    environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "unbroken_operator",
+                *(arguments or ("--namespace", made.namespace)),
+                "--kubeconfig",
+                str(kubeconfig or made.kubeconfig),
+                "--metrics-listen",
+                f"127.0.0.1:{port}",
+                "--log-format",
+                "json",
+            ],
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+        try:
+            yield OperatorProcess(process, port, log)
+            assert process.poll() is None, f"the operator ended by itself:\n{log.read_text()[-4000:]}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                status = process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+        assert status == 0, log.read_text()[-4000:]
+
+
+class Rendezvous:
+    """Speaks the operator's part of the rendezvous API."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._status: JobStatus | None = None
+        self._changed = asyncio.Condition()
+        self.observations: list[Observation] = []
+        self.num_refused = 0
+
+    async def say(self, status: JobStatus) -> None:
+        """Report this from now on."""
+        async with self._changed:
+            self._status = status
+            self._changed.notify_all()
+
+    def _is_known(self, request: web.Request) -> bool:
+        is_known = request.headers.get("Authorization") == f"Bearer {self._token}"
+        self.num_refused += not is_known
+        return is_known
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        if not self._is_known(request):
+            return web.Response(status=401)
+        seen = (int(request.query.get("generation", -1)), int(request.query.get("after", -1)))
+        wait_s = min(float(request.query.get("timeout", 0)), 60.0)
+
+        def is_newer() -> bool:
+            return self._status is not None and (self._status.generation, self._status.revision) > seen
+
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait_for(is_newer), max(wait_s, 0.001))
+            return web.Response(status=503) if self._status is None else web.Response(text=encode(self._status))
+
+    async def _put_observation(self, request: web.Request) -> web.Response:
+        if not self._is_known(request):
+            return web.Response(status=401)
+        self.observations.append(decode(await request.read(), Observation))
+        return web.Response(status=204)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Serve; yields the address, one of 127.0.0.0/8 of its own."""
+        application = web.Application()
+        application.add_routes(
+            [web.get("/v1/status", self._get_status), web.put("/v1/observation", self._put_observation)]
+        )
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        address = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{next(_addresses)}"
+        try:
+            await web.TCPSite(runner, address, layout.API_PORT).start()
+            yield address
+        finally:
+            await runner.cleanup()
