@@ -11,7 +11,6 @@ which ends a running function (abort, then the gate's interruption).
 """
 
 import contextlib
-import datetime
 import gc
 import logging
 import os
@@ -30,15 +29,16 @@ from unbroken.inprocess.exception import HealthCheckError, InternalError, Restar
 from unbroken.inprocess.gate import Gate, Outcome, RankShouldRestart
 from unbroken.inprocess.groups import Undertaker, current_groups, take_groups
 from unbroken.inprocess.link import Link, Orders
+from unbroken.inprocess.names import stop_reverse_lookups
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.progress import Progress
+from unbroken.inprocess.sockets import release_connections
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)
 
-STORE_TIMEOUT = datetime.timedelta(minutes=5)
 MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
 ATOMIC_POLL_S = 0.05
@@ -140,6 +140,7 @@ class CallWrapper:
                 "torch.distributed: want it not initialised when the wrapped function is called; "
                 "call init_process_group inside of the function"
             )
+        stop_reverse_lookups()
         self._gate.install()
         self._freeze_garbage()
         _live.add(self)
@@ -160,6 +161,7 @@ class CallWrapper:
         old, self._old = self._old, []
         self._undertaker.bury(old)
         self._undertaker.join(GOODBYE_S)
+        release_connections()
         if self._does_freeze:
             gc.unfreeze()
 
@@ -217,10 +219,12 @@ class CallWrapper:
         endpoint = self._endpoint
         if endpoint is None:
             raise InternalError("endpoint: want one that was bound before READY, got none")
+        # There is a plan: all ranks have left the former iteration.
+        release_connections()
         self._set_state(enter)
         export(self._place, enter)
         if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
-            _kept_store[:] = [endpoint.serve(STORE_TIMEOUT)]
+            _kept_store[:] = [endpoint.serve()]
         endpoint.close()
         self._endpoint = None
 

@@ -7,6 +7,8 @@ from typing import Any
 BACKLOG = 4096
 """Ranks that connect before rank 0 serves wait here; the kernel caps it at net.core.somaxconn."""
 
+STORE_TIMEOUT = datetime.timedelta(minutes=5)
+
 
 class Endpoint:
     """A socket on a port that the system chose, so that no two iterations or workers can collide."""
@@ -24,7 +26,7 @@ class Endpoint:
         self.host = host
         self.port = int(self._socket.getsockname()[1])
 
-    def serve(self, timeout: datetime.timedelta) -> Any:
+    def serve(self, timeout: datetime.timedelta = STORE_TIMEOUT) -> Any:
         """Start a TCPStore on the socket, which it owns from now on, and return it."""
         import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
 

@@ -1,6 +1,9 @@
 """Finds the sockets of gloo and of the iteration's store among all descriptors of this process, and shuts them down.
 
-gloo has no abort; `shutdown(2)` on its connections frees every thread that is blocked on them. Which ones are gloo's
+gloo has no abort; `shutdown(2)` on its connections frees every thread that is blocked on them. Only their receiving
+side is shut down, and a copy of the descriptor keeps each connection open until all ranks have left the iteration: a
+write of gloo that fails (the peer's end is closed already) loses its operation, whose waiter then waits for gloo's
+own timeout. So no rank's abort may make another rank's write fail. Which ones are gloo's
 is known for sure from Linux: gloo's event loops run in threads of a known name that sleep in epoll_wait, /proc names
 the epoll descriptor of that call, and the sockets that are registered with it. No other socket is touched. gloo's
 listening socket is left alone: without it gloo ends the process.
@@ -23,9 +26,32 @@ _ATTEMPTS = 40
 _libc = ctypes.PyDLL(None)
 
 
+_held: list[int] = []
+"""Copies of gloo's descriptors."""
+
+
 def shut_gloo_connections() -> int:
-    """Shut all connections of gloo in this process down; return how many there were."""
-    return sum(_shut_down(descriptor) for epoll in _gloo_epolls() for descriptor in _registered(epoll))
+    """Let every read on a connection of gloo in this process see its end; return how many connections there were.
+
+    Call `release_connections` once all ranks have left the iteration.
+    """
+    connections = [
+        descriptor for epoll in _gloo_epolls() for descriptor in _registered(epoll) if _peer(descriptor) is not None
+    ]
+    for descriptor in connections:
+        try:
+            _held.append(os.dup(descriptor))
+        except OSError:
+            # gloo closed it meanwhile.
+            continue
+        _libc.shutdown(_held[-1], socket.SHUT_RD)
+    return len(connections)
+
+
+def release_connections() -> None:
+    """Close what `shut_gloo_connections` held open."""
+    while _held:
+        os.close(_held.pop())
 
 
 def shut_connections_to(host: str, port: int) -> int:
