@@ -1,0 +1,76 @@
+"""What the tree is built from: places, each with the names of its domains."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unbroken_core.rank_tree.layers import TreeLayer
+
+OrderKey = tuple[object, ...]
+Order = Callable[[str], OrderKey]
+"""Sort key of a domain's name among its siblings."""
+
+_NUMBER = re.compile("([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A group of workers that share their innermost domain: a pod."""
+
+    key: str
+    """Identity, unique in the tree: the pod's uid."""
+    path: tuple[str, ...]
+    """Names of the domains, one a layer below the root, outermost first; the last is the place itself and unique under
+    its parent. "" is the unknown domain: places of which a name is unknown are together, after all others."""
+    num_workers: int
+
+
+@lru_cache(maxsize=65_536)
+def natural_order(name: str) -> OrderKey:
+    """Sort `node-2` before `node-10`, and "" (unknown) last; names that differ have keys that differ."""
+    parts = _NUMBER.split(name)
+    return (not name, *(int(part) if index % 2 else part for index, part in enumerate(parts)), name)
+
+
+def in_tree_order(places: Iterable[Place], order: Order | None) -> list[Place]:
+    """Return the places as the tree lines them up; without `order`, siblings stand as they first appear."""
+    if order is None:
+        return _in_order_of_appearance(list(places))
+    keys: dict[str, OrderKey] = {}
+
+    def key(place: Place) -> list[OrderKey]:
+        for name in place.path:
+            if name not in keys:
+                keys[name] = order(name)
+        return [keys[name] for name in place.path]
+
+    return sorted(places, key=key)
+
+
+def _in_order_of_appearance(places: list[Place]) -> list[Place]:
+    appeared: dict[tuple[str, ...], int] = {}
+    for place in places:
+        for depth in range(len(place.path)):
+            appeared.setdefault(place.path[: depth + 1], len(appeared))
+    return sorted(places, key=lambda place: [appeared[place.path[: d + 1]] for d in range(len(place.path))])
+
+
+def nesting_violations(layers: Sequence[TreeLayer], places: Iterable[Place]) -> Iterator[str]:
+    """Yield one sentence for each name that lies in two domains of the layer above.
+
+    The tree stays valid: the name then stands for two domains, one under each parent. But labels that contradict each
+    other (one host in two racks) make it choose the wrong neighbours.
+    """
+    parents: dict[tuple[int, str], tuple[str, ...]] = {}
+    seen: set[tuple[int, str, tuple[str, ...]]] = set()
+    for place in places:
+        for depth, name in enumerate(place.path):
+            above = place.path[:depth]
+            first = parents.setdefault((depth, name), above)
+            if name and first != above and (depth, name, above) not in seen:
+                seen.add((depth, name, above))
+                yield (
+                    f"{layers[depth + 1].name}: want {name!r} in one domain, got {'/'.join(first)!r} and "
+                    f"{'/'.join(above)!r} (place {place.key}); it counts as two domains"
+                )

@@ -1,0 +1,225 @@
+"""The steps of a plan: vacate -> replace -> backfill -> shift -> world size."""
+
+from heapq import nlargest
+
+from unbroken_core.errors import InputError
+from unbroken_core.rank_tree.domain import Domain
+from unbroken_core.rank_tree.draft import HOLE, Draft
+from unbroken_core.rank_tree.layers import UNLIMITED, backfill_depth
+from unbroken_core.rank_tree.plan import TreePlan
+from unbroken_core.rank_tree.ports import Ranked
+from unbroken_core.rank_tree.replacement import Replacement
+from unbroken_core.reasons import RankReason
+
+
+def next_plan(tree: Ranked) -> TreePlan:
+    """Cut the plan after the present one; see `RankTree.plan`."""
+    if tree.root.is_gone:
+        return _impossible(tree)
+    draft = Draft(tree)
+    try:
+        draft.vacate(_lost_or_barred(tree, draft))
+        draft.vacate(_over_limit(tree), RankReason.STEPPED_ASIDE)
+        if draft.vacant:
+            Replacement(draft).run()
+        if draft.vacant:
+            _backfill(draft)
+        draft.close_holes()
+        _resize(draft)
+    except BaseException:
+        draft.roll_back()
+        raise
+    tree.suspects = {}
+    tree.vacating = {}
+    return draft.finish()
+
+
+def first_plan(tree: Ranked) -> TreePlan:
+    """Return the plan of a tree that was just activated."""
+    if tree.root.is_gone:
+        return _impossible(tree)
+    draft = Draft(tree)
+    try:
+        _resize(draft)
+    except BaseException:
+        draft.roll_back()
+        raise
+    tree.suspects = {}
+    leaves = list(tree.by_rank)
+    tree.num_plans += 1
+    return TreePlan(
+        number=tree.num_plans - 1,
+        world_size=len(leaves),
+        spare_ranks=len(tree) - len(leaves) - tree.num_lost,
+        lost_ranks=tree.num_lost,
+        leaves=leaves,
+        hosts=[tree.host_of[leaf] for leaf in leaves],
+        before=[-1] * len(leaves),
+        after=list(range(len(leaves))),
+        reasons=[RankReason.FIRST] * len(leaves),
+    )
+
+
+def recount(tree: Ranked) -> None:
+    """Derive all counts from the flags of the leaves, bottom-up."""
+
+    def visit(node: Domain) -> None:
+        node.spare_used, node.spare_whole = [], []
+        if node.size:
+            first, end = node.first, node.first + node.size
+            node.healthy = node.size - tree.is_lost.count(1, first, end)
+            node.spare = tree.is_spare.count(1, first, end)
+        else:
+            node.healthy = node.active = node.spare = 0
+            for child in node.children:
+                visit(child)
+                node.healthy += 0 if child.is_barred else child.healthy
+                node.active += child.active
+                node.spare += child.capacity
+                if child.capacity:
+                    (node.spare_used if child.active else node.spare_whole).append(child)
+        node.refresh()
+        if node.is_barred or node.active > node.maximum:
+            tree.suspects[node] = None
+
+    visit(tree.root)
+
+
+def activate(tree: Ranked, only_usable: bool) -> None:
+    """Hand out ranks in the order of the tree: a worker gets one while each domain above it is below its maximum."""
+    limited = [depth for depth, layer in enumerate(tree.layers) if layer.maximum < UNLIMITED]
+    room: dict[Domain, int] = {}
+    for host in tree.root.innermost():
+        if only_usable and not host.is_usable():
+            continue
+        above = [host.ancestor(depth) for depth in limited]
+        count = min([host.size, *(room.setdefault(domain, domain.maximum) for domain in above)])
+        leaves = [
+            leaf for leaf in range(host.first, host.first + host.size) if not (only_usable and tree.is_lost[leaf])
+        ]
+        for rank, leaf in enumerate(leaves[:count], len(tree.by_rank)):
+            tree.rank_of[leaf] = rank
+            tree.is_spare[leaf] = 0
+        tree.by_rank += leaves[:count]
+        host.active = min(count, len(leaves))
+        for domain in above:
+            room[domain] -= host.active
+    recount(tree)
+
+
+def _impossible(tree: Ranked) -> TreePlan:
+    root = tree.root
+    tree.num_plans += 1
+    return TreePlan(
+        number=tree.num_plans - 1,
+        world_size=0,
+        spare_ranks=len(tree) - tree.num_lost,
+        lost_ranks=tree.num_lost,
+        shortfall=f"want at least {max(root.minimum, 1)} healthy workers in domains above their minimum, "
+        f"got {root.healthy} of {len(tree)}",
+    )
+
+
+def _lost_or_barred(tree: Ranked, draft: Draft) -> list[int]:
+    """Return the leaves, in tree order, whose rank must go: lost, or in a domain below its minimum."""
+    rank_of = tree.rank_of
+    found = {leaf: None for leaf in tree.vacating if tree.is_lost[leaf] and rank_of[leaf] >= 0}
+    for domain in tree.suspects:
+        if not domain.is_barred or not domain.active:
+            continue
+        draft.barred[domain] = None
+        for host in domain.innermost():
+            span = range(host.first, host.first + host.size)
+            found.update((leaf, None) for leaf in span if rank_of[leaf] >= 0)
+    return tree.in_order(found)
+
+
+def _over_limit(tree: Ranked) -> list[int]:
+    """Return the leaves, in tree order, that must step aside where a domain has more active workers than allowed.
+
+    Happens when places move. The highest ranks of the domain go; what goes in an inner domain counts for outer ones.
+    """
+    found: dict[int, None] = {}
+    crowded = [domain for domain in tree.suspects if domain.active > domain.maximum]
+    for domain in sorted(crowded, key=lambda domain: -domain.depth):
+        ranks = _ranks_below(tree, domain)
+        staying = [rank for rank in ranks if tree.by_rank[rank] not in found]
+        excess = nlargest(len(staying) - domain.maximum, staying)
+        found.update((tree.by_rank[rank], None) for rank in excess)
+    return tree.in_order(found)
+
+
+def _ranks_below(tree: Ranked, domain: Domain) -> list[int]:
+    ranks: list[int] = []
+    for host in domain.innermost():
+        ranks += tree.rank_of[host.first : host.first + host.size]
+    return [rank for rank in ranks if rank >= 0]
+
+
+def _backfill(draft: Draft) -> None:
+    """Let the highest ranks of each backfill domain take the vacant ones, lowest to first in tree order."""
+    tree = draft.tree
+    depth = backfill_depth(tree.layers)
+    if depth == len(tree.layers):
+        return
+    vacant_by_domain: dict[Domain, list[int]] = {}
+    for leaf in tree.in_order(draft.vacant):
+        vacant_by_domain.setdefault(tree.host_of[leaf].ancestor(depth), []).append(leaf)
+    for domain, vacant in vacant_by_domain.items():
+        if domain.parent is None:
+            ranks = _highest(tree, len(vacant))
+        else:
+            ranks = sorted(nlargest(len(vacant), _ranks_below(tree, domain)))
+        # Fewer donors than vacant ranks: the rest is closed by shifting.
+        for rank, leaf in zip(ranks, vacant, strict=False):
+            draft.take_over(tree.by_rank[rank], leaf)
+
+
+def _highest(tree: Ranked, count: int) -> list[int]:
+    """Return the highest ranks that are taken, ascending."""
+    found: list[int] = []
+    rank = len(tree.by_rank)
+    while rank > 0 and len(found) < count:
+        rank -= 1
+        if tree.by_rank[rank] != HOLE:
+            found.append(rank)
+    return found[::-1]
+
+
+def _resize(draft: Draft) -> None:
+    """Append all that may grow, then let the world rule cut the end: so each plan starts from all that is healthy."""
+    tree = draft.tree
+    if tree.growable and tree.root.capacity:
+        _grow(draft)
+    size = len(tree.by_rank)
+    wanted = size if tree.world_rule is None else _ask(tree.world_rule, size)
+    if wanted < size:
+        draft.truncate(wanted)
+
+
+def _grow(draft: Draft) -> None:
+    """Append growable workers: those of places that are partly active first, then in the order of the tree."""
+    tree = draft.tree
+    by_host: dict[Domain, list[int]] = {}
+    for leaf in tree.in_order(tree.growable):
+        by_host.setdefault(tree.host_of[leaf], []).append(leaf)
+    for host, leaves in sorted(by_host.items(), key=lambda item: item[0].active == 0):
+        count = min(host.capacity, len(leaves))
+        while count and not (host.is_usable() and host.has_room(count)):
+            count -= 1
+        if count:
+            draft.append(leaves[:count])
+
+
+def _ask(rule: object, size: int) -> int:
+    if not callable(rule):
+        raise InputError(f"world rule: want a callable, got {rule!r}")
+    try:
+        wanted = rule(size)
+    except Exception as error:
+        raise InputError(
+            f"world rule: want a number of active ranks from 0 to {size}, got {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or not 0 <= wanted <= size:
+        raise InputError(f"world rule: want a number of active ranks from 0 to {size}, got {wanted!r}")
+    return wanted
