@@ -86,7 +86,7 @@ def _string(value: str, schema: Document, path: str) -> Iterator[Cause]:
             yield _body(path, value, f"should match '{pattern}'")
     style = schema.get("format")
     if style in _FORMATS and not _FORMATS[style](value):
-        yield _body(path, value, f'must be of type {style}: "{value}"')
+        yield problems.wrong_type(path, value, f'{path} in body must be of type {style}: "{value}"')
 
 
 def _is_time(text: str) -> bool:

@@ -155,6 +155,8 @@ class Operations:
         old = stored.document
         self._check_unchanged(resource, stored, document["metadata"])
         self._carry_over(resource, old, document, options.subresource)
+        # An object stays in the version that it was made in; all others are made when it is read.
+        document["apiVersion"] = old["apiVersion"]
         fill_defaults(resource, document)
         complete_update(resource, old, document)
         self._check_namespace_kept(resource, old, document)
@@ -239,7 +241,7 @@ class Operations:
         if kind == "apply":
             return self._apply(resource, namespace, name, patch, options)
         stored = self.get(resource, namespace, name)
-        document = self._patched(resource, stored.document, kind, patch)
+        document = self._patched(resource, {**stored.document, "apiVersion": resource.api_version}, kind, patch)
         if as_dict(document.get("metadata")).get("name") != name:
             raise problems.bad_request("metadata.name: the name of an object cannot be changed")
         document = read_document(resource, document, options)

@@ -115,7 +115,9 @@ class PodActions:
         """Stream a container's log from the kubelet of the pod's node. Raises ApiProblem: 400, 404, 500, 502."""
         pod = self._pod(namespace, name).document
         container = _container(pod, name, request.query.get("container", ""))
-        url = self._kubelet(pod, name, container) / "containerLogs" / namespace / name / container
+        if not look_up(pod, "spec", "nodeName"):
+            return web.Response(status=204)
+        url = self._kubelet(pod) / "containerLogs" / namespace / name / container
         query = {key: request.query[key] for key in _QUERY if key in request.query}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         try:
@@ -129,10 +131,8 @@ class PodActions:
             message = f"Get {url}: {problem}"
             raise problems.ApiProblem(500, "InternalError", message) from problem
 
-    def _kubelet(self, pod: Document, name: str, container: str) -> URL:
+    def _kubelet(self, pod: Document) -> URL:
         node_name = look_up(pod, "spec", "nodeName")
-        if not node_name:
-            raise problems.bad_request(f"pod {name} does not have a host assigned")
         node = self._operations.store.get(("", "nodes"), ("", node_name))
         if node is None:
             raise problems.not_found("", "nodes", node_name)

@@ -136,7 +136,12 @@ def _read_token(text: str) -> tuple[int, Key]:
         raise problems.bad_request("continue key is not valid") from problem
 
 
-_POLICIES: dict[str, Literal["Strict", "Warn", "Ignore"]] = {"": "Warn", "Strict": "Strict", "Warn": "Warn", "Ignore": "Ignore"}
+_POLICIES: dict[str, Literal["Strict", "Warn", "Ignore"]] = {
+    "": "Warn",
+    "Strict": "Strict",
+    "Warn": "Warn",
+    "Ignore": "Ignore",
+}
 
 
 def write_options(query: Query, agent: str, subresource: str) -> WriteOptions:

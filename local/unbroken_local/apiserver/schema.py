@@ -145,6 +145,9 @@ def prune(value: Any, schema: Document, path: str, findings: Findings) -> Any:
         shape = child(schema, name)
         if shape is None:
             findings.unknown.append(below)
+        elif entry is None and shape is not _ANYTHING and not shape.get("nullable") and "default" not in shape:
+            # The real server forgets a null that may not be there, so that clients may write one to mean "unset".
+            continue
         elif name == "metadata" and shape is resolve(_META):
             result[name] = read_core(entry, shape, below, findings)
         elif keeps_unknown(shape) and "properties" not in shape and "items" not in shape:

@@ -10,6 +10,8 @@ from unbroken_local.apiserver.selectors import Predicate
 from unbroken_local.apiserver.store import Change, Expired, Place, Store, Stored
 
 _BOOKMARK_EVERY_S = 5.0
+# What one slow client can hold in memory beside the history: about this much.
+_CHUNK_BYTES = 256 * 1024
 Encoder = Callable[[Stored], bytes]
 """Turns a version into the JSON that the client asked for: as is, in another version, or as a table."""
 
@@ -113,8 +115,16 @@ def _news(store: Store, request: WatchRequest, encoder: Encoder, reached: int) -
         changes = store.since(request.place, reached)
         if not changes:
             return b"", max(now, reached)
-        lines = [line for change in changes if (line := change_line(request, change, encoder)) is not None]
-        reached = changes[-1].revision
+        lines: list[bytes] = []
+        size = 0
+        for change in changes:
+            reached = change.revision
+            line = change_line(request, change, encoder)
+            if line is not None:
+                lines.append(line)
+                size += len(line)
+            if size >= _CHUNK_BYTES:
+                break
         if lines:
             return b"".join(lines), reached
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kube_target import Document, Target, config_map, pod
+from kube_target import Document, Target, config_map, needs, pod
 
 
 def maps(namespace: str) -> str:
@@ -58,8 +58,8 @@ def test_field_selectors_choose(target: Target, labelled: str, namespace: str) -
     assert names(everywhere) == ["a", "b", "c", "d"]
 
 
+@needs("core-strategies")
 def test_pods_are_selected_by_node_and_phase(target: Target, namespace: str) -> None:
-    target.needs("core-strategies")
     path = f"/api/v1/namespaces/{namespace}/pods"
     target.post(path, pod("free")).ok(201)
     target.post(path, pod("placed", nodeName="some-node")).ok(201)
@@ -70,13 +70,15 @@ def test_pods_are_selected_by_node_and_phase(target: Target, namespace: str) -> 
     target.delete(f"{path}/placed", gracePeriodSeconds=0)
 
 
+@needs("core-strategies")
 def test_events_are_selected_by_their_object(target: Target, namespace: str) -> None:
-    target.needs("core-strategies")
     path = f"/api/v1/namespaces/{namespace}/events"
     for name in ("p", "q"):
         about = {"kind": "Pod", "name": name, "namespace": namespace, "uid": f"uid-{name}"}
         target.post(path, {"metadata": {"name": f"e-{name}"}, "reason": "R", "involvedObject": about}).ok(201)
-    chosen = target.get(path, fieldSelector=f"involvedObject.name=p,involvedObject.kind=Pod,involvedObject.namespace={namespace}")
+    chosen = target.get(
+        path, fieldSelector=f"involvedObject.name=p,involvedObject.kind=Pod,involvedObject.namespace={namespace}"
+    )
     assert names(chosen.ok()) == ["e-p"]
 
 
@@ -154,8 +156,8 @@ def test_watch_ends_when_its_time_is_over(target: Target, namespace: str) -> Non
     assert list(target.watch(maps(namespace), timeoutSeconds=1, fieldSelector="metadata.name=none")) == []
 
 
+@needs("initial-events")
 def test_bookmark_tells_a_quiet_watch_how_far_it_is(target: Target, namespace: str) -> None:
-    target.needs("initial-events")
     events = target.watch(
         maps(namespace), allowWatchBookmarks="true", sendInitialEvents="true", resourceVersionMatch="NotOlderThan",
         fieldSelector="metadata.name!=kube-root-ca.crt",
@@ -167,13 +169,13 @@ def test_bookmark_tells_a_quiet_watch_how_far_it_is(target: Target, namespace: s
     assert int(found["object"]["metadata"]["resourceVersion"]) > 0
 
 
+@needs("short-history")
 def test_revision_before_the_history_is_gone(target: Target, namespace: str) -> None:
-    target.needs("short-history")
     target.post(maps(namespace), config_map("a")).ok(201)
     old = target.get(maps(namespace), limit=1).ok()["metadata"]
     target.post(maps(namespace), config_map("b")).ok(201)
     page = target.get(maps(namespace), limit=1).ok()["metadata"]
-    for number in range(420):
+    for number in range(220):
         target.merge(f"{maps(namespace)}/a", {"data": {"x": str(number)}})
     event = next(target.watch(maps(namespace), resourceVersion=old["resourceVersion"]))
     assert (event["type"], event["object"]["code"], event["object"]["reason"]) == ("ERROR", 410, "Expired")

@@ -1,6 +1,6 @@
 """PATCH in all its kinds, and who owns which field."""
 
-from kube_target import Document, Target, config_map, pod, wait_until
+from kube_target import Document, Target, config_map, needs, pod, wait_until
 
 
 def maps(namespace: str) -> str:
@@ -62,19 +62,25 @@ def test_strategic_patch_merges_lists_by_their_keys(target: Target, namespace: s
     status = {"conditions": [{"type": "Ready", "status": "False"}, {"type": "Initialized", "status": "True"}]}
     target.strategic(f"{path}/p/status", {"status": status}).ok()
     after = target.strategic(f"{path}/p/status", {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}).ok()
-    found = {entry["type"]: entry["status"] for entry in after["status"]["conditions"] if entry["type"] != "PodScheduled"}
+    found = {
+        entry["type"]: entry["status"] for entry in after["status"]["conditions"] if entry["type"] != "PodScheduled"
+    }
     assert found == {"Ready": "True", "Initialized": "True"}
 
 
 def test_strategic_patch_deletes_entries_and_keys(target: Target, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
-    target.post(path, {**pod("p"), "metadata": {"name": "p", "finalizers": ["contract.test/a", "contract.test/b"]}}).ok(201)
+    target.post(path, {**pod("p"), "metadata": {"name": "p", "finalizers": ["contract.test/a", "contract.test/b"]}}).ok(
+        201
+    )
     status = {"conditions": [{"type": "One", "status": "True"}, {"type": "Two", "status": "True"}]}
     target.strategic(f"{path}/p/status", {"status": status}).ok()
     removal = {"status": {"conditions": [{"$patch": "delete", "type": "One"}]}}
     after = target.strategic(f"{path}/p/status", removal).ok()
     assert "One" not in {entry["type"] for entry in after["status"]["conditions"]}
-    fewer = target.strategic(f"{path}/p", {"metadata": {"$deleteFromPrimitiveList/finalizers": ["contract.test/a"]}}).ok()
+    fewer = target.strategic(
+        f"{path}/p", {"metadata": {"$deleteFromPrimitiveList/finalizers": ["contract.test/a"]}}
+    ).ok()
     assert fewer["metadata"]["finalizers"] == ["contract.test/b"]
     target.merge(f"{path}/p", {"metadata": {"finalizers": None}}).ok()
 
@@ -116,7 +122,7 @@ def test_apply_refuses_to_change_what_another_set(target: Target, namespace: str
     cause = refused.body["details"]["causes"][0]
     assert (cause["reason"], cause["field"]) == ("FieldManagerConflict", ".data.x")
     assert cause["message"] == 'conflict with "one"'
-    assert refused.body["message"].startswith("Apply failed with 1 conflict: conflict with \"one\"")
+    assert refused.body["message"].startswith('Apply failed with 1 conflict: conflict with "one"')
     after = target.apply(path, applied("a", x="2"), "two", force="true").ok()
     assert after["data"] == {"x": "2"}
     owners = [entry["manager"] for entry in after["metadata"]["managedFields"] if "f:data" in entry["fieldsV1"]]
@@ -164,8 +170,8 @@ def test_apply_reads_yaml(target: Target, namespace: str) -> None:
     assert reply.ok(201)["data"] == {"x": "1"}
 
 
+@needs("workload-scale")
 def test_scale_is_read_and_written(target: Target, namespace: str) -> None:
-    target.needs("workload-scale")
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     labels = {"app": "a"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "m", "image": "example.test/i:1"}],
