@@ -1,0 +1,178 @@
+"""Before the first plan: waiting for the pods, or taking over a job that runs already."""
+
+from unbroken_core.assignment import Assignment, Outcome, Slot, assign_first
+from unbroken_core.history import FaultRecord
+from unbroken_core.job import Adoption, Job
+from unbroken_core.messages import PodObservation
+from unbroken_core.planning import cut_plan, finish
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role
+from unbroken_core.recovery import shorten_names
+
+
+def while_forming(job: Job, now_s: float) -> None:
+    """Cut the first plan when it is time, or give up when the startup timeout is over."""
+    settings, census = job.settings, job.census
+    num_ready = len(census.ready)
+    if num_ready < settings.replicas:
+        job.last_call_s = None
+    elif job.last_call_s is None:
+        job.last_call_s = now_s
+    startup_end_s = job.started_s + settings.timeouts.startup_s
+    job.wake(startup_end_s)
+    if _is_hopeless(job):
+        finish(job, JobPhase.FAILED, Reason.FAILED_BEFORE_READY, hopeless_text(job) + "; " + _count_text(job))
+    elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):
+        outcome = first_outcome(job)
+        if isinstance(outcome, Assignment):
+            cut_plan(job, outcome, None, now_s)
+        elif now_s >= startup_end_s:
+            finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
+        else:
+            job.say(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
+    elif job.last_call_s is None:
+        _wait_or_give_up(job, startup_end_s, now_s)
+
+
+def first_outcome(job: Job) -> Outcome:
+    """Return the assignment of what is ready now, regardless of earlier ones."""
+    observed = job.observed or {}
+    preferred = {uid for uid, pod in observed.items() if pod.role is Role.ACTIVE}
+    return assign_first(job.census.topology, job.rules, job.census.ready, preferred)
+
+
+def hopeless_text(job: Job) -> str:
+    """Return how the processes of a place that was given up have ended; "" when there is none."""
+    for uid in job.census.hopeless:
+        member = job.census.by_uid[uid]
+        for local_rank, place in member.places.items():
+            if place.is_retired:
+                return f"{member.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
+            if place.is_hopeless:
+                return f"{member.pod} worker {local_rank} ended {place.num_short_lives} times: {place.last_words}"
+    return ""
+
+
+def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
+    """Take over the iteration that the agents are in, when all of its ranks are there or have had their time.
+
+    Returns the faults of the ranks that did not come back.
+    """
+    if job.adoption is None:
+        return []
+    plans = [member.plan for member in job.census.by_uid.values() if member.plan is not None]
+    if not plans:
+        job.adoption = None  # Those who came with a plan are lost again.
+        return []
+    newest = max(plans, key=lambda plan: (plan.iteration, plan.generation))
+    places: dict[int, tuple[str, int]] = {}
+    for member in job.census.by_uid.values():
+        if member.plan is not None and member.plan.iteration == newest.iteration:
+            places.update({r.rank: (member.uid, r.local_rank) for r in member.plan.ranks if r.rank is not None})
+    is_complete = all(rank in places for rank in range(newest.world_size))
+    deadline_s = job.adoption.since_s + job.settings.timeouts.heartbeat_s
+    if not is_complete and now_s < deadline_s:
+        job.wake(deadline_s)
+        message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
+        job.say(Reason.WAITING_FOR_PODS, message)
+        return []
+    return _adopt(job, newest.iteration, newest.world_size, places, now_s)
+
+
+def _adopt(
+    job: Job, iteration: int, world_size: int, places: dict[int, tuple[str, int]], now_s: float
+) -> list[FaultRecord]:
+    job.adoption = None
+    job.iteration = iteration
+    job.highest_iteration = max(job.highest_iteration, iteration)
+    job.assignment = Assignment(_slots(world_size, places, job.settings.ranks_per_pod), world_size)
+    job.ranks = job.assignment.ranks_by_pod()
+    job.planned_s = now_s
+    for member in job.census.by_uid.values():
+        member.ranks = job.ranks.get(member.uid, {})
+        for local_rank in member.ranks:
+            place = member.places[local_rank]
+            place.told_iteration, place.told_incarnation = iteration, place.state.incarnation
+        job.sort(member)
+    message = f"iteration {iteration}: taken over with {len(places)} of {world_size} ranks"
+    job.enter_phase(JobPhase.PLANNED, Reason.WAITING_FOR_WORKERS, message)
+    heartbeat_s = job.settings.timeouts.heartbeat_s
+    lost = [uid for uid in job.ranks if uid not in job.census.by_uid]
+    return [
+        FaultRecord(
+            Cause.POD_LOST, uid, None, now_s - heartbeat_s, heartbeat_s, detail="did not come back to a new rendezvous"
+        )
+        for uid in lost
+    ]
+
+
+def _slots(world_size: int, places: dict[int, tuple[str, int]], ranks_per_pod: int) -> tuple[Slot, ...]:
+    runs: list[tuple[str, list[int]]] = []
+    for rank in range(world_size):
+        uid, local_rank = places.get(rank, (f"lost-{rank // ranks_per_pod}", rank % ranks_per_pod))
+        if runs and runs[-1][0] == uid:
+            runs[-1][1].append(local_rank)
+        else:
+            runs.append((uid, [local_rank]))
+    return tuple(Slot(uid, tuple(local_ranks)) for uid, local_ranks in runs)
+
+
+def begin_adoption(job: Job, now_s: float) -> None:
+    """Note that an agent came with a plan."""
+    if job.phase is JobPhase.FORMING and job.adoption is None:
+        job.adoption = Adoption(now_s)
+
+
+def _is_complete(job: Job, last_call_s: float, now_s: float) -> bool:
+    settings, census = job.settings, job.census
+    deadline_s = last_call_s + settings.timeouts.last_call_s
+    if now_s >= deadline_s:
+        return True
+    num_wanted = settings.replicas + settings.spares
+    if not census.homeless and len(census.ready) >= num_wanted:
+        return True
+    job.wake(deadline_s)
+    if census.homeless:
+        names = [census.by_uid[uid].pod for uid in census.homeless]
+        message = f"waits {deadline_s - now_s:.0f} s more for the domains of {shorten_names(names)}"
+        job.say(Reason.WAITING_FOR_TOPOLOGY, message)
+    else:
+        message = f"{_count_text(job)}; waits {deadline_s - now_s:.0f} s more for the others"
+        job.say(Reason.WAITING_FOR_PODS, message)
+    return False
+
+
+def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
+    if now_s < startup_end_s:
+        has_all_pods = len(job.census.by_uid) >= job.settings.replicas
+        reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
+        job.say(reason, _count_text(job) + _missing_text(job))
+        return
+    outcome = first_outcome(job)
+    if isinstance(outcome, Assignment):
+        cut_plan(job, outcome, None, now_s)
+    else:
+        waited_s = job.settings.timeouts.startup_s
+        message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}"
+        finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
+
+
+def _is_hopeless(job: Job) -> bool:
+    if not job.census.hopeless:
+        return False
+    expected = max(len(job.census.by_uid), job.settings.replicas + job.settings.spares)
+    num_lost = len(job.census.by_uid) - job.num_living
+    return expected - num_lost < job.settings.minimum_replicas
+
+
+def _count_text(job: Job) -> str:
+    census, settings = job.census, job.settings
+    return f"{len(census.ready)} of {settings.replicas} pods are ready, {len(census.by_uid)} have joined"
+
+
+def _missing_text(job: Job) -> str:
+    census = job.census
+    observed: dict[str, PodObservation] = job.observed or {}
+    absent = sorted(pod.pod for uid, pod in observed.items() if uid not in census.by_uid)
+    unready = [member.pod for uid, member in census.by_uid.items() if uid not in census.ready]
+    text = f"; not joined: {shorten_names(absent)}" if absent else ""
+    return text + (f"; not ready: {shorten_names(unready)}" if unready else "")

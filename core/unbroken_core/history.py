@@ -1,0 +1,196 @@
+"""What happened: the running recovery, the finished ones, and how much of the time was progress.
+
+All times are seconds of the coordinator's clock; they become wall-clock text only in a status.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from unbroken_core.messages import Recovery
+from unbroken_core.reasons import Cause, Phase, Rung
+
+MAX_RECOVERIES = 20
+
+_HEIGHT = {rung: number for number, rung in enumerate(Rung)}
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """One fault that the coordinator collected."""
+
+    cause: Cause
+    pod_uid: str
+    local_rank: int | None
+    """None for a fault of the whole pod."""
+    at_s: float
+    """The fault instant: when it was reported, less the age that the pod gave it."""
+    detect_s: float = 0.0
+    incarnation: int = -1
+    rank: int | None = None
+    pod: str = ""
+    node: str = ""
+    domain: str = ""
+    detail: str = ""
+
+
+@dataclass
+class Incident:
+    """One recovery, from the first fault until every active worker runs again."""
+
+    number: int
+    started_s: float
+    iteration_before: int
+    world_size_before: int
+    faults: dict[tuple[str, int | None], FaultRecord] = field(default_factory=dict)
+    rung: Rung = Rung.IN_PROCESS
+    iteration_after: int = -1
+    world_size_after: int = 0
+    replaced_by: dict[str, None] = field(default_factory=dict)
+    num_plans: int = 0
+    planned_s: float | None = None
+    ended_s: float | None = None
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def culprit(self) -> FaultRecord:
+        """The fault with the strongest evidence, then the earliest."""
+        return max(self.faults.values(), key=lambda fault: (fault.cause.severity, -fault.at_s))
+
+    def add(self, fault: FaultRecord) -> bool:
+        """Collect a fault; of each worker the strongest is kept. Return whether it is news."""
+        key = (fault.pod_uid, fault.local_rank)
+        known = self.faults.get(key)
+        if known is not None and known.cause.severity >= fault.cause.severity:
+            return False
+        self.faults[key] = fault
+        return True
+
+    def raise_rung(self, rung: Rung) -> None:
+        """Note that this rung was needed."""
+        self.rung = max(self.rung, rung, key=_HEIGHT.__getitem__)
+
+    def finish(self, now_s: float) -> None:
+        """Note that it is over."""
+        self.ended_s = now_s
+        self.phase_s[Phase.DETECT.value] = self.culprit.detect_s
+
+    def add_phase(self, phase: Phase, seconds: float) -> None:
+        """Add to a phase: a recovery that is interrupted goes through its phases several times."""
+        self.phase_s[phase.value] = self.phase_s.get(phase.value, 0.0) + max(seconds, 0.0)
+
+    def to_message(self, wall: Callable[[float], str]) -> Recovery:
+        """Return it for a status."""
+        culprit = self.culprit
+        return Recovery(
+            number=self.number,
+            cause=culprit.cause,
+            rung=self.rung,
+            rank=culprit.rank,
+            pod=culprit.pod,
+            node=culprit.node,
+            domain=culprit.domain,
+            detail=culprit.detail,
+            iteration_before=self.iteration_before,
+            iteration_after=self.iteration_after,
+            replaced_by=tuple(self.replaced_by),
+            phase_s=dict(self.phase_s),
+            started_at=wall(self.started_s),
+            ended_at="" if self.ended_s is None else wall(self.ended_s),
+            world_size_before=self.world_size_before,
+            world_size_after=self.world_size_after,
+            num_faults=len(self.faults),
+        )
+
+
+class History:
+    """Recoveries of a job."""
+
+    def __init__(self) -> None:
+        self.running: Incident | None = None
+        self.finished: deque[Incident] = deque(maxlen=MAX_RECOVERIES)
+        self.by_rung: dict[Rung, int] = dict.fromkeys(Rung, 0)
+        self.by_cause: dict[Cause, int] = dict.fromkeys(Cause, 0)
+        self._num_incidents = 0
+
+    def open(self, now_s: float, iteration: int, world_size: int) -> Incident:
+        """Begin a recovery."""
+        self._num_incidents += 1
+        self.running = Incident(self._num_incidents, now_s, iteration, world_size)
+        return self.running
+
+    def close(self, now_s: float) -> None:
+        """End the running recovery and count it, once."""
+        incident = self.running
+        if incident is None:
+            return
+        incident.finish(now_s)
+        self.by_rung[incident.rung] += 1
+        self.by_cause[incident.culprit.cause] += 1
+        self.finished.append(incident)
+        self.running = None
+
+    def to_messages(self, wall: Callable[[float], str]) -> tuple[Recovery, ...]:
+        """Return the newest recoveries, the running one included, newest last."""
+        incidents = [*self.finished, *([self.running] if self.running is not None else [])]
+        return tuple(incident.to_message(wall) for incident in incidents[-MAX_RECOVERIES:])
+
+
+class Progress:
+    """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
+
+    Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
+    first time; it begins with the step before in the same iteration, or with the instant when all workers had entered.
+    Steps that a restart repeats do not count, nor does the time between the last new step and a fault. Without steps,
+    all running time counts.
+    """
+
+    def __init__(self) -> None:
+        self.max_step = -1
+        self._iteration_step = -1
+        self._first_run_s: float | None = None
+        self._mark_s: float | None = None
+        self._gained_s = 0.0
+        self._ended_s: float | None = None
+
+    def run(self, now_s: float) -> None:
+        """All workers have entered an iteration."""
+        if self._first_run_s is None:
+            self._first_run_s = now_s
+        self._mark_s = now_s
+        self._iteration_step = -1
+
+    def stop(self, now_s: float) -> None:
+        """The iteration is over."""
+        if self._mark_s is not None and self.max_step < 0:
+            self._gained_s += now_s - self._mark_s
+        self._mark_s = None
+
+    def end(self, now_s: float) -> None:
+        """The job is over."""
+        self.stop(now_s)
+        self._ended_s = now_s
+
+    def step(self, step: int, now_s: float) -> None:
+        """A worker has reported a step."""
+        if step <= self._iteration_step:
+            return  # Another worker was faster.
+        self._iteration_step = step
+        is_first_time = step > self.max_step
+        self.max_step = max(self.max_step, step)
+        if self._mark_s is None:
+            return
+        if is_first_time:
+            self._gained_s += now_s - self._mark_s
+        self._mark_s = now_s
+
+    def ettr(self, now_s: float) -> float | None:
+        """Return the ratio, 0 to 1; None before the job ran."""
+        if self._first_run_s is None:
+            return None
+        end_s = now_s if self._ended_s is None else self._ended_s
+        wall_s = end_s - self._first_run_s
+        gained_s = self._gained_s
+        if self._mark_s is not None and self.max_step < 0:
+            gained_s += end_s - self._mark_s
+        return 1.0 if wall_s <= 0 else min(gained_s / wall_s, 1.0)

@@ -1,0 +1,279 @@
+"""From a fault to the next plan."""
+
+from unbroken_core.assignment import Assignment, Locals, Outcome, assign_next
+from unbroken_core.errors import assert_never
+from unbroken_core.forming import first_outcome, hopeless_text
+from unbroken_core.history import FaultRecord, Incident
+from unbroken_core.job import Interruption, Job
+from unbroken_core.membership import Member, Place, evidence, needs_order
+from unbroken_core.messages import Interrupt, Respawn
+from unbroken_core.planning import cut_plan, finish, late_fault
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
+from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
+
+MAX_PLANS = 8
+"""Plans of one recovery; a fault in the next one begins a new recovery, so that the count of restarts tells of it."""
+
+_LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
+
+
+def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -> None:
+    """Look for faults of one member; interrupt the iteration when there is one."""
+    if job.phase not in _LIVE or not member.ranks:
+        return
+    if member.out is not None:
+        take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
+    for local_rank in member.ranks:
+        place = member.places[local_rank]
+        found = evidence(place, job.iteration)
+        is_firm = _is_firm(place, job.iteration)
+        if found is None or (job.phase is JobPhase.INTERRUPTED and not is_firm):
+            continue
+        if is_adoption and not is_firm:
+            # The rendezvous before this one had ended the iteration: whom it blamed is not known any more.
+            detail = "the iteration had ended when the rendezvous was restarted"
+            take_fault(job, FaultRecord(found.cause, "", None, now_s, detail=detail), now_s)
+            continue
+        at_s = now_s - found.detect_s
+        record = FaultRecord(
+            found.cause,
+            member.uid,
+            local_rank,
+            at_s,
+            found.detect_s,
+            place.state.incarnation,
+            detail=found.detail,
+        )
+        if take_fault(job, job.fault(member, record), now_s):
+            _count_fault(job, member, place)
+
+
+def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
+    """Collect a fault of the current iteration. Return whether it is news."""
+    if job.phase is JobPhase.INTERRUPTED and job.history.running is not None:
+        job.is_changed = True
+        return job.history.running.add(fault)
+    if job.phase not in _LIVE:
+        return False
+    incident = _open_incident(job, now_s)
+    incident.add(fault)
+    job.progress.stop(now_s)
+    job.interruption = Interruption(now_s)
+    message = f"iteration {job.iteration} was interrupted: {_fault_text(fault)}"
+    job.enter_phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message)
+    job.broadcast(interrupt_message(job, incident, job.iteration))
+    return True
+
+
+def interrupt_message(job: Job, incident: Incident | None, iteration: int) -> Interrupt:
+    """Return the order to leave an iteration."""
+    if incident is None:
+        return Interrupt(job.generation, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
+    culprit = incident.culprit
+    return Interrupt(job.generation, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
+
+
+def while_interrupted(job: Job, now_s: float) -> None:
+    """Wait for the survivors, then follow the choice of the ladder."""
+    interruption = job.interruption
+    if interruption is None or _is_waiting_for_leavers(job, interruption, now_s):
+        return
+    if interruption.left_at_s is None:
+        interruption.left_at_s = now_s
+    _judge_culprit(job, interruption, now_s)
+    view = _situation(job, interruption, now_s)
+    choice = choose(view)
+    match choice:
+        case Wait():
+            _wait(job, interruption, choice, now_s)
+        case Cut():
+            _charge(job, interruption, choice.rung, now_s)
+            cut_plan(job, choice.assignment, choice.rung, now_s)
+        case RestartJob():
+            _restart_job(job, interruption, now_s)
+        case Fail():
+            job.history.close(now_s)
+            job.progress.end(now_s)
+            finish(job, JobPhase.FAILED, choice.reason, choice.message)
+        case _:
+            assert_never(choice)
+
+
+def condemn(job: Job, member: Member, place: Place) -> None:
+    """Order the process of a place to be replaced."""
+    if place.replacing is None:
+        place.replacing = place.state.incarnation
+        place.is_order_sent = False
+    if job.interruption is not None and member.ranks:
+        job.interruption.respawned[member.uid] = None
+    job.sort(member)
+
+
+def heal(job: Job, now_s: float) -> None:
+    """Start processes again where none is left, with a back-off for those that never get ready."""
+    for uid in list(job.census.healing):
+        member = job.census.by_uid[uid]
+        due = [place for place in member.places.values() if needs_order(place)]
+        for place in due:
+            if place.retry_at_s > now_s:
+                job.wake(place.retry_at_s)
+        now = [place for place in due if place.retry_at_s <= now_s]
+        if not now:
+            continue
+        for place in now:
+            place.replacing = place.state.incarnation if place.replacing is None else place.replacing
+            place.is_order_sent = True
+        if job.interruption is not None and member.ranks:
+            job.interruption.respawned[uid] = None
+        orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
+        job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
+        job.sort(member)
+
+
+def _is_firm(place: Place, iteration: int) -> bool:
+    """Return whether the evidence is more than having left the iteration, which everybody is told to do."""
+    state = place.state
+    return (state.fault is not None and state.fault.iteration == iteration) or state.phase is WorkerPhase.GONE
+
+
+def _count_fault(job: Job, member: Member, place: Place) -> None:
+    place.num_faults += 1
+    limit = job.settings.max_faults_per_rank
+    if limit is not None and place.num_faults > limit:
+        place.is_retired = True
+    job.sort(member)
+
+
+def _open_incident(job: Job, now_s: float) -> Incident:
+    incident = job.history.running
+    if incident is not None and incident.num_plans >= MAX_PLANS:
+        job.history.close(now_s)
+        incident = None
+    if incident is None:
+        world_size = 0 if job.assignment is None else job.assignment.world_size
+        incident = job.history.open(now_s, job.iteration, world_size)
+    return incident
+
+
+def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) -> bool:
+    census = job.census
+    if not census.leaving or interruption.job_rung_at_s is not None:
+        return False
+    deadline_s = interruption.at_s + job.settings.timeouts.barrier_s
+    if now_s < deadline_s:
+        job.wake(deadline_s)
+        culprit = "" if job.history.running is None else _fault_text(job.history.running.culprit)
+        first = census.by_uid[next(iter(census.leaving))].pod
+        others = f" and {len(census.leaving) - 1} more pods" if len(census.leaving) > 1 else ""
+        message = f"iteration {job.iteration}: {culprit}; waits for {first}{others} to leave"
+        job.say(Reason.RECOVERING, message)
+        return True
+    for uid in list(census.leaving):
+        member = census.by_uid[uid]
+        for place in member.places.values():
+            if not place.is_dead and not place.is_ready:
+                waited_s = now_s - interruption.at_s
+                take_fault(job, job.fault(member, late_fault(member, place, waited_s, now_s)), now_s)
+                condemn(job, member, place)
+    # What is left is away and has its own, shorter grace.
+    return bool(census.leaving)
+
+
+def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
+    """Replace the culprit's process where its own process may not go on: the cheapest rung is not listed or used up."""
+    incident = job.history.running
+    is_enough = job.ladder.is_possible(Rung.IN_PROCESS, now_s)
+    if interruption.has_judged or incident is None or is_enough or not job.settings.is_in_process:
+        return
+    interruption.has_judged = True
+    culprit = incident.culprit
+    member = job.census.by_uid.get(culprit.pod_uid)
+    place = None if member is None or culprit.local_rank is None else member.places[culprit.local_rank]
+    if member is not None and place is not None and place.state.incarnation == culprit.incarnation:
+        condemn(job, member, place)
+
+
+def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
+    settings, census = job.settings, job.census
+    possible = job.ladder.possible(now_s) | interruption.charged
+    is_job_rung = interruption.job_rung_at_s is not None
+    startup_s = settings.timeouts.startup_s
+    outcome = _outcome(job, interruption, possible)
+    world = {slot.pod_uid for slot in outcome.active()} if isinstance(outcome, Assignment) else set[str]()
+    waitable = [uid for uid in census.broken if uid in census.active and uid not in census.hopeless]
+    healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
+    heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
+    shortage_from_s = now_s if interruption.shortage_at_s is None else interruption.shortage_at_s
+    return Situation(
+        now_s=now_s,
+        possible=possible,
+        is_in_process=settings.is_in_process,
+        is_job_rung=is_job_rung,
+        healing=healing,
+        heal_until_s=heal_from_s + startup_s,
+        outcome=outcome,
+        has_respawned=any(uid in world for uid in interruption.respawned),
+        num_lost_pods=sum(uid not in world for uid in job.ranks) if world else 0,
+        num_living_pods=job.num_living,
+        replicas=settings.replicas,
+        minimum_replicas=settings.minimum_replicas,
+        shortage_until_s=shortage_from_s + startup_s,
+        spent=job.ladder.spent(now_s),
+        hopeless=hopeless_text(job),
+    )
+
+
+def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung]) -> Outcome:
+    if interruption.job_rung_at_s is not None or job.assignment is None:
+        return first_outcome(job)
+    ready: dict[str, Locals] = job.census.ready
+    if Rung.PROCESS not in possible:
+        # A new process at an old place is the process rung: such pods are spares of the next interruption at best.
+        ready = {uid: local_ranks for uid, local_ranks in ready.items() if uid not in interruption.respawned}
+    return assign_next(job.census.topology, job.rules, ready, job.assignment, Rung.POD in possible)
+
+
+def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:
+    if choice.rung is not None:
+        _charge(job, interruption, choice.rung, now_s)
+    if choice.reason is Reason.BELOW_MINIMUM and interruption.shortage_at_s is None:
+        interruption.shortage_at_s = now_s
+    job.wake(choice.until_s)
+    job.say(choice.reason, f"iteration {job.iteration}: {choice.message}")
+
+
+def _charge(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
+    if rung not in interruption.charged:
+        interruption.charged.add(rung)
+        job.ladder.charge(rung, now_s)
+    if job.history.running is not None:
+        job.history.running.raise_rung(rung)
+
+
+def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:
+    interruption.job_rung_at_s = now_s
+    _charge(job, interruption, Rung.JOB, now_s)
+    for member in job.census.by_uid.values():
+        for place in member.places.values():
+            place.num_short_lives = 0
+            place.retry_at_s = now_s
+            if not place.is_retired:
+                condemn(job, member, place)
+        job.sort(member)
+    while_interrupted(job, now_s)
+
+
+def _cause_of(job: Job, member: Member, place: Place) -> Cause:
+    incident = job.history.running
+    local_rank = place.state.local_rank
+    if incident is not None and (member.uid, local_rank) in incident.faults:
+        return incident.faults[member.uid, local_rank].cause
+    if place.state.fault is not None:
+        return place.state.fault.cause
+    return Cause.PROCESS_EXIT if incident is None else incident.culprit.cause
+
+
+def _fault_text(fault: FaultRecord) -> str:
+    who = f"rank {fault.rank} of {fault.pod}" if fault.rank is not None else fault.pod or "a pod"
+    detail = f" ({fault.detail})" if fault.detail else ""
+    return f"{fault.cause} of {who}{detail}"

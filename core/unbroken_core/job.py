@@ -1,0 +1,175 @@
+"""The coordinator's state, and the few verbs that all of its parts share."""
+
+from dataclasses import dataclass, field
+
+from unbroken_core.assignment import Assignment, Rules
+from unbroken_core.events import Action, Close, Send
+from unbroken_core.history import FaultRecord, History, Progress
+from unbroken_core.ladder import Ladder
+from unbroken_core.membership import Census, Member
+from unbroken_core.messages import Plan, PodObservation, RankPlan, RendezvousMessage
+from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung
+from unbroken_core.settings import JobSettings
+
+
+@dataclass
+class Adoption:
+    """A job that runs already is being taken over from its agents."""
+
+    since_s: float
+
+
+@dataclass
+class Interruption:
+    """One interrupted iteration, until its plan is cut."""
+
+    at_s: float
+    charged: set[Rung] = field(default_factory=set)
+    """Rungs that this interruption has paid for."""
+    respawned: dict[str, None] = field(default_factory=dict)
+    """Pods with ranks in the iteration in which a process was started again."""
+    left_at_s: float | None = None
+    """When the survivors had left the iteration."""
+    shortage_at_s: float | None = None
+    job_rung_at_s: float | None = None
+    has_judged: bool = False
+    """Whether the culprit's process was looked at, after the survivors had left."""
+
+
+class Job:
+    """State of one job; changed only by the coordinator's parts, within one step."""
+
+    def __init__(self, settings: JobSettings, generation: int, now_s: float) -> None:
+        self.settings = settings
+        self.rules = Rules.of(settings)
+        self.generation = generation
+        self.welcomed: set[str] = set()
+        """Pods that have this coordinator's generation."""
+        self.phase = JobPhase.FORMING
+        self.reason = Reason.WAITING_FOR_PODS
+        self.message = "waits for the first pod"
+        self.iteration = -1
+        self.highest_iteration = -1
+        """Highest iteration that any agent has heard of."""
+        self.assignment: Assignment | None = None
+        self.ranks: dict[str, dict[int, int]] = {}
+        """Active rank by local rank by pod uid in the current iteration."""
+        self.census = Census(len(settings.layers), self.rules.minimum_ranks_per_pod, self.rules.may_split)
+        self.num_spare_ranks = 0
+        """Ready workers without a rank when the plan was cut."""
+        self.observed: dict[str, PodObservation] | None = None
+        self.ladder = Ladder(settings.rungs)
+        self.history = History()
+        self.progress = Progress()
+        self.adoption: Adoption | None = None
+        self.interruption: Interruption | None = None
+        self.started_s = now_s
+        self.last_call_s: float | None = None
+        self.planned_s = now_s
+        self.running_s: float | None = None
+        self.is_changed = True
+        self.actions: list[Action] = []
+        self._wake_s: float | None = None
+
+    def send(self, member: Member, message: RendezvousMessage) -> None:
+        """Send a message to a member; one that is away hears it all when it comes back."""
+        if member.session is not None:
+            self.actions.append(Send(member.session, message))
+
+    def broadcast(self, message: RendezvousMessage) -> None:
+        """Send one message to all connected members."""
+        for member in self.census.by_uid.values():
+            self.send(member, message)
+
+    def close(self, session: str) -> None:
+        """Close a connection."""
+        self.actions.append(Close(session))
+
+    def say(self, reason: Reason, message: str) -> None:
+        """Set what the status tells."""
+        if (self.reason, self.message) != (reason, message):
+            self.reason, self.message = reason, message
+            self.is_changed = True
+
+    def enter_phase(self, phase: JobPhase, reason: Reason, message: str) -> None:
+        """Change the phase."""
+        self.phase = phase
+        self.is_changed = True
+        self.say(reason, message)
+
+    def reset_wake(self) -> None:
+        """Forget all deadlines: the step that is under way sets them anew."""
+        self._wake_s = None
+
+    def wake(self, at_s: float) -> None:
+        """Ask for a tick at this time."""
+        self._wake_s = at_s if self._wake_s is None else min(self._wake_s, at_s)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When the next tick is due; None when only messages can change anything."""
+        return self._wake_s
+
+    def sort(self, member: Member) -> None:
+        """Sort one member into the census again."""
+        self.census.sort(member, self.iteration)
+
+    def fault(self, member: Member, record: FaultRecord) -> FaultRecord:
+        """Return the record with what is known of the pod."""
+        rank = None if record.local_rank is None else member.ranks.get(record.local_rank)
+        names = self.census.topology.names(member.uid)
+        return FaultRecord(
+            cause=record.cause,
+            pod_uid=member.uid,
+            local_rank=record.local_rank,
+            at_s=record.at_s,
+            detect_s=record.detect_s,
+            incarnation=record.incarnation,
+            rank=rank,
+            pod=member.pod,
+            node=member.node,
+            domain=names[-1] if names else "",
+            detail=record.detail[:2000],
+        )
+
+    @property
+    def num_living(self) -> int:
+        """Pods that are or can become ready."""
+        census = self.census
+        lost = {uid for uid in (*census.out, *census.hopeless) if uid not in census.ready}
+        return len(census.by_uid) - len(lost)
+
+
+def build_plan(job: Job, member: Member, before: dict[str, dict[int, int]] | None, master: tuple[str, int]) -> Plan:
+    """Return a pod's part of the current plan.
+
+    `before` has the ranks of the plan before, {} for the first; None for a pod that joins late.
+    """
+    ranks = []
+    held = {} if before is None else before.get(member.uid, {})
+    for local_rank in range(member.ranks_per_pod):
+        rank = member.ranks.get(local_rank)
+        ranks.append(RankPlan(local_rank, rank, rank_reason(rank, held.get(local_rank), before == {})))
+    world_size = 0 if job.assignment is None else job.assignment.world_size
+    return Plan(
+        generation=job.generation,
+        iteration=job.iteration,
+        role=member.role,
+        world_size=world_size,
+        master_host=master[0],
+        master_port=master[1],
+        ranks=tuple(ranks),
+        domains=job.census.topology.names(member.uid) if member.has_domains else (),
+        spare_ranks=job.num_spare_ranks,
+    )
+
+
+def rank_reason(rank: int | None, before: int | None, is_first: bool) -> RankReason:
+    """Return why a worker has this rank now."""
+    if rank is None:
+        return RankReason.RESERVE if before is None else RankReason.STEPPED_ASIDE
+    if is_first:
+        return RankReason.FIRST
+    if before is None:
+        return RankReason.REPLACED
+    return RankReason.KEPT if rank == before else RankReason.SHIFTED

@@ -1,0 +1,304 @@
+"""The pods of a job as the coordinator knows them, sorted by what they mean for the current iteration.
+
+Every change of one pod costs O(its workers): the census sorts that pod anew and keeps sets, so that no event has to
+look at all pods.
+"""
+
+from dataclasses import dataclass, field
+
+from unbroken_core.assignment import Locals
+from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, WorkerState
+from unbroken_core.reasons import Cause, Role, WorkerPhase
+from unbroken_core.settings import JobSettings
+from unbroken_core.topology import Topology
+
+MAX_START_ATTEMPTS = 5
+"""Processes in a row that may end at one place before they were ready."""
+MAX_BACK_OFF_S = 30.0
+YOUNG_S = 10.0
+"""Without in-process restarts nobody says READY: a script that exits earlier than this has not started."""
+
+
+@dataclass
+class Place:
+    """One place for a worker, and what was said to it."""
+
+    state: WorkerState
+    told_iteration: int = -1
+    """The last iteration for which it was given an active rank."""
+    told_incarnation: int = -1
+    replacing: int | None = None
+    """The incarnation that was ordered to be replaced, until a newer one is seen."""
+    is_order_sent: bool = False
+    num_short_lives: int = 0
+    """Processes in a row that ended before they were ready."""
+    retry_at_s: float = 0.0
+    num_faults: int = 0
+    last_words: str = ""
+    """How the last process that ended too early has ended."""
+    is_retired: bool = False
+    """It had more faults than a rank may have."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no further process is started here."""
+        return self.is_retired or self.num_short_lives >= MAX_START_ATTEMPTS
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether only a new process could be ready."""
+        is_out = self.replacing is not None or self.is_retired
+        return is_out or self.state.phase in (WorkerPhase.GONE, WorkerPhase.STARTING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits for a plan, having left every iteration that it was told to enter."""
+        if self.is_dead or self.state.phase is not WorkerPhase.READY:
+            return False
+        return self.state.incarnation != self.told_incarnation or self.state.iteration >= self.told_iteration
+
+    def back_off_s(self) -> float:
+        """Return how long to wait before the next process is started: 0, 1, 2, 4, ... s."""
+        return 0.0 if self.num_short_lives == 0 else min(2.0 ** (self.num_short_lives - 1), MAX_BACK_OFF_S)
+
+
+@dataclass
+class Member:
+    """One pod."""
+
+    uid: str
+    pod: str
+    node: str
+    ranks_per_pod: int
+    session: str | None
+    """The connection; None while the agent is away."""
+    heard_at_s: float
+    away_since_s: float = 0.0
+    seq: int = -1
+    places: dict[int, Place] = field(default_factory=dict)
+    plan: Plan | None = None
+    """The last plan that was sent, or that the agent came with."""
+    ranks: dict[int, int] = field(default_factory=dict)
+    """Active rank by local rank in the current iteration."""
+    is_leaving: bool = False
+    gone: Cause | None = None
+    """Set while the operator says that the pod is gone."""
+    has_domains: bool = False
+
+    @property
+    def out(self) -> Cause | None:
+        """Why this pod can have no ranks; None when it can."""
+        return self.gone or (Cause.POD_LEAVING if self.is_leaving else None)
+
+    @property
+    def role(self) -> Role:
+        """Role in the current iteration."""
+        return Role.ACTIVE if self.ranks else Role.SPARE
+
+    def ready_locals(self) -> Locals:
+        """Return the local ranks that can be given a rank now."""
+        return tuple(local_rank for local_rank, place in self.places.items() if place.is_ready)
+
+    def update(self, states: tuple[WorkerState, ...], now_s: float, ran_since_s: float | None) -> None:
+        """Take over what the agent says of its workers; what is older than known is ignored.
+
+        `ran_since_s` is the instant of the last plan in jobs where READY says nothing about the script, else None.
+        """
+        for state in states:
+            place = self.places.get(state.local_rank)
+            if place is not None and state.incarnation >= place.state.incarnation:
+                _follow(place, state, now_s, ran_since_s)
+
+
+def refusal(settings: JobSettings, hello: Hello, known: Member | None) -> str | None:
+    """Return why this agent cannot be a member; None when it can."""
+    if hello.protocol != PROTOCOL:
+        return f"protocol: want {PROTOCOL}, got {hello.protocol}; agent and rendezvous must run the same image"
+    if hello.job != settings.job:
+        return f"job: want {settings.job!r}, got {hello.job!r}"
+    if hello.ranks_per_pod != settings.ranks_per_pod:
+        return f"ranks_per_pod: want {settings.ranks_per_pod}, got {hello.ranks_per_pod}"
+    if not hello.pod_uid:
+        return "pod_uid: want the uid of the pod, got an empty string"
+    if known is not None and known.pod != hello.pod:
+        return f"pod_uid: {hello.pod_uid} belongs to pod {known.pod}, got pod {hello.pod}"
+    return None
+
+
+def new_member(session: str, hello: Hello, now_s: float) -> Member:
+    """Return a member whose workers are not known yet."""
+    member = Member(hello.pod_uid, hello.pod, hello.node, hello.ranks_per_pod, session, now_s)
+    for local_rank in range(hello.ranks_per_pod):
+        member.places[local_rank] = Place(WorkerState(local_rank, -1, WorkerPhase.STARTING))
+    return member
+
+
+def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
+    before, place.state = place.state, state
+    if place.replacing is not None and state.incarnation > place.replacing:
+        place.replacing = None
+        place.is_order_sent = False
+    has_ended = state.phase is WorkerPhase.GONE and (
+        before.phase is not WorkerPhase.GONE or before.incarnation < state.incarnation
+    )
+    if has_ended and place.replacing is None:
+        _count_life(place, before, now_s, ran_since_s)
+    elif ran_since_s is None and state.phase not in (WorkerPhase.STARTING, WorkerPhase.GONE):
+        place.num_short_lives = 0
+
+
+def _count_life(place: Place, before: WorkerState, now_s: float, ran_since_s: float | None) -> None:
+    fault = place.state.fault
+    if ran_since_s is None:
+        was_ready = before.incarnation == place.state.incarnation and before.phase is not WorkerPhase.STARTING
+        is_short = not was_ready
+    else:
+        is_exit = fault is not None and fault.cause is Cause.PROCESS_EXIT
+        is_short = is_exit and now_s - ran_since_s < YOUNG_S and not before.has_progress
+    place.num_short_lives = place.num_short_lives + 1 if is_short else 0
+    if is_short:
+        place.last_words = fault.detail if fault is not None and fault.detail else "the process ended"
+    place.retry_at_s = now_s + place.back_off_s()
+
+
+def evidence(place: Place, iteration: int) -> Fault | None:
+    """Return what is wrong with a worker that has an active rank in a running iteration; None when nothing is."""
+    state = place.state
+    if place.replacing is not None:
+        return None  # Its end is our own doing.
+    if state.fault is not None and state.fault.iteration == iteration:
+        return state.fault
+    if state.phase is WorkerPhase.GONE:
+        cause = state.fault.cause if state.fault is not None else Cause.PROCESS_EXIT
+        return Fault(cause, iteration, state.fault.detail if state.fault is not None else "the process has ended")
+    if state.phase is WorkerPhase.STARTING or (
+        state.phase is WorkerPhase.READY and state.incarnation != place.told_incarnation
+    ):
+        return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
+    has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration
+    return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
+
+
+class Census:
+    """All members, and sets of their uids by what the next decision asks for."""
+
+    def __init__(self, num_layers: int, minimum_ranks_per_pod: int, may_split: bool) -> None:
+        self._may_split = may_split
+        self.topology = Topology(num_layers)
+        self.by_uid: dict[str, Member] = {}
+        self.by_session: dict[str, Member] = {}
+        self.heard: dict[str, None] = {}
+        """Connected members, the one that was silent for longest first."""
+        self.away: dict[str, None] = {}
+        self.ready: dict[str, Locals] = {}
+        """Ready workers of each pod that could get ranks: enough of them are ready."""
+        self.broken: dict[str, None] = {}
+        """Pods with a worker that has no process, or a process that is still starting."""
+        self.out: dict[str, None] = {}
+        self.hopeless: dict[str, None] = {}
+        self.healing: dict[str, None] = {}
+        """Pods with a process to be started, for which the order was not given yet."""
+        self.not_entered: dict[str, None] = {}
+        """Active pods with a worker that has not entered the current iteration."""
+        self.not_completed: dict[str, None] = {}
+        self.not_progressed: dict[str, None] = {}
+        self.active: dict[str, None] = {}
+        self.leaving: dict[str, None] = {}
+        """Active pods that an interruption waits for: away, or with a worker that has not left what it was told.
+
+        Pods without a process at some place are not waited for, unless pods may be split."""
+        self.homeless: dict[str, None] = {}
+        """Ready pods whose domains nobody told yet, in a job with layers."""
+        self._minimum_ranks_per_pod = minimum_ranks_per_pod
+
+    def sort(self, member: Member, iteration: int) -> None:
+        """Put one member into the sets where it belongs."""
+        uid = member.uid
+        is_known = uid in self.by_uid
+        ready = member.ready_locals() if is_known and member.session is not None and member.out is None else ()
+        is_ready = len(ready) >= self._minimum_ranks_per_pod
+        if is_ready:
+            self.ready[uid] = ready
+        else:
+            self.ready.pop(uid, None)
+        _put(self.homeless, uid, is_ready and not member.has_domains and self.topology.num_layers > 0)
+        _put(self.out, uid, is_known and member.out is not None)
+        self._sort_health(member, is_known)
+        self._sort_iteration(member, iteration)
+
+    def _sort_health(self, member: Member, is_known: bool) -> None:
+        uid, places = member.uid, member.places.values()
+        is_away = is_known and member.session is None
+        is_broken = is_known and any(place.is_dead for place in places)
+        is_unsettled = is_known and any(not place.is_dead and not place.is_ready for place in places)
+        _put(self.away, uid, is_away)
+        _put(self.broken, uid, is_broken)
+        _put(self.hopeless, uid, is_known and any(place.is_hopeless for place in places))
+        may_heal = is_known and not is_away and member.out is None
+        _put(self.healing, uid, may_heal and any(map(needs_order, places)))
+        is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not is_broken)
+        _put(self.leaving, uid, is_waited_for and (is_away or is_unsettled))
+
+    def _sort_iteration(self, member: Member, iteration: int) -> None:
+        uid = member.uid
+        held = [member.places[local_rank].state for local_rank in member.ranks]
+        is_active = bool(held)
+        entered = [state for state in held if _is_in(state, iteration)]
+        completed = [state for state in entered if state.phase is WorkerPhase.COMPLETED]
+        progressed = [state for state in entered if state.has_progress or state.step >= 0]
+        _put(self.active, uid, is_active)
+        _put(self.not_entered, uid, len(entered) < len(held))
+        _put(self.not_completed, uid, len(completed) < len(held))
+        _put(self.not_progressed, uid, len(progressed) < len(held))
+
+    def hear(self, member: Member, now_s: float) -> None:
+        """Note that the member said something."""
+        member.heard_at_s = now_s
+        self.heard.pop(member.uid, None)
+        self.heard[member.uid] = None
+
+    def connect(self, member: Member, session: str, now_s: float) -> None:
+        """Bind a new or known member to a connection."""
+        self.by_uid[member.uid] = member
+        self.by_session[session] = member
+        member.session = session
+        member.seq = -1
+        self.hear(member, now_s)
+
+    def disconnect(self, member: Member, now_s: float) -> None:
+        """Note that the member's connection is broken."""
+        if member.session is not None:
+            del self.by_session[member.session]
+        member.session = None
+        member.away_since_s = now_s
+        self.heard.pop(member.uid, None)
+
+    def drop(self, member: Member, iteration: int) -> None:
+        """Forget a member. Its place in the tree stays until `prune`: the nearest spare is looked for from there."""
+        self.disconnect(member, 0.0)
+        del self.by_uid[member.uid]
+        member.ranks = {}
+        self.sort(member, iteration)
+
+    def prune(self) -> None:
+        """Take the pods that are lost out of the tree."""
+        for uid in [uid for uid in self.topology.pods_under(()) if uid not in self.by_uid]:
+            self.topology.remove(uid)
+
+
+def needs_order(place: Place) -> bool:
+    """Return whether a process is to be started here and nobody was told."""
+    if place.is_hopeless or place.is_order_sent:
+        return False
+    return place.replacing is not None or place.state.phase is WorkerPhase.GONE
+
+
+def _is_in(state: WorkerState, iteration: int) -> bool:
+    return state.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and state.iteration == iteration
+
+
+def _put(pods: dict[str, None], uid: str, is_member: bool) -> None:
+    if is_member:
+        pods[uid] = None
+    else:
+        pods.pop(uid, None)

@@ -1,0 +1,141 @@
+"""Cutting a plan, and bringing the workers into it."""
+
+from itertools import islice
+
+from unbroken_core.assignment import Assignment
+from unbroken_core.history import FaultRecord
+from unbroken_core.job import Job, build_plan
+from unbroken_core.membership import Member, Place
+from unbroken_core.messages import Finish
+from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
+from unbroken_core.recovery import shorten_names
+
+
+def cut_plan(job: Job, assignment: Assignment, rung: Rung | None, now_s: float) -> None:
+    """Make this assignment the next iteration and tell everybody. `rung` is None for the first plan."""
+    before = job.ranks
+    job.highest_iteration += 1
+    job.iteration = job.highest_iteration
+    job.assignment = assignment
+    job.ranks = assignment.ranks_by_pod()
+    job.planned_s = now_s
+    job.census.prune()
+    num_ready = sum(map(len, job.census.ready.values()))
+    job.num_spare_ranks = num_ready - assignment.world_size
+    master = master_endpoint(job)
+    for member in job.census.by_uid.values():
+        member.ranks = job.ranks.get(member.uid, {})
+        send_plan(job, member, before, master)
+        job.sort(member)
+    if rung is not None:
+        _note_plan(job, assignment, rung, now_s)
+    job.interruption = None
+    message = f"iteration {job.iteration}: waits for {assignment.world_size} ranks to enter the training function"
+    job.enter_phase(JobPhase.PLANNED, Reason.RECOVERING if rung else Reason.WAITING_FOR_WORKERS, message)
+
+
+def master_endpoint(job: Job) -> tuple[str, int]:
+    """Return where active rank 0 listens; ("", 0) when it is not known."""
+    if job.assignment is not None:
+        slot = next(job.assignment.active())
+        member = job.census.by_uid.get(slot.pod_uid)
+        if member is not None:
+            state = member.places[slot.local_ranks[0]].state
+            return state.host, state.port
+    return "", 0
+
+
+def send_plan(job: Job, member: Member, before: dict[str, dict[int, int]] | None, master: tuple[str, int]) -> None:
+    """Send a pod its part of the plan, and note which workers were told."""
+    if member.session is None:
+        return
+    member.plan = build_plan(job, member, before, master)
+    for local_rank in member.ranks:
+        place = member.places[local_rank]
+        place.told_iteration = job.iteration
+        place.told_incarnation = place.state.incarnation
+    job.send(member, member.plan)
+
+
+def while_planned(job: Job, now_s: float) -> list[tuple[Member, Place]]:
+    """Go on to RUNNING when all have entered. Return the workers that did not enter in time."""
+    census = job.census
+    if not census.not_entered:
+        _run(job, now_s)
+        return []
+    deadline_s = job.planned_s + job.settings.timeouts.barrier_s
+    if now_s < deadline_s:
+        job.wake(deadline_s)
+        names = [census.by_uid[uid].pod for uid in islice(census.not_entered, 5) if uid in census.by_uid]
+        message = f"iteration {job.iteration}: {len(census.not_entered)} pods have not entered, such as "
+        job.say(job.reason, message + shorten_names(names))
+        return []
+    late = []
+    for uid in census.not_entered:
+        member = census.by_uid[uid]
+        for local_rank in member.ranks:
+            place = member.places[local_rank]
+            if place.is_ready or place.state.iteration < job.iteration:
+                late.append((member, place))
+    return late
+
+
+def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:
+    """Return the fault of a worker that did not do in time what it was told."""
+    detail = f"did not follow for {seconds:.0f} s (timeouts.barrier); its process is replaced"
+    incarnation = place.state.incarnation
+    return FaultRecord(
+        Cause.HARD_TIMEOUT, member.uid, place.state.local_rank, now_s - seconds, seconds, incarnation, detail=detail
+    )
+
+
+def while_running(job: Job, now_s: float) -> None:
+    """Finish when all have completed; else note the first progress of the last recovery."""
+    if not job.census.not_completed:
+        job.progress.end(now_s)
+        finish(job, JobPhase.COMPLETE, Reason.COMPLETED, f"all {_world_size(job)} ranks completed")
+        return
+    last = job.history.finished[-1] if job.history.finished else None
+    is_measured = last is None or last.iteration_after != job.iteration or Phase.FIRST_PROGRESS.value in last.phase_s
+    if last is not None and not is_measured and not job.census.not_progressed and last.ended_s is not None:
+        last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
+        job.is_changed = True
+
+
+def finish(job: Job, outcome: JobPhase, reason: Reason, message: str) -> None:
+    """End the job."""
+    job.enter_phase(outcome, reason, message)
+    job.interruption = None
+    job.broadcast(Finish(job.generation, outcome, reason, message))
+
+
+def _run(job: Job, now_s: float) -> None:
+    incident = job.history.running
+    if incident is not None:
+        incident.add_phase(Phase.ENTER, now_s - job.planned_s)
+        job.history.close(now_s)
+    job.progress.run(now_s)
+    job.running_s = now_s
+    world_size, wanted = _world_size(job), job.rules.wanted_ranks
+    fewer = "" if world_size >= wanted else f", {wanted - world_size} fewer than wanted"
+    message = f"iteration {job.iteration} runs with {world_size} ranks{fewer}"
+    job.enter_phase(JobPhase.RUNNING, Reason.TRAINING, message)
+
+
+def _world_size(job: Job) -> int:
+    return 0 if job.assignment is None else job.assignment.world_size
+
+
+def _note_plan(job: Job, assignment: Assignment, rung: Rung, now_s: float) -> None:
+    incident, interruption = job.history.running, job.interruption
+    if incident is None or interruption is None:
+        return
+    incident.raise_rung(rung)
+    incident.iteration_after = job.iteration
+    incident.world_size_after = assignment.world_size
+    incident.num_plans += 1
+    incident.replaced_by.update(
+        dict.fromkeys(job.census.by_uid[uid].pod for uid in assignment.promoted if uid in job.census.by_uid)
+    )
+    incident.add_phase(Phase.STOP, now_s - interruption.at_s)
+    incident.add_phase(Phase.PLAN, 0.0)

@@ -1,0 +1,173 @@
+"""What to do about an interrupted iteration once the survivors have left it: a pure choice in the order of the ladder.
+
+    row                                                          choice
+    every lost rank has a ready worker                           cut the plan: in-process, process or pod
+    a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
+    fewer ranks are allowed and enough                           cut the plan: world
+    enough pods are there                                        start every process again: job
+    too few pods, more may come                                  wait, at most timeouts.startup
+    nothing of this                                              fail
+
+See docs/design/0001-spare-before-respawn.md for the order of `process` and `pod`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+from typing import Union
+
+from unbroken_core.assignment import Assignment, Outcome, Shortage
+from unbroken_core.reasons import Reason, Rung
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the choice depends on. Times are seconds of the coordinator's clock."""
+
+    now_s: float
+    possible: frozenset[Rung]
+    """Rungs that are listed and have budget left."""
+    is_in_process: bool
+    is_job_rung: bool
+    """Whether every process was ordered to start again in this interruption."""
+    healing: Collection[str]
+    """Names of pods that lost ranks and start a process at their places."""
+    heal_until_s: float
+    outcome: Outcome
+    """The world that what is ready makes, spares included when `pod` is possible."""
+    has_respawned: bool
+    """Whether a process was started again for the active ranks of this world."""
+    num_lost_pods: int
+    """Pods of the iteration that have no rank in this world."""
+    num_living_pods: int
+    """Pods that could be active now or as soon as their processes are ready."""
+    replicas: int
+    minimum_replicas: int
+    shortage_until_s: float
+    spent: tuple[str, ...] = ()
+    """Rungs whose budget is used up, for people."""
+    hopeless: str = ""
+    """How the processes of a place that is given up have ended; "" when there is none."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Not yet."""
+
+    reason: Reason
+    message: str
+    until_s: float
+    rung: Rung | None = None
+    """The rung that the wait belongs to."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Make this world the next plan."""
+
+    assignment: Assignment
+    rung: Rung
+
+
+@dataclass(frozen=True)
+class RestartJob:
+    """Start every process again."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Give the job up."""
+
+    reason: Reason
+    message: str
+
+
+Choice = Union[Wait, Cut, RestartJob, Fail]
+
+
+def choose(view: Situation) -> Choice:
+    """Return what to do now."""
+    if view.is_job_rung:
+        return _after_job_restart(view)
+    full = _full_world(view)
+    wait = _process_wait(view)
+    # Where every fault restarts the processes, a new process at the old place costs no more than one elsewhere.
+    if wait is not None and not view.is_in_process:
+        return wait
+    return full or wait or _smaller_world(view) or _last_resort(view)
+
+
+def _full_world(view: Situation) -> Cut | None:
+    outcome = view.outcome
+    if isinstance(outcome, Shortage) or outcome.num_closed:
+        return None
+    if outcome.promoted or view.num_lost_pods:
+        return Cut(outcome, Rung.POD) if Rung.POD in view.possible else None
+    is_new = view.has_respawned or not view.is_in_process
+    return Cut(outcome, Rung.PROCESS if is_new else Rung.IN_PROCESS)
+
+
+def _process_wait(view: Situation) -> Wait | None:
+    if not view.healing or Rung.PROCESS not in view.possible or view.now_s >= view.heal_until_s:
+        return None
+    left_s = view.heal_until_s - view.now_s
+    message = f"waits for new processes in {shorten_names(view.healing)}, at most {left_s:.0f} s more"
+    return Wait(Reason.WAITING_FOR_WORKERS, message, view.heal_until_s, Rung.PROCESS)
+
+
+def _smaller_world(view: Situation) -> Cut | None:
+    if isinstance(view.outcome, Shortage) or Rung.WORLD not in view.possible:
+        return None
+    return Cut(view.outcome, Rung.WORLD)
+
+
+def _last_resort(view: Situation) -> Choice:
+    may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
+    if view.num_living_pods < view.replicas and may_wait:
+        return _wait_for_pods(view)
+    if Rung.JOB in view.possible and view.num_living_pods >= view.minimum_replicas:
+        return RestartJob()
+    return _fail(view)
+
+
+def _after_job_restart(view: Situation) -> Choice:
+    outcome = view.outcome
+    has_all = isinstance(outcome, Assignment) and len(outcome.slots) >= view.replicas
+    if isinstance(outcome, Assignment) and (has_all or view.now_s >= view.heal_until_s):
+        return Cut(outcome, Rung.JOB)
+    if view.now_s >= view.heal_until_s:
+        return _fail(view)
+    if view.num_living_pods < view.minimum_replicas:
+        return _wait_for_pods(view) if view.now_s < view.shortage_until_s else _fail(view)
+    left_s = view.heal_until_s - view.now_s
+    message = f"started every process again and waits for them, at most {left_s:.0f} s more"
+    return Wait(Reason.WAITING_FOR_WORKERS, message, view.heal_until_s, Rung.JOB)
+
+
+def _wait_for_pods(view: Situation) -> Choice:
+    left_s = view.shortage_until_s - view.now_s
+    message = (
+        f"waits for pods: {view.num_living_pods} of {view.replicas} are there, "
+        f"at least {view.minimum_replicas} are wanted; at most {left_s:.0f} s more"
+    )
+    return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
+
+
+def _fail(view: Situation) -> Fail:
+    why = f"; {view.outcome.detail}" if isinstance(view.outcome, Shortage) else ""
+    if view.hopeless:
+        return Fail(Reason.FAILED_BEFORE_READY, f"no process gets ready any more: {view.hopeless}{why}")
+    if view.num_living_pods < view.minimum_replicas:
+        message = f"{view.num_living_pods} pods are left, at least {view.minimum_replicas} are wanted{why}"
+        return Fail(Reason.BELOW_MINIMUM, message)
+    if view.is_job_rung:
+        return Fail(Reason.RECOVERY_TIMEOUT, f"all processes were started again, too few got ready in time{why}")
+    spent = f"; used up: {', '.join(view.spent)}" if view.spent else ""
+    left = ", ".join(sorted(view.possible)) or "none"
+    return Fail(Reason.BUDGET_EXHAUSTED, f"no rung of the ladder is left (possible: {left}{spent}){why}")
+
+
+def shorten_names(pods: Collection[str]) -> str:
+    """Return at most four names for people."""
+    shown = ", ".join(islice(pods, 4))
+    return shown if len(pods) <= 4 else f"{shown} and {len(pods) - 4} more pods"

@@ -1,0 +1,38 @@
+"""Renumbering of ranks as pure functions: what the steps of `unbroken.inprocess.rank_assignment` compute.
+
+Each worker can evaluate them for itself: the result depends on the arguments only, never on the order of a set.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection
+
+
+def shift_rank(rank: int, terminated: Collection[int]) -> int | None:
+    """Return the rank after all terminated ranks have left: the order is kept, gaps are closed; None if it left itself.
+
+    ShiftRanks: 8 ranks that lose {1, 4, 5} become 0, None, 1, 2, None, None, 3, 4.
+    """
+    if rank in terminated:
+        return None
+    return rank - bisect_left(sorted(set(terminated)), rank)
+
+
+def max_active_world_size(world_size: int, active_world_size: int | None, limit: int | None) -> int:
+    """Return the number of active ranks under a limit (None: without limit); never more than were active before."""
+    base = _base(world_size, active_world_size)
+    return base if limit is None else min(base, limit)
+
+
+def divisible_active_world_size(world_size: int, active_world_size: int | None, divisor: int) -> int:
+    """Return the largest multiple of `divisor` (at least 1) that is no more than were active before; 0 is possible."""
+    base = _base(world_size, active_world_size)
+    return base - base % divisor
+
+
+def active_rank(rank: int, active_world_size: int) -> int | None:
+    """Return what the rank is for the training function; None for a spare."""
+    return rank if rank < active_world_size else None
+
+
+def _base(world_size: int, active_world_size: int | None) -> int:
+    return world_size if active_world_size is None else min(active_world_size, world_size)

@@ -1,0 +1,55 @@
+"""What the coordinator tells about a job."""
+
+from collections.abc import Callable
+
+from unbroken_core.job import Job
+from unbroken_core.membership import Member
+from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
+from unbroken_core.reasons import JobPhase
+
+
+def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
+    """Return the status; pods in the order of the tree."""
+    census = job.census
+    order = census.topology.ordered(uid for uid in census.by_uid if uid in census.topology)
+    world_size = job.assignment.world_size if job.assignment is not None and _has_ranks(job) else 0
+    num_ready = sum(map(len, census.ready.values()))
+    spare = sum(len(local_ranks) for uid, local_ranks in census.ready.items() if uid not in job.ranks)
+    if job.iteration < 0:
+        spare = max(num_ready - job.rules.wanted_ranks, 0)
+    return JobStatus(
+        protocol=PROTOCOL,
+        job=job.settings.job,
+        generation=job.generation,
+        revision=revision,
+        phase=job.phase,
+        reason=job.reason,
+        message=job.message,
+        iteration=job.iteration,
+        world_size=world_size,
+        spare_ranks=spare,
+        lost_ranks=max(job.rules.wanted_ranks - world_size, 0),
+        pods=tuple(_pod_status(job, census.by_uid[uid]) for uid in order),
+        restarts_by_rung={rung.value: count for rung, count in job.history.by_rung.items() if count},
+        restarts_by_cause={cause.value: count for cause, count in job.history.by_cause.items() if count},
+        recoveries=job.history.to_messages(wall),
+        max_step=job.progress.max_step,
+        ettr=job.progress.ettr(now_s),
+    )
+
+
+def _has_ranks(job: Job) -> bool:
+    return job.phase is not JobPhase.FAILED
+
+
+def _pod_status(job: Job, member: Member) -> PodStatus:
+    return PodStatus(
+        pod=member.pod,
+        uid=member.uid,
+        node=member.node,
+        role=member.role,
+        ranks=tuple(member.ranks[local_rank] for local_rank in sorted(member.ranks)),
+        domains=job.census.topology.names(member.uid),
+        workers=tuple(place.state.phase for place in member.places.values()),
+        is_connected=member.session is not None,
+    )

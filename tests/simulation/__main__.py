@@ -1,0 +1,39 @@
+"""Run random fault schedules: python -m tests.simulation [--seeds 0:1000] [--seed 17 --story 200]."""
+
+import argparse
+import sys
+import time
+
+from tests.simulation.runner import run_seed
+
+
+def main() -> int:
+    """Run the seeds; the exit code is 1 when any of them fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Random faults in virtual time.")
+    parser.add_argument("--seeds", default="0:1000", help="first:last, the last excluded (default 0:1000)")
+    parser.add_argument("--seed", type=int, help="run only this one, and tell its story")
+    options = parser.parse_args()
+    if options.seed is not None:
+        result = run_seed(options.seed)
+        print("\n".join(result.story))
+        print(result.failure or f"seed {options.seed}: {result.outcome}")
+        return 1 if result.failure else 0
+    first, last = map(int, options.seeds.split(":"))
+    started_s = time.perf_counter()
+    results = [run_seed(seed) for seed in range(first, last)]
+    failed = [result for result in results if result.failure]
+    for result in failed[:10]:
+        print(f"seed {result.seed}: {result.failure}")
+    outcomes: dict[str, int] = {}
+    for result in results:
+        outcomes[result.outcome] = outcomes.get(result.outcome, 0) + 1
+    num_recoveries = sum(result.num_recoveries for result in results)
+    seconds = time.perf_counter() - started_s
+    print(
+        f"{len(results)} schedules, {num_recoveries} recoveries, {len(failed)} violations, {seconds:.1f} s; {outcomes}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""What must hold after every step of the coordinator, whatever happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
+from unbroken_core.messages import Plan, Respawn
+from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
+
+if TYPE_CHECKING:
+    from tests.simulation.pod import Pod, Worker
+    from tests.simulation.world import World
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+WAITING = (JobPhase.FORMING, JobPhase.PLANNED, JobPhase.INTERRUPTED)
+INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
+
+
+class Ledger:
+    """Remembers every plan that was sent, and compares."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.plans: dict[int, dict[tuple[str, int], int | None]] = {}
+        """Ranks by place by iteration."""
+        self.frames: dict[int, tuple[int, str, int]] = {}
+        self.newest = -1
+        self.is_new_life = False
+        """The rendezvous was restarted, and has neither cut a plan nor taken one over since."""
+        self.rung = Rung.IN_PROCESS
+        self.waiting_since_s: float | None = 0.0
+        self.num_recoveries = 0
+        self.judged = 0
+
+    def forget(self) -> None:
+        """The rendezvous was restarted: recoveries are counted anew, plans are not."""
+        self.judged = 0
+        self.rung = Rung.IN_PROCESS
+        self.waiting_since_s = self.world.now_s
+        self.is_new_life = True
+
+    def check_step(self, event: Event, actions: list[Action]) -> None:
+        """Check one step of the coordinator."""
+        plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
+        if self.is_new_life:
+            self._begin_life([plan for _session, plan in plans])
+        fresh = [(session, plan) for session, plan in plans if plan.iteration > self.newest]
+        if fresh:
+            self._check_cut(fresh)
+        for session, plan in plans:
+            self._check_plan(session, plan)
+        self._check_waits(event)
+        self._check_blame()
+        status_rungs = self._running_rung()
+        self.rung = status_rungs
+        self._check_respawns(actions)
+
+    def _begin_life(self, plans: list[Plan]) -> None:
+        """Tell a first plan, which may reuse the number of one that nobody lives to tell of, from an adoption."""
+        coordinator = self.world.coordinator
+        if coordinator is None or coordinator.phase is JobPhase.FORMING:
+            return
+        self.is_new_life = False
+        iteration = coordinator.status(self.world.now_s, str).iteration
+        num_ranks = sum(part.rank is not None for plan in plans for part in plan.ranks)
+        is_cut = any(plan.iteration == iteration and plan.world_size == num_ranks for plan in plans)
+        self.newest = iteration - 1 if is_cut else iteration
+        if is_cut:
+            for old in [old for old in self.world.entries if old >= iteration]:
+                del self.world.entries[old]
+
+    def _running_rung(self) -> Rung:
+        coordinator = self.world.coordinator
+        if coordinator is None:
+            return Rung.IN_PROCESS
+        recoveries = coordinator.status(self.world.now_s, str).recoveries if coordinator.phase in WAITING else ()
+        if recoveries and not recoveries[-1].ended_at:
+            return recoveries[-1].rung
+        return self.rung if coordinator.phase in WAITING else Rung.IN_PROCESS
+
+    def _check_cut(self, fresh: list[tuple[str, Plan]]) -> None:
+        iterations = {plan.iteration for _session, plan in fresh}
+        if len(iterations) != 1:
+            raise Violation(f"one step cut plans of several iterations: {iterations}")
+        iteration = iterations.pop()
+        frames = {(plan.world_size, plan.master_host, plan.master_port) for _session, plan in fresh}
+        if len(frames) != 1:
+            raise Violation(f"the plan of iteration {iteration} is not the same everywhere: {frames}")
+        self.frames[iteration] = frames.pop()
+        self.newest = iteration
+        ledger: dict[tuple[str, int], int | None] = {}
+        for session, plan in fresh:
+            pod = self.world.connections[session].pod
+            for part in plan.ranks:
+                if (pod.uid, part.local_rank) in ledger:
+                    raise Violation(f"{pod.name}/{part.local_rank} got two parts of iteration {iteration}")
+                ledger[pod.uid, part.local_rank] = part.rank
+        self.plans[iteration] = ledger
+        ranks = sorted(rank for rank in ledger.values() if rank is not None)
+        world_size = self.frames[iteration][0]
+        if ranks != list(range(world_size)) or world_size < 1:
+            raise Violation(f"iteration {iteration}: active ranks are {ranks}, want 0..{world_size - 1}")
+        self._check_rules(iteration, ledger, world_size)
+        self._check_ready(iteration, ledger)
+
+    def _check_rules(self, iteration: int, ledger: dict[tuple[str, int], int | None], world_size: int) -> None:
+        settings = self.world.settings
+        if world_size % settings.divisible_by:
+            raise Violation(f"iteration {iteration}: {world_size} ranks are not divisible by {settings.divisible_by}")
+        if settings.max_ranks is not None and world_size > settings.max_ranks:
+            raise Violation(f"iteration {iteration}: {world_size} ranks, at most {settings.max_ranks} are allowed")
+        pods = {uid for (uid, _local), rank in ledger.items() if rank is not None}
+        is_cut_short = settings.max_ranks is not None or settings.divisible_by > 1
+        if len(pods) < settings.minimum_replicas and not is_cut_short:
+            raise Violation(f"iteration {iteration}: {len(pods)} pods, want {settings.minimum_replicas}")
+        if settings.minimum_ranks_per_pod == settings.ranks_per_pod:
+            for (uid, local_rank), rank in ledger.items():
+                if rank is not None and rank % settings.ranks_per_pod != local_rank:
+                    raise Violation(f"iteration {iteration}: {uid}/{local_rank} is rank {rank}: host order is broken")
+
+    def _check_ready(self, iteration: int, ledger: dict[tuple[str, int], int | None]) -> None:
+        for (uid, local_rank), rank in ledger.items():
+            pod = self.world.pods[uid]
+            worker = pod.workers[local_rank]
+            if rank is None or not pod.is_alive:
+                continue
+            if worker.phase in INSIDE:
+                where = f"{pod.name}/{local_rank} is {worker.phase} in {worker.iteration}"
+                raise Violation(f"iteration {iteration} was cut while {where}")
+
+    def _check_plan(self, session: str, plan: Plan) -> None:
+        pod = self.world.connections[session].pod
+        ledger = self.plans.get(plan.iteration)
+        if ledger is None:
+            return
+        if self.frames[plan.iteration][0] != plan.world_size:
+            raise Violation(f"{pod.name} got another world of iteration {plan.iteration}: {plan}")
+        for part in plan.ranks:
+            if part.rank is not None and ledger.get((pod.uid, part.local_rank)) != part.rank:
+                raise Violation(f"{pod.name}/{part.local_rank} got another rank of iteration {plan.iteration}: {part}")
+
+    def _check_waits(self, event: Event) -> None:
+        coordinator = self.world.coordinator
+        if coordinator is None:
+            return
+        now_s = self.world.now_s
+        deadline_s = coordinator.next_deadline_s()
+        if coordinator.phase in WAITING and deadline_s is None:
+            raise Violation(f"{coordinator.phase} without a deadline")
+        if isinstance(event, Tick) and deadline_s is not None and deadline_s <= now_s:
+            raise Violation(f"a tick at {now_s} changes nothing and asks for another at {deadline_s}")
+        if coordinator.phase not in WAITING:
+            self.waiting_since_s = None
+            return
+        if self.waiting_since_s is None:
+            self.waiting_since_s = now_s
+        waited_s = now_s - self.waiting_since_s
+        if waited_s > self.world.schedule.patience_s:
+            status = coordinator.status(now_s, str)
+            raise Violation(f"{coordinator.phase} for {waited_s:.0f} s: {status.reason} {status.message}")
+
+    def _check_respawns(self, actions: list[Action]) -> None:
+        for action in actions:
+            if not isinstance(action, Send) or not isinstance(action.message, Respawn):
+                continue
+            pod = self.world.connections[action.session].pod
+            for local_rank, incarnation in action.message.places:
+                worker = pod.workers[local_rank]
+                if worker.incarnation == incarnation and pod.is_alive:
+                    self.world.check_respawn(pod, worker, action.message)
+
+    def _check_blame(self) -> None:
+        coordinator = self.world.coordinator
+        if coordinator is None or coordinator.phase is not JobPhase.RUNNING:
+            return
+        recoveries = coordinator.status(self.world.now_s, str).recoveries
+        for recovery in recoveries:
+            if not recovery.ended_at or recovery.number <= self.judged:
+                continue
+            self.judged = recovery.number
+            self.num_recoveries += 1
+            pods = [uid for uid, pod in self.world.pods.items() if pod.name == recovery.pod]
+            is_known = any(uid in self.world.guilty_pods for uid in pods) or not recovery.pod
+            if is_known:
+                continue
+            if not any((uid, local) in self.world.guilty for uid in pods for local in self._locals(recovery.rank)):
+                raise Violation(f"a healthy worker is blamed: {recovery}")
+
+    def _locals(self, rank: int | None) -> list[int]:
+        size = self.world.settings.ranks_per_pod
+        if rank is None or self.world.settings.minimum_ranks_per_pod < size:
+            return list(range(size)) if rank is not None else []
+        return [rank % size]
+
+    def check_entry(self, pod: Pod, worker: Worker, plan: Plan) -> None:
+        """Check that a worker never enters an iteration that is not newer than its last, or that is over."""
+        if plan.iteration <= worker.iteration:
+            raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration} after {worker.iteration}")
+        newer = [
+            (other.name, peer.local_rank) for other, peer in self.world.entries.get(plan.iteration + 1, {}).values()
+        ]
+        if newer:
+            raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration}, {newer} are in the next already")
+
+    def check_repetition(self, event: Event) -> None:
+        """Check that the same message again changes nothing."""
+        coordinator = self.world.coordinator
+        if coordinator is None or isinstance(event, Observed):
+            return
+        before = coordinator.status(self.world.now_s, str)
+        if not isinstance(event, AgentReported):
+            return
+        actions = coordinator.step(event, self.world.now_s)
+        after = coordinator.status(self.world.now_s, str)
+        if actions or before != after:
+            raise Violation(f"the same message again had an effect: {event} -> {actions}")
+
+    def check_end(self) -> None:
+        """Check how the job ended."""
+        coordinator = self.world.coordinator
+        if coordinator is None:
+            raise Violation("the rendezvous is down at the end")
+        status = coordinator.status(self.world.now_s, str)
+        if status.phase is JobPhase.COMPLETE:
+            return
+        if status.phase is JobPhase.FAILED:
+            if status.reason not in self.world.schedule.allowed_failures:
+                raise Violation(f"failed without need: {status.reason} {status.message}")
+            if not status.message:
+                raise Violation("failed without a message")
+            return
+        raise Violation(f"not over after {self.world.now_s:.0f} s: {status.phase} {status.reason} {status.message}")
+
+
+__all__ = ["Ledger", "Reason", "Violation"]

@@ -1,0 +1,333 @@
+"""A pod in virtual time: an agent with its workers, modelled after the contract in docs/architecture.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from unbroken_core.errors import assert_never
+from unbroken_core.messages import (
+    PROTOCOL,
+    AgentMessage,
+    Fault,
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    Plan,
+    Refused,
+    RendezvousMessage,
+    Report,
+    Respawn,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.reasons import Cause, WorkerPhase
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
+
+
+@dataclass
+class Worker:
+    """Ground truth of one worker."""
+
+    local_rank: int
+    incarnation: int = 0
+    phase: WorkerPhase = WorkerPhase.STARTING
+    iteration: int = -1
+    rank: int | None = None
+    port: int = 0
+    fault: Fault | None = None
+    is_hung: bool = False
+    """Does not react to anything but the end of its process."""
+    is_stubborn: bool = False
+    """Hangs, and its agent does not see it."""
+    stop_s: float | None = None
+    """How long it takes to become READY the next time."""
+
+
+class Pod:
+    """One pod. What only the agent's process knows is lost when it restarts, what it keeps on disk is not."""
+
+    def __init__(self, world: World, name: str, uid: str, node: str, domains: tuple[str, ...]) -> None:
+        self.world = world
+        self.name, self.uid, self.node, self.domains = name, uid, node, domains
+        self.workers = [Worker(local_rank) for local_rank in range(world.settings.ranks_per_pod)]
+        self.is_alive = True
+        self.is_agent_up = True
+        self.is_muted = False
+        """The network swallows what it says, without closing its connection."""
+        self.is_leaving = False
+        self.is_done = False
+        self.connection: str | None = None
+        self.is_welcome = False
+        self.generation = 0
+        self.plan: Plan | None = None
+        self.interrupted = -1
+        self.seq = 0
+        self.num_starts = 0
+        for worker in self.workers:
+            self._start(worker)
+
+    # ------------------------------------------------------------------------------------------------- agent: speaking
+
+    def connect(self) -> None:
+        """Open a connection and say Hello; try again while that does not work."""
+        if not self.is_alive or not self.is_agent_up or self.is_done or self.connection is not None:
+            return
+        self.connection = self.world.open_connection(self)
+        self.is_welcome = False
+        if self.connection is None:
+            self.world.after(self.world.random.uniform(0.2, 1.0), self.connect, f"{self.name} connects again")
+            return
+        self.seq = 0
+        settings = self.world.settings
+        hello = Hello(
+            PROTOCOL,
+            settings.job,
+            self.name,
+            self.uid,
+            f"s{self.num_starts}",
+            self.node,
+            settings.ranks_per_pod,
+            self.plan.domains if self.plan is not None else (),
+            self.generation,
+            self.plan,
+            self.states(),
+        )
+        self.say(hello)
+
+    def say(self, message: AgentMessage) -> None:
+        """Send on the open connection."""
+        if self.connection is not None:
+            self.world.to_coordinator(self.connection, message, self.is_muted)
+
+    def report(self) -> None:
+        """Tell the state of all workers."""
+        if self.is_alive and self.is_agent_up and self.is_welcome:
+            self.seq += 1
+            self.say(Report(self.seq, self.states(), self.is_leaving))
+
+    def heartbeat(self) -> None:
+        """Say that there is nothing to say."""
+        if self.is_alive and self.is_agent_up and self.is_welcome and not self.is_done:
+            self.seq += 1
+            self.say(Heartbeat(self.seq))
+            self.world.after(self.heartbeat_interval_s, self._heartbeat_of(self.connection), "")
+
+    heartbeat_interval_s = 6.0
+
+    def _heartbeat_of(self, connection: str | None):  # type: ignore[no-untyped-def]
+        return lambda: self.heartbeat() if self.connection == connection else None
+
+    def states(self) -> tuple[WorkerState, ...]:
+        """Return the workers as the agent reports them."""
+        return tuple(
+            WorkerState(
+                worker.local_rank,
+                worker.incarnation,
+                worker.phase,
+                worker.iteration,
+                self.node if worker.phase is WorkerPhase.READY else "",
+                worker.port if worker.phase is WorkerPhase.READY else 0,
+                worker.fault,
+            )
+            for worker in self.workers
+        )
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        self.connection = None
+        self.is_welcome = False
+
+    # ------------------------------------------------------------------------------------------------- agent: obeying
+
+    def hear(self, message: RendezvousMessage) -> None:
+        """Take one message of the rendezvous."""
+        if isinstance(message, Refused):
+            raise AssertionError(f"{self.name} was refused: {message.reason}")
+        if message.generation < self.generation:
+            return
+        self.generation = message.generation
+        match message:
+            case Welcome():
+                self.is_welcome = True
+                self.heartbeat_interval_s = message.heartbeat_interval_s
+                self.report()
+                self.heartbeat()
+            case Interrupt():
+                self.interrupted = max(self.interrupted, message.iteration)
+            case Plan():
+                self._take_plan(message)
+            case Respawn():
+                for local_rank, incarnation in message.places:
+                    worker = self.workers[local_rank]
+                    if worker.incarnation == incarnation:
+                        self.world.check_respawn(self, worker, message)
+                        self._respawn(worker)
+            case Finish():
+                self.is_done = True
+            case _:
+                assert_never(message)
+        self._settle()
+
+    def _take_plan(self, plan: Plan) -> None:
+        if self.plan is not None and (plan.generation, plan.iteration) <= (self.plan.generation, self.plan.iteration):
+            return
+        self.plan = plan
+        if plan.iteration <= self.interrupted:
+            return
+        for part in plan.ranks:
+            worker = self.workers[part.local_rank]
+            if worker.phase is WorkerPhase.READY and worker.iteration < plan.iteration and part.rank is not None:
+                self.world.check_entry(self, worker, plan)
+                worker.phase, worker.iteration, worker.rank = WorkerPhase.RUNNING, plan.iteration, part.rank
+                worker.fault = None
+                self.world.entered(self, worker, plan)
+        self.report()
+
+    def _settle(self) -> None:
+        over = max(self.interrupted, -1 if self.plan is None else self.plan.iteration - 1)
+        for worker in self.workers:
+            if worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and worker.iteration <= over:
+                self._leave(worker)
+
+    def _leave(self, worker: Worker) -> None:
+        worker.phase = WorkerPhase.STOPPING
+        self.report()
+        incarnation = worker.incarnation
+        timeouts = self.world.settings.timeouts
+        if not worker.is_hung:
+            delay_s = self.world.random.uniform(0.001, 0.05) if worker.stop_s is None else worker.stop_s
+            worker.stop_s = None
+            self.world.after(delay_s, lambda: self._get_ready(worker, incarnation), "")
+        if not worker.is_stubborn:
+            self.world.after(timeouts.hard_s - timeouts.soft_s, lambda: self._end(worker, incarnation), "")
+
+    def _end(self, worker: Worker, incarnation: int) -> None:
+        if worker.incarnation != incarnation or worker.phase is not WorkerPhase.STOPPING or not self._acts():
+            return
+        fault = Fault(Cause.HARD_TIMEOUT, worker.iteration, "did not leave", self.world.settings.timeouts.hard_s)
+        self.world.note_guilt(self, worker, "hard-timeout")
+        self._gone(worker, fault)
+
+    # --------------------------------------------------------------------------------------------------------- workers
+
+    def _acts(self) -> bool:
+        return self.is_alive and self.is_agent_up
+
+    def _start(self, worker: Worker) -> None:
+        incarnation = worker.incarnation
+        delay_s = self.world.random.uniform(0.5, 8.0)
+        if self.world.random.random() < self.world.schedule.bad_start:
+            self.world.after(delay_s, lambda: self._fail_start(worker, incarnation), "")
+        else:
+            self.world.after(delay_s, lambda: self._get_ready(worker, incarnation), "")
+
+    def _fail_start(self, worker: Worker, incarnation: int) -> None:
+        if self.is_alive and worker.incarnation == incarnation and worker.phase is WorkerPhase.STARTING:
+            self.world.note_guilt(self, worker, "bad start")
+            self._gone(worker, Fault(Cause.PROCESS_EXIT, worker.iteration, "exited with code 3: ImportError: torhc"))
+
+    def _get_ready(self, worker: Worker, incarnation: int) -> None:
+        is_due = worker.phase in (WorkerPhase.STARTING, WorkerPhase.STOPPING) and not worker.is_hung
+        if self.is_alive and worker.incarnation == incarnation and is_due:
+            worker.phase, worker.rank, worker.fault = WorkerPhase.READY, None, None
+            worker.port = self.world.next_port()
+            self.report()
+
+    def _gone(self, worker: Worker, fault: Fault) -> None:
+        worker.phase, worker.fault, worker.rank = WorkerPhase.GONE, fault, None
+        self.report()
+
+    def _respawn(self, worker: Worker) -> None:
+        self.workers[worker.local_rank] = new = Worker(worker.local_rank, worker.incarnation + 1)
+        worker.phase = WorkerPhase.GONE
+        self._start(new)
+        self.report()
+
+    def complete(self, worker: Worker) -> None:
+        """The training function returned."""
+        worker.phase = WorkerPhase.COMPLETED
+        self.report()
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+
+    def raise_exception(self, worker: Worker, text: str, detect_s: float = 0.0) -> None:
+        """The training function raises."""
+        if worker.phase is WorkerPhase.RUNNING and not worker.is_hung and self.is_alive:
+            worker.fault = Fault(Cause.EXCEPTION, worker.iteration, text, detect_s)
+            iteration = worker.iteration
+            self._leave(worker)
+            self.world.broke(iteration)
+
+    def kill(self, worker: Worker) -> None:
+        """The worker's process is killed."""
+        if worker.phase is not WorkerPhase.GONE and self.is_alive:
+            iteration, was_inside = worker.iteration, worker.phase in INSIDE
+            self._gone(worker, Fault(Cause.PROCESS_SIGNAL, iteration, "killed by signal 9 (SIGKILL)", 0.002))
+            if was_inside:
+                self.world.broke(iteration)
+
+    def hang(self, worker: Worker, is_stubborn: bool) -> None:
+        """The worker stops reacting."""
+        if worker.phase is WorkerPhase.RUNNING and self.is_alive:
+            worker.is_hung, worker.is_stubborn = True, is_stubborn
+            incarnation, soft_s = worker.incarnation, self.world.settings.timeouts.soft_s
+            self.world.after(soft_s, lambda: self.suspect(worker, incarnation, soft_s), "")
+            self.world.hung(worker.iteration)
+
+    def suspect(self, worker: Worker, incarnation: int, age_s: float) -> None:
+        """The agent finds the worker's stamps stale."""
+        is_same = worker.incarnation == incarnation and worker.phase is WorkerPhase.RUNNING
+        if is_same and worker.fault is None and self._acts():
+            worker.fault = Fault(Cause.SOFT_TIMEOUT, worker.iteration, "no progress", age_s)
+            self.report()
+
+    def leave(self) -> None:
+        """The pod is told to end, and ends after its grace."""
+        if self.is_alive and not self.is_leaving:
+            self.is_leaving = True
+            self.report()
+            grace_s = self.world.settings.timeouts.termination_grace_s
+            self.world.after(grace_s, lambda: self.die(is_silent=False), f"{self.name} has left")
+
+    def die(self, is_silent: bool) -> None:
+        """The pod is gone; `is_silent`: nobody closes its connection."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        iterations = {worker.iteration for worker in self.workers if worker.phase in INSIDE}
+        for worker in self.workers:
+            worker.phase = WorkerPhase.GONE
+        if self.connection is not None and not is_silent:
+            self.world.break_connection(self.connection)
+        self.world.pod_died(self)
+        for iteration in iterations:
+            self.world.broke(iteration)
+
+    def restart_agent(self, down_s: float) -> None:
+        """The agent's process ends, and another one comes up."""
+        if not self.is_alive or not self.is_agent_up or self.is_done:
+            return
+        self.is_agent_up = False
+        self.num_starts += 1
+        if self.connection is not None:
+            self.world.break_connection(self.connection)
+        self.world.after(down_s, self._agent_up, f"the agent of {self.name} is back")
+
+    def _agent_up(self) -> None:
+        self.is_agent_up = True
+        for worker in self.workers:
+            # What the agent had found out by itself is forgotten; it looks at the stamps again.
+            if worker.is_hung and worker.phase is WorkerPhase.RUNNING:
+                self.world.after(1.0, partial(self.suspect, worker, worker.incarnation, 60.0), "")
+            if worker.phase is WorkerPhase.STOPPING and not worker.is_stubborn:
+                timeouts = self.world.settings.timeouts
+                grace_s = timeouts.hard_s - timeouts.soft_s
+                self.world.after(grace_s, partial(self._end, worker, worker.incarnation), "")
+        self.connect()

@@ -1,0 +1,233 @@
+"""Random jobs and random faults, from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unbroken_core.reasons import Reason, Rung, WorkerPhase
+from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget
+
+if TYPE_CHECKING:
+    from tests.simulation.pod import Pod, Worker
+    from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """One fault at one moment; it looks for its victim when it strikes."""
+
+    at_s: float
+    text: str
+    strike: Callable[[World], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All that a seed decides."""
+
+    seed: int
+    settings: JobSettings
+    faults: tuple[FaultPlan, ...]
+    num_racks: int
+    work_s: float
+    checkpoint_s: float
+    completion_spread_s: float
+    consequences: float
+    """Share of peers that raise when a worker leaves; the others block."""
+    bad_start: float
+    """Share of processes that end before they are ready."""
+    allowed_failures: tuple[Reason, ...]
+    patience_s: float
+    limit_s: float
+
+
+def make_schedule(seed: int) -> Schedule:
+    """Return the schedule of a seed."""
+    rng = random.Random(f"schedule {seed}")
+    settings = _settings(rng)
+    faults = []
+    moment_s = rng.choice([2.0, 20.0, 20.0])
+    for _number in range(rng.randint(0, 10)):
+        # Half of the faults fall into the recovery of the one before.
+        moment_s += rng.choice([0.0, 0.01, 0.1, 1.0, 8.0, 60.0]) * rng.random() + 0.001
+        faults.append(_fault(rng, moment_s))
+    bad_start = rng.choice([0.0, 0.0, 0.0, 0.1, 0.3])
+    # The default ladder can always go on, as long as pods come back; what is bounded may run out.
+    is_endless = settings.rungs == DEFAULT_RUNGS and not bad_start and settings.max_faults_per_rank is None
+    allowed = () if is_endless else (Reason.BUDGET_EXHAUSTED, Reason.FAILED_BEFORE_READY, Reason.BELOW_MINIMUM)
+    timeouts = settings.timeouts
+    return Schedule(
+        seed=seed,
+        settings=settings,
+        faults=tuple(faults),
+        num_racks=rng.randint(1, 3),
+        work_s=rng.choice([5.0, 40.0]),
+        checkpoint_s=5.0,
+        completion_spread_s=rng.choice([0.01, 0.2, 10.0]),
+        consequences=rng.choice([0.0, 0.3, 1.0]),
+        bad_start=bad_start,
+        allowed_failures=allowed,
+        patience_s=3 * (timeouts.startup_s + timeouts.barrier_s),
+        limit_s=20_000.0,
+    )
+
+
+def _settings(rng: random.Random) -> JobSettings:
+    replicas = rng.randint(1, 5)
+    ranks_per_pod = rng.choice([1, 2, 2, 4])
+    world = replicas * ranks_per_pod
+    return JobSettings(
+        job="digits",
+        replicas=replicas,
+        min_replicas=rng.choice([None, 1, max(1, replicas - 1)]),
+        spares=rng.randint(0, 3),
+        ranks_per_pod=ranks_per_pod,
+        layers=rng.choice([(), (Layer("rack", "rack"),), (Layer("rack", "rack"), Layer("nvlink", "nvlink"))]),
+        divisible_by=rng.choice([1, 1, 1, min(2, world)]),
+        max_ranks=rng.choice([None, None, None, max(world - 1, 2)]),
+        min_ranks_per_pod=rng.choice([None, None, max(1, ranks_per_pod - 1)]),
+        rungs=_rungs(rng),
+        max_faults_per_rank=rng.choice([None, None, None, 2]),
+    )
+
+
+def _rungs(rng: random.Random) -> tuple[RungBudget, ...]:
+    if rng.random() < 0.6:
+        return DEFAULT_RUNGS
+    rungs = [rung for rung in Rung if rng.random() < 0.75] or [Rung.JOB]
+    return tuple(RungBudget(rung, rng.choice([None, 1, 3]), rng.choice([60.0, 3600.0])) for rung in rungs)
+
+
+def _fault(rng: random.Random, at_s: float) -> FaultPlan:
+    pick, depth = rng.random(), rng.random()
+    name = rng.choice(sorted(_KINDS))
+    return FaultPlan(at_s, f"** {name}", lambda world: _KINDS[name](world, pick, depth))
+
+
+def _pod(world: World, pick: float, wants_active: bool = False) -> Pod | None:
+    pods = [pod for pod in world.pods.values() if pod.is_alive and not pod.is_leaving]
+    if wants_active:
+        pods = [pod for pod in pods if any(worker.rank is not None for worker in pod.workers)] or pods
+    return pods[int(pick * len(pods))] if pods else None
+
+
+def _worker(world: World, pick: float, phase: WorkerPhase | None) -> tuple[Pod, Worker] | None:
+    found = [
+        (pod, worker)
+        for pod in world.pods.values()
+        if pod.is_alive
+        for worker in pod.workers
+        if phase is None or worker.phase is phase
+    ]
+    return found[int(pick * len(found))] if found else None
+
+
+def _exception(world: World, pick: float, _depth: float) -> None:
+    victim = _worker(world, pick, WorkerPhase.RUNNING)
+    if victim is not None:
+        world.note_guilt(*victim, "raises")
+        victim[0].raise_exception(victim[1], "ValueError: injected")
+
+
+def _kill(world: World, pick: float, _depth: float) -> None:
+    victim = _worker(world, pick, None)
+    if victim is not None:
+        world.note_guilt(*victim, "is killed")
+        victim[0].kill(victim[1])
+
+
+def _kill_rank_0(world: World, _pick: float, _depth: float) -> None:
+    for pod in world.pods.values():
+        for worker in pod.workers:
+            if worker.rank == 0 and pod.is_alive:
+                world.note_guilt(pod, worker, "is killed as rank 0")
+                pod.kill(worker)
+                return
+
+
+def _hang(world: World, pick: float, depth: float) -> None:
+    victim = _worker(world, pick, WorkerPhase.RUNNING)
+    if victim is not None:
+        world.note_guilt(*victim, "hangs")
+        victim[0].hang(victim[1], is_stubborn=depth < 0.3)
+
+
+def _slow(world: World, pick: float, depth: float) -> None:
+    victim = _worker(world, pick, WorkerPhase.RUNNING)
+    if victim is not None:
+        world.note_guilt(*victim, "will be slow to leave")
+        victim[1].stop_s = depth * 45.0
+
+
+def _lose_pod(world: World, pick: float, depth: float) -> None:
+    pod = _pod(world, pick, wants_active=depth < 0.7)
+    if pod is not None:
+        world.guilty_pods.add(pod.uid)
+        pod.die(is_silent=depth % 0.2 < 0.1)
+
+
+def _lose_rack(world: World, pick: float, _depth: float) -> None:
+    victim = _pod(world, pick)
+    for pod in list(world.pods.values()):
+        if victim is not None and pod.is_alive and pod.domains[:1] == victim.domains[:1] and pod.domains:
+            world.guilty_pods.add(pod.uid)
+            pod.die(is_silent=False)
+
+
+def _leave(world: World, pick: float, _depth: float) -> None:
+    pod = _pod(world, pick, wants_active=True)
+    if pod is not None:
+        world.guilty_pods.add(pod.uid)
+        world.tell(f"{pod.name} is leaving")
+        pod.leave()
+
+
+def _restart_agent(world: World, pick: float, depth: float) -> None:
+    pod = _pod(world, pick)
+    if pod is not None:
+        down_s = depth * 8.0
+        # Too long an absence costs the pod its place: at any time when an interruption is under way.
+        world.guilty_pods.add(pod.uid)
+        world.tell(f"the agent of {pod.name} is down for {down_s:.2f} s")
+        pod.restart_agent(down_s)
+
+
+def _cut(world: World, pick: float, depth: float) -> None:
+    pod = _pod(world, pick)
+    if pod is None:
+        return
+    world.guilty_pods.add(pod.uid)
+    world.tell(f"{pod.name} is cut off for {depth * 60:.1f} s")
+    pod.is_muted = True
+    if depth < 0.5 and pod.connection is not None:
+        world.break_connection(pod.connection)
+
+    def mend() -> None:
+        pod.is_muted = False
+        if pod.connection is not None:
+            world.break_connection(pod.connection)
+
+    world.after(depth * 60.0, mend, f"{pod.name} is reachable again")
+
+
+def _crash(world: World, _pick: float, depth: float) -> None:
+    world.crash_coordinator(depth * 5.0)
+
+
+_KINDS: dict[str, Callable[[World, float, float], None]] = {
+    "exception": _exception,
+    "exception again": _exception,
+    "kill": _kill,
+    "kill rank 0": _kill_rank_0,
+    "hang": _hang,
+    "slow": _slow,
+    "lose pod": _lose_pod,
+    "lose rack": _lose_rack,
+    "leave": _leave,
+    "restart agent": _restart_agent,
+    "cut off": _cut,
+    "crash rendezvous": _crash,
+}

@@ -1,0 +1,32 @@
+"""The coordinator survives random faults at random moments.
+
+UNBROKEN_SCHEDULES=1000 runs so many schedules (300 by default), UNBROKEN_FIRST_SEED=N begins at another one.
+"""
+
+import os
+
+import pytest
+from tests.simulation.runner import run_seed
+
+NUM_SCHEDULES = int(os.environ.get("UNBROKEN_SCHEDULES", "300"))
+FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_SEED", "0"))
+SEEDS_PER_TEST = 50
+STORY_LINES = 60
+
+
+@pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + NUM_SCHEDULES, SEEDS_PER_TEST))
+def test_what_must_hold_holds_after_every_step_of_random_faults(first: int) -> None:
+    last = min(first + SEEDS_PER_TEST, FIRST_SEED + NUM_SCHEDULES)
+    failed = [result for result in map(run_seed, range(first, last)) if result.failure]
+    if failed:
+        worst = failed[0]
+        story = "\n".join(worst.story[-STORY_LINES:])
+        again = f"PYTHONPATH=. python -m tests.simulation --seed {worst.seed}"
+        numbers = [result.seed for result in failed]
+        pytest.fail(f"seed {worst.seed}: {worst.failure}\n{story}\nrun it again: {again}\nfailing seeds: {numbers}")
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    first, second = run_seed(7), run_seed(7)
+    assert first == second
+    assert first.story

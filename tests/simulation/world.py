@@ -1,0 +1,365 @@
+"""Virtual time, the network, the rendezvous and the operator; the pods are in `pod`, what must hold in `invariants`."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.simulation.invariants import Ledger, Violation
+from tests.simulation.pod import Pod, Worker
+from tests.simulation.schedule import Schedule
+
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
+from unbroken_core.messages import (
+    AgentMessage,
+    Hello,
+    Observation,
+    Plan,
+    PodObservation,
+    RendezvousMessage,
+    Respawn,
+)
+from unbroken_core.reasons import Cause, JobPhase, Role, Rung, WorkerPhase
+
+MAX_EVENTS = 60_000
+STORY_LENGTH = 120
+OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
+
+
+@dataclass
+class Connection:
+    """One WebSocket. Each direction keeps its order."""
+
+    pod: Pod
+    epoch: int
+    """Which life of the rendezvous it leads to."""
+    up_s: float = 0.0
+    down_s: float = 0.0
+    is_open: bool = True
+
+
+@dataclass(order=True)
+class _Timer:
+    at_s: float
+    number: int
+    action: Callable[[], None] = field(compare=False)
+    text: str = field(compare=False)
+
+
+class World:
+    """One job with its faults, from a seed."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.settings = schedule.settings
+        self.random = random.Random(schedule.seed)
+        self.now_s = 0.0
+        self.story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self.connections: dict[str, Connection] = {}
+        self.pods: dict[str, Pod] = {}
+        self.guilty: set[tuple[str, int]] = set()
+        self.guilty_pods: set[str] = set()
+        self.entries: dict[int, dict[int, tuple[Pod, Worker]]] = {}
+        self.world_sizes: dict[int, int] = {}
+        self.num_events = 0
+        self.trained_s = 0.0
+        self._timers: list[_Timer] = []
+        self._num_timers = 0
+        self._num_ports = 20_000
+        self._num_pods = 0
+        self._epoch = 0
+        self._tick_at_s: float | None = None
+        self._created: dict[str, Role] = {}
+        self.ledger = Ledger(self)
+        self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
+        for ordinal in range(self.settings.replicas + self.settings.spares):
+            role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
+            self.create_pod(role, self.random.uniform(0.0, 3.0))
+        for fault in schedule.faults:
+            self.after(fault.at_s, lambda fault=fault: fault.strike(self), fault.text)  # type: ignore[misc]
+        self._observe_soon()
+
+    # ------------------------------------------------------------------------------------------------------------ time
+
+    def after(self, delay_s: float, action: Callable[[], None], text: str) -> None:
+        """Do something later; a text goes into the story."""
+        self._num_timers += 1
+        heapq.heappush(self._timers, _Timer(self.now_s + delay_s, self._num_timers, action, text))
+
+    def run(self) -> None:
+        """Run until the job is over. Raises Violation."""
+        while self._timers:
+            timer = heapq.heappop(self._timers)
+            self.now_s = timer.at_s
+            if timer.text:
+                self.tell(timer.text)
+            timer.action()
+            self.num_events += 1
+            if self.num_events > MAX_EVENTS:
+                raise Violation(f"more than {MAX_EVENTS} events: the job does not come to an end")
+            if self.coordinator is not None and self.coordinator.phase in OVER and not self._is_busy():
+                break
+            if self.now_s > self.schedule.limit_s:
+                break
+        self.ledger.check_end()
+
+    def _is_busy(self) -> bool:
+        return any(pod.is_alive and not pod.is_done and pod.connection for pod in self.pods.values())
+
+    def tell(self, text: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self.now_s:10.3f}  {text}")
+
+    # --------------------------------------------------------------------------------------------------------- network
+
+    def open_connection(self, pod: Pod) -> str | None:
+        """Return the name of a new connection; None when nobody listens."""
+        if self.coordinator is None or pod.is_muted:
+            return None
+        name = f"{pod.name}#{len(self.connections)}"
+        self.connections[name] = Connection(pod, self._epoch)
+        return name
+
+    def to_coordinator(self, name: str, message: AgentMessage, is_lost: bool) -> None:
+        """Deliver a message of an agent after a while."""
+        connection = self.connections[name]
+        if is_lost:
+            return
+        connection.up_s = max(connection.up_s, self.now_s + self.random.uniform(0.0002, 0.005))
+        self.after(connection.up_s - self.now_s, lambda: self._arrive(name, message), "")
+
+    def _arrive(self, name: str, message: AgentMessage) -> None:
+        connection = self.connections[name]
+        if not connection.is_open or connection.epoch != self._epoch or self.coordinator is None:
+            return
+        event: Event = AgentJoined(name, message) if isinstance(message, Hello) else AgentReported(name, message)
+        self.step(event)
+        if self.random.random() < 0.05:
+            self.ledger.check_repetition(event)
+
+    def to_agent(self, name: str, message: RendezvousMessage) -> None:
+        """Deliver a message of the rendezvous after a while."""
+        connection = self.connections[name]
+        connection.down_s = max(connection.down_s, self.now_s + self.random.uniform(0.0002, 0.005))
+        self.after(connection.down_s - self.now_s, lambda: self._deliver(name, message), "")
+
+    def _deliver(self, name: str, message: RendezvousMessage) -> None:
+        pod = self.connections[name].pod
+        if self.connections[name].is_open and pod.connection == name and pod.is_alive and not pod.is_muted:
+            pod.hear(message)
+
+    def break_connection(self, name: str) -> None:
+        """Break a connection: both sides notice, each in its time; what is under way is lost."""
+        connection = self.connections[name]
+        if not connection.is_open:
+            return
+        connection.is_open = False
+        pod = connection.pod
+        if pod.connection == name:
+            pod.disconnected()
+            self.after(self.random.uniform(0.05, 0.5), pod.connect, "")
+        self.after(self.random.uniform(0.0002, 0.01), lambda: self._notice(name), "")
+
+    def _notice(self, name: str) -> None:
+        if self.connections[name].epoch == self._epoch and self.coordinator is not None:
+            self.step(AgentDisconnected(name))
+
+    # ------------------------------------------------------------------------------------------------------ rendezvous
+
+    def step(self, event: Event) -> None:
+        """Let the coordinator take one event, check what must hold, and carry its actions out."""
+        coordinator = self.coordinator
+        if coordinator is None:
+            return
+        if not isinstance(event, Tick):
+            self.tell(f"-> {_short(event)}")
+        phase = coordinator.phase
+        actions = coordinator.step(event, self.now_s)
+        if coordinator.phase is not phase:
+            status = coordinator.status(self.now_s, str)
+            self.tell(f"== {coordinator.phase} {status.reason}: {status.message}")
+        for action in actions:
+            self.tell(f"<- {_short(action)}")
+        self.ledger.check_step(event, actions)
+        for action in actions:
+            if isinstance(action, Send):
+                self.to_agent(action.session, action.message)
+            elif isinstance(action, Close):
+                self.break_connection(action.session)
+        self._plan_tick()
+
+    def _plan_tick(self) -> None:
+        if self.coordinator is None:
+            return
+        deadline_s = self.coordinator.next_deadline_s()
+        if deadline_s is None or (self._tick_at_s is not None and self.now_s < self._tick_at_s <= deadline_s):
+            return
+        self._tick_at_s = deadline_s
+        self.after(max(deadline_s - self.now_s, 0.0), lambda: self._tick(deadline_s), "")
+
+    def _tick(self, at_s: float) -> None:
+        if self.coordinator is not None and self._tick_at_s == at_s:
+            self._tick_at_s = None
+            self.step(Tick())
+
+    def crash_coordinator(self, down_s: float) -> None:
+        """The rendezvous ends, and comes back without memory."""
+        if self.coordinator is None or self.coordinator.phase in OVER:
+            return
+        self.coordinator = None
+        self._epoch += 1
+        self._tick_at_s = None
+        for name in list(self.connections):
+            self.break_connection(name)
+        self.ledger.forget()
+        self.after(down_s, self._restart_coordinator, "the rendezvous is back")
+
+    def _restart_coordinator(self) -> None:
+        self.coordinator = Coordinator(self.settings, self.now_s)
+        self._plan_tick()
+        self._observe_soon()
+
+    # -------------------------------------------------------------------------------------------------------- operator
+
+    def create_pod(self, role: Role, delay_s: float) -> None:
+        """Make a pod, as the operator does."""
+        ordinal = self._num_pods
+        self._num_pods += 1
+        rack = f"rack-{ordinal % self.schedule.num_racks}"
+        domains = tuple(f"{rack}" for _layer in self.settings.layers)
+
+        def appear() -> None:
+            pod = Pod(self, f"pod-{ordinal}", f"uid-{ordinal}", f"node-{ordinal}", domains)
+            self.pods[pod.uid] = pod
+            self._created[pod.uid] = role
+            pod.connect()
+            self._observe_soon()
+
+        self.after(delay_s, appear, f"pod-{ordinal} starts as {role}")
+
+    def pod_died(self, pod: Pod) -> None:
+        """Replace it some time later."""
+        self.guilty_pods.add(pod.uid)
+        self.tell(f"{pod.name} is gone")
+        self._observe_soon()
+        self.after(self.random.uniform(0.5, 20.0), lambda: self.create_pod(Role.SPARE, 1.0), "")
+
+    def _observe_soon(self) -> None:
+        self.after(self.random.uniform(0.1, 2.0), self._observe, "")
+
+    def _observe(self) -> None:
+        pods = {
+            uid: PodObservation(
+                pod.name, pod.node, pod.domains, self._created[uid], Cause.POD_LEAVING if pod.is_leaving else None
+            )
+            for uid, pod in self.pods.items()
+            if pod.is_alive
+        }
+        if self.coordinator is not None:
+            self.step(Observed(Observation(pods)))
+
+    # ---------------------------------------------------------------------------------------------------- the training
+
+    def next_port(self) -> int:
+        """Return a port that nobody had."""
+        self._num_ports += 1
+        return self._num_ports
+
+    def entered(self, pod: Pod, worker: Worker, plan: Plan) -> None:
+        """A worker entered the training function."""
+        iteration, rank = plan.iteration, worker.rank
+        if rank is None:
+            raise Violation("a worker entered without a rank")
+        entries = self.entries.setdefault(iteration, {})
+        entries[rank] = (pod, worker)
+        self.world_sizes[iteration] = plan.world_size
+        if len(entries) == plan.world_size:
+            left_s = max(self.schedule.work_s - self.trained_s, 1.0)
+            began_s = self.now_s
+            self.after(left_s, lambda: self._complete(iteration, began_s), f"iteration {iteration} has trained")
+
+    def is_intact(self, iteration: int) -> bool:
+        """Whether all workers of the iteration are in it and none hangs."""
+        inside = (WorkerPhase.RUNNING, WorkerPhase.COMPLETED)
+        entries = self.entries.get(iteration, {})
+        return len(entries) == self.world_sizes.get(iteration) and all(
+            worker.iteration == iteration and worker.phase in inside and not worker.is_hung
+            for _pod, worker in entries.values()
+        )
+
+    def _complete(self, iteration: int, began_s: float) -> None:
+        if not self.is_intact(iteration):
+            self.trained_s = min(self.trained_s + self.schedule.checkpoint_s, self.schedule.work_s)
+            return
+        self.trained_s = self.schedule.work_s
+        for pod, worker in self.entries[iteration].values():
+            incarnation = worker.incarnation
+            delay_s = self.random.uniform(0.0, self.schedule.completion_spread_s)
+            self.after(delay_s, lambda p=pod, w=worker, i=incarnation: self._complete_one(p, w, i, iteration), "")  # type: ignore[misc]
+
+    @staticmethod
+    def _complete_one(pod: Pod, worker: Worker, incarnation: int, iteration: int) -> None:
+        is_same = worker.incarnation == incarnation and worker.iteration == iteration
+        if is_same and worker.phase is WorkerPhase.RUNNING and not worker.is_hung and pod.is_alive:
+            pod.complete(worker)
+
+    def broke(self, iteration: int) -> None:
+        """A worker left the iteration: some peers notice by an exception, the others wait in a collective."""
+        for pod, worker in self.entries.get(iteration, {}).values():
+            if worker.iteration != iteration or worker.phase is not WorkerPhase.RUNNING or worker.is_hung:
+                continue
+            incarnation = worker.incarnation
+            if self.random.random() < self.schedule.consequences:
+                delay_s = self.random.uniform(0.05, 0.3)
+                self.after(delay_s, lambda p=pod, w=worker, i=incarnation: self._consequence(p, w, i, iteration), "")  # type: ignore[misc]
+            else:
+                self._block(pod, worker)
+
+    def hung(self, iteration: int) -> None:
+        """A worker hangs: the others wait for it."""
+        for pod, worker in self.entries.get(iteration, {}).values():
+            if worker.iteration == iteration and worker.phase is WorkerPhase.RUNNING and not worker.is_hung:
+                self._block(pod, worker)
+
+    def _block(self, pod: Pod, worker: Worker) -> None:
+        """Its stamps look stale, too, after the soft timeout and the delay of weak evidence."""
+        incarnation, iteration = worker.incarnation, worker.iteration
+        age_s = self.settings.timeouts.soft_s + self.random.uniform(2.0, 4.0)
+
+        def suspect() -> None:
+            if worker.iteration == iteration:
+                pod.suspect(worker, incarnation, age_s)
+
+        self.after(age_s, suspect, "")
+
+    @staticmethod
+    def _consequence(pod: Pod, worker: Worker, incarnation: int, iteration: int) -> None:
+        if worker.incarnation == incarnation and worker.iteration == iteration:
+            pod.raise_exception(worker, "connection reset by peer")
+
+    # ------------------------------------------------------------------------------------------------------ what holds
+
+    def note_guilt(self, pod: Pod, worker: Worker, what: str) -> None:
+        """A fault happens to this worker: it may be blamed, and its process may be ended."""
+        self.guilty.add((pod.uid, worker.local_rank))
+        self.tell(f"!! {pod.name}/{worker.local_rank} {what}")
+
+    def check_entry(self, pod: Pod, worker: Worker, plan: Plan) -> None:
+        """A worker is about to enter."""
+        self.ledger.check_entry(pod, worker, plan)
+
+    def check_respawn(self, pod: Pod, worker: Worker, order: Respawn) -> None:
+        """A worker's process is about to be replaced."""
+        is_job_rung = self.ledger.rung is Rung.JOB
+        is_gone = worker.phase is WorkerPhase.GONE
+        if not is_gone and not is_job_rung and (pod.uid, worker.local_rank) not in self.guilty:
+            raise Violation(f"{pod.name}/{worker.local_rank} is healthy ({worker.phase}), but {order} ends it")
+
+
+def _short(thing: object) -> str:
+    text = repr(thing)
+    return text if len(text) <= 400 else f"{text[:397]}..."
