@@ -16,8 +16,8 @@ from unbroken_local.demo.faults import (
     choose_victim,
     deviations,
     has_recovered,
-    in_history,
     newest_recovery,
+    record_after,
     recoveries_after,
 )
 from unbroken_local.demo.manifest import with_folder
@@ -51,7 +51,9 @@ async def break_and_recover(observer: Observer, kind: FaultKind, control: Path) 
         pid = find_worker(read_environments(), victim.pod, victim.local_rank)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-    after = await observer.wait(kind.value, lambda now: has_recovered(now, mark) and in_history(now, mark), LIMIT_S)
+    after = await observer.wait(
+        kind.value, lambda now: has_recovered(now, mark) and record_after(now, mark) is not None, LIMIT_S
+    )
     assert deviations(kind, recoveries_after(after, mark)) == []
 
 

@@ -19,7 +19,7 @@ from unbroken_local.demo.snapshot import Snapshot
 
 CHECKOUT = Path(__file__).parents[3]
 RECORDING_WIDTH, RECORDING_HEIGHT = 140, 60
-TABLE_WIDTH = 170
+PLAIN_WIDTH = 120
 TAIL_LINES = 100
 
 
@@ -73,7 +73,7 @@ async def demonstrate(screen: Screen, places: Places, is_kept: bool) -> Driver:
 def show_end(driver: Driver, console: Console) -> None:
     """Print the closing table, then what went wrong."""
     if driver.rows:
-        console.print(describe_result(driver.rows), width=None if console.is_terminal else TABLE_WIDTH)
+        console.print(describe_result(driver.rows))
     for problem in driver.problems:
         console.print(Text(f"demo: {problem}", style="bold red"), soft_wrap=True)
     if driver.problems:
@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--svg", type=Path, help="also write a picture of the end to this file")
     options = parser.parse_args(arguments)
-    screen = Screen(Console())
+    screen = Screen(Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH))
     try:
         driver = asyncio.run(demonstrate(screen, Places(CHECKOUT, options.output.resolve()), options.keep))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -21,8 +21,8 @@ from unbroken_local.demo.faults import (
     choose_victim,
     deviations,
     has_recovered,
-    in_history,
     newest_recovery,
+    record_after,
     recoveries_after,
 )
 from unbroken_local.demo.manifest import number_of_steps, with_folder
@@ -40,6 +40,7 @@ SLOW_STEP_S = 0.25
 """Step time while there are faults to come, so that the training outlasts them."""
 START_LIMIT_S = 90.0
 RECOVERY_LIMIT_S = 45.0
+RECORD_LIMIT_S = 20.0
 SPARES_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 
@@ -83,10 +84,9 @@ class Places:
 
 
 class Driver:
-    """One demonstration. `rows` and `problems` are complete when train_through_faults returned or raised."""
+    """One demonstration. `problems` is complete when train_through_faults returned or raised."""
 
     def __init__(self, places: Places, tell: Callable[[Line], None]) -> None:
-        self.rows: list[Row] = []
         self.problems: list[str] = []
         self.memorable = Snapshot()
         """The moment after the node's loss, for a picture."""
@@ -95,6 +95,7 @@ class Driver:
         self._tell = tell
         self._began_s = time.monotonic()
         self._observer: Observer | None = None
+        self._faults: list[tuple[FaultKind, tuple[int, int]]] = []
         self._job: Json = yaml.safe_load(places.job.read_text(encoding="utf-8"))
         self._operator = operator_service(self.cluster.env, places.output / "operator.log")
 
@@ -102,6 +103,12 @@ class Driver:
     def snapshot(self) -> Snapshot:
         """The job at this moment."""
         return self._observer.snapshot if self._observer else Snapshot()
+
+    @property
+    def rows(self) -> list[Row]:
+        """Each fault so far with the operator's record of its recovery."""
+        now = self.snapshot
+        return [Row(kind.value, record_after(now, mark)) for kind, mark in self._faults]
 
     def say(self, text: str, style: str = "") -> None:
         """Add a line to the story."""
@@ -151,6 +158,7 @@ class Driver:
             self.say("stopping the operator")
             await self._operator.stop()
         self.say(f"{kind.value}: {victim}", "bold red")
+        self._faults.append((kind, mark))
         await self._break(kind, victim)
         after = await self._wait(f"recovery: {kind.value}", lambda now: has_recovered(now, mark), RECOVERY_LIMIT_S)
         recovery = recoveries_after(after, mark)[0]
@@ -159,12 +167,12 @@ class Driver:
         if kind is FaultKind.NO_OPERATOR:
             self.say("starting the operator again")
             await self._operator.start()
-        noted = await self._wait("the operator's record", lambda now: in_history(now, mark), RECOVERY_LIMIT_S)
+        noted = await self._wait(
+            "the operator's record", lambda now: record_after(now, mark) is not None, RECORD_LIMIT_S
+        )
         self.problems += deviations(kind, recoveries_after(noted, mark))
-        records = [record for record in noted.history if (record["generation"], record["number"]) > mark]
         if kind is FaultKind.NODE_DOWN:
             self.memorable = noted
-        self.rows.append(Row(kind.value, f"{victim.pod}, rank {victim.rank}", records[0]))
 
     async def _break(self, kind: FaultKind, victim: Victim) -> None:
         if kind in {FaultKind.RAISE, FaultKind.HANG}:

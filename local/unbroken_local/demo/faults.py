@@ -6,19 +6,20 @@ from enum import Enum
 
 from unbroken_core.errors import UnbrokenError
 from unbroken_core.messages import Recovery
-from unbroken_core.reasons import Cause, Rung
-from unbroken_local.demo.snapshot import PodView, Snapshot
+from unbroken_core.reasons import Cause, Phase, Rung
+from unbroken_local.demo.snapshot import Snapshot
+from unbroken_local.kube import Json
 
 
 class FaultKind(Enum):
     """What goes wrong, in the order in which the demonstration does it."""
 
-    RAISE = "a rank raises"
-    KILL = "a worker is SIGKILLed"
-    HANG = "a rank hangs with the GIL held"
-    DELETE_POD = "a pod is deleted"
-    NODE_DOWN = "a node goes down"
-    NO_OPERATOR = "a worker is SIGKILLed while the operator is down"
+    RAISE = "rank raises"
+    KILL = "worker SIGKILLed"
+    HANG = "rank hangs, GIL held"
+    DELETE_POD = "pod deleted"
+    NODE_DOWN = "node goes down"
+    NO_OPERATOR = "SIGKILL, operator down"
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ def recoveries_after(snapshot: Snapshot, mark: tuple[int, int]) -> tuple[Recover
 
 
 def has_recovered(snapshot: Snapshot, mark: tuple[int, int]) -> bool:
-    """Whether a recovery that began after `mark` is over and the job trains again."""
-    return snapshot.is_training and bool(recoveries_after(snapshot, mark))
+    """Whether a recovery that began after `mark` is over: the job trains, and every rank has made a step."""
+    recoveries = recoveries_after(snapshot, mark)
+    return snapshot.is_training and bool(recoveries) and Phase.FIRST_PROGRESS.value in recoveries[-1].phase_s
 
 
 def deviations(kind: FaultKind, recoveries: tuple[Recovery, ...]) -> list[str]:
@@ -120,17 +122,12 @@ def deviations(kind: FaultKind, recoveries: tuple[Recovery, ...]) -> list[str]:
     return found
 
 
-def in_history(snapshot: Snapshot, mark: tuple[int, int]) -> bool:
-    """Whether the job's status, as the operator wrote it, holds a finished recovery that began after `mark`."""
-    return any(
-        (record.get("generation", 0), record.get("number", 0)) > mark and record.get("endedAt")
-        for record in snapshot.history
-    )
-
-
-def worker_pod(snapshot: Snapshot, name: str) -> PodView | None:
-    """Return the pod of that name, or None when it is gone."""
-    return next((pod for pod in snapshot.pods if pod.name == name), None)
+def record_after(snapshot: Snapshot, mark: tuple[int, int]) -> Json | None:
+    """Return the first finished recovery after `mark` in the job's status, as the operator wrote it, or None."""
+    for record in snapshot.history:
+        if (record.get("generation", 0), record.get("number", 0)) > mark and record.get("endedAt"):
+            return record
+    return None
 
 
 def _words(words: frozenset[Cause] | frozenset[Rung]) -> str:

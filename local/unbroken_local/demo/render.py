@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 
 from rich import box
@@ -45,10 +44,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """One fault in the closing table: what happened to whom, and the operator's record of the recovery."""
+    """One fault in the closing table, and the operator's record of the recovery."""
 
     fault: str
-    victim: str
     record: Json | None
     """An item of `.status.history`; None when the operator recorded none."""
 
@@ -141,17 +139,14 @@ def describe_all(snapshot: Snapshot, lines: Sequence[Line], height: int) -> Grou
 def describe_result(rows: Iterable[Row]) -> Table:
     """Return the closing table: fault, rung, who took over, and seconds for each phase."""
     table = Table(title="What broke, and what became of it", box=box.SIMPLE_HEAD, title_style="bold")
-    table.add_column("fault")
-    table.add_column("hit")
-    table.add_column("cause seen")
-    table.add_column("rung")
-    table.add_column("took over")
-    for title in (*PHASE_TITLES.values(), "whole"):
-        table.add_column(title, justify="right")
+    for title in ("fault", "cause", "rung", "took over"):
+        table.add_column(title)
+    for title in (*PHASE_TITLES.values(), "all"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.fault, row.victim, *_record_cells(row.record))
+        table.add_row(row.fault, *_record_cells(row.record))
     table.caption = (
-        "seconds of each phase, from the job's .status.history; whole = interruption reported, until all ranks trained"
+        "seconds of each phase, from the job's .status.history; all = from the fault to the first step of every rank"
     )
     return table
 
@@ -160,18 +155,10 @@ def _record_cells(record: Json | None) -> list[str]:
     if record is None:
         return ["-"] * (4 + len(PHASE_TITLES))
     seconds = record.get("seconds") or {}
-    cells = [str(record["cause"]), str(record["rung"]), ", ".join(record.get("replacedBy") or ()) or "the same process"]
+    cells = [str(record["cause"]), str(record["rung"]), ", ".join(record.get("replacedBy") or ()) or "same process"]
     cells += [_seconds(seconds.get(phase.value)) for phase in PHASE_TITLES]
-    return [*cells, _seconds(elapsed_s(record))]
-
-
-def elapsed_s(record: Json) -> float | None:
-    """Return the seconds from the report of an interruption to its end, or None while it lasts."""
-    if not record.get("startedAt") or not record.get("endedAt"):
-        return None
-    started, ended = (datetime.fromisoformat(str(record[name])) for name in ("startedAt", "endedAt"))
-    return (ended - started).total_seconds()
+    return [*cells, _seconds(sum(seconds.values()))]
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.2f}"

@@ -41,8 +41,9 @@ def member(name: str, on: str, ranks: tuple[int, ...], *workers: WorkerPhase) ->
 
 def recovery(number: int, cause: Cause, rung: Rung, ended_at: str = "2030-01-01T00:00:01Z") -> Recovery:
     began = "2030-01-01T00:00:00Z"
+    phase_s = {"stop": 0.1, "first-progress": 0.2} if ended_at else {}
     return Recovery(
-        number, cause, rung, 1, "digits-0", "node-1", "node-1", "", 0, 1, ("digits-4",), {}, began, ended_at
+        number, cause, rung, 1, "digits-0", "node-1", "node-1", "", 0, 1, ("digits-4",), phase_s, began, ended_at
     )
 
 
@@ -120,6 +121,7 @@ def test_recovery_counts_only_when_it_began_after_the_fault_and_the_job_trains()
     assert not faults.has_recovered(snapshot(earlier), mark)
     assert not faults.has_recovered(snapshot(earlier, running), mark)
     assert not faults.has_recovered(snapshot(earlier, later, phase=JobPhase.INTERRUPTED), mark)
+    assert not faults.has_recovered(snapshot(earlier, replace(later, phase_s={"stop": 0.1})), mark)
     assert faults.has_recovered(snapshot(earlier, later), mark)
 
 
@@ -131,15 +133,15 @@ def test_recovery_of_a_newer_rendezvous_counts_from_its_first() -> None:
     ("recoveries", "expected"),
     [
         pytest.param((recovery(1, Cause.PROCESS_SIGNAL, Rung.POD),), [], id="as it should be"),
-        pytest.param((), ["a worker is SIGKILLed: want one recovery, got 0 (none)"], id="none"),
+        pytest.param((), ["worker SIGKILLed: want one recovery, got 0 (none)"], id="none"),
         pytest.param(
             (recovery(1, Cause.PROCESS_SIGNAL, Rung.JOB),),
-            ["a worker is SIGKILLed: rung: want pod, got job"],
+            ["worker SIGKILLed: rung: want pod, got job"],
             id="too high on the ladder",
         ),
         pytest.param(
             (recovery(1, Cause.EXCEPTION, Rung.POD),),
-            ["a worker is SIGKILLed: cause: want one of process-signal, got exception"],
+            ["worker SIGKILLed: cause: want one of process-signal, got exception"],
             id="a consequence taken for the cause",
         ),
     ],
@@ -152,9 +154,10 @@ def test_recovery_is_compared_with_what_the_fault_should_lead_to(
 
 def test_operator_has_noted_a_recovery_when_its_history_shows_the_end() -> None:
     record = {"generation": 3, "number": 2, "endedAt": "2030-01-01T00:00:01Z"}
-    assert faults.in_history(replace(snapshot(), history=(record,)), (3, 1))
-    assert not faults.in_history(replace(snapshot(), history=(record,)), (3, 2))
-    assert not faults.in_history(replace(snapshot(), history=({**record, "endedAt": None},)), (3, 1))
+    earlier, running = {**record, "number": 1}, {**record, "endedAt": None}
+    assert faults.record_after(replace(snapshot(), history=(earlier, record)), (3, 1)) == record
+    assert faults.record_after(replace(snapshot(), history=(earlier, record)), (3, 2)) is None
+    assert faults.record_after(replace(snapshot(), history=(earlier, running)), (3, 1)) is None
 
 
 def test_worker_is_found_by_its_environment_and_not_by_that_of_its_children() -> None:
@@ -182,13 +185,11 @@ def test_closing_table_shows_rung_replacement_and_seconds_of_each_phase() -> Non
         "cause": "pod-lost",
         "rung": "pod",
         "replacedBy": ["digits-4"],
-        "startedAt": "2030-01-01T00:00:00.500000Z",
-        "endedAt": "2030-01-01T00:00:01.750000Z",
         "seconds": {"detect": 0.01, "stop": 0.2, "plan": 0.003, "enter": 0.1},
     }
-    text = shown(render.describe_result([render.Row("a node goes down", "digits-0, rank 1", record)]))
-    cells = next(line for line in text.splitlines() if "a node goes down" in line).split()
-    assert cells[-10:] == ["1", "pod-lost", "pod", "digits-4", "0.010", "0.200", "0.003", "0.100", "-", "1.250"]
+    text = shown(render.describe_result([render.Row("node goes down", record)]))
+    cells = next(line for line in text.splitlines() if "node goes down" in line).split()
+    assert cells[-9:] == ["pod-lost", "pod", "digits-4", "0.01", "0.20", "0.00", "0.10", "-", "0.31"]
 
 
 @pytest.mark.parametrize(

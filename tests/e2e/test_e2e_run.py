@@ -1,0 +1,84 @@
+"""`unbroken run`: the example on this machine without Kubernetes, through an exception and a killed worker."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from e2e_bench import ROOT
+
+from unbroken_local.demo.processes import find_worker, read_environments
+from unbroken_local.demo.tools import BIN
+
+LIMIT_S = 90.0
+
+
+def started_by(pid: int) -> list[int]:
+    """Return all descendants of a process."""
+    found = [pid]
+    for parent in found:  # grows while it is walked
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
+class Run:
+    """One `unbroken run` with its output in a file."""
+
+    def __init__(self, output: Path, *arguments: str) -> None:
+        self._output = output
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                [str(BIN / "unbroken"), "run", *arguments],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(LIMIT_S)
+
+    @property
+    def text(self) -> str:
+        """What it printed so far."""
+        return self._output.read_text()
+
+    def wait(self, what: str, is_there: Callable[[str], bool]) -> None:
+        """Wait until the output is as `is_there` wants it."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while not is_there(self.text):
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                pytest.fail(f"{what}: want it, got exit code {self.process.poll()} and\n{self.text[-3000:]}")
+            time.sleep(0.05)
+
+
+@pytest.mark.timeout(300)
+def test_example_survives_an_exception_and_a_killed_worker_without_kubernetes(tmp_path: Path) -> None:
+    control, checkpoints = tmp_path / "control", tmp_path / "checkpoints"
+    control.mkdir()
+    (control / "step-seconds").write_text("0.1")
+    shape = ["--pods", "2", "--spares", "1", "--ranks-per-pod", "2", "--soft-timeout", "10"]
+    script = [str(ROOT / "examples" / "digits.py"), f"--checkpoints={checkpoints}", f"--control={control}"]
+    with Run(tmp_path / "output.log", *shape, *script, "--steps=300") as run:
+        run.wait("training with a spare", lambda text: "2 spare" in text and any(checkpoints.glob("step-*.pt")))
+        (control / "fault").write_text("raise 3")
+        run.wait("first recovery", lambda text: "recovered 1: rung in-process" in text)
+        pid = find_worker(read_environments(started_by(run.process.pid)), "digits-1", 1)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        run.wait("second recovery", lambda text: "recovered 2: rung pod" in text)
+        (control / "step-seconds").write_text("0")
+        assert run.process.wait(LIMIT_S) == 0, run.text[-3000:]
+    result = json.loads((checkpoints / "result.json").read_text())
+    assert (result["steps"], result["steps_add_up"], result["iterations"]) == (300, True, 3)
+    assert result["accuracy"] >= 0.9

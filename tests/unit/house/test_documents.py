@@ -1,0 +1,31 @@
+"""The documents name every word that a job can say, and every path that they name exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from unbroken_core.reasons import Cause, Reason, Word
+from unbroken_operator.status_models import ConditionType
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("words", [Reason, Cause, ConditionType], ids=["reasons", "causes", "conditions"])
+def test_operations_page_explains_every_word(words: type[Word]) -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert [word.value for word in words if f"`{word.value}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_of_a_page_lead_to_files_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    pages = "".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", pages, flags=re.MULTILINE))
+    assert {first or second for first, second in named} <= targets
