@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken_core import __version__
 from unbroken_core.errors import InputError
 from unbroken_operator.models import DNS_LABEL
 
-DEFAULT_SIDECAR_IMAGE = "ghcr.io/unbroken-dev/unbroken-sidecar:0.1.0"
+DEFAULT_SIDECAR_IMAGE = f"unbroken/sidecar:{__version__}"
 
 
 @dataclass(frozen=True)
