@@ -18,12 +18,13 @@ from unbroken.agent.events import (
     WorkerSaid,
 )
 from unbroken_core import wire
-from unbroken_core.errors import WireError
+from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, Attach, Processes, ToLauncher, ToWorker, WorkerReport
 
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 1 << 20
+_MAX_PATH_BYTES = 107
 _MAX_UNSENT_BYTES = 4 << 20
 _ATTACH_TIMEOUT_S = 10.0
 _MAX_WORKER_CONNECTIONS = 256
@@ -43,7 +44,12 @@ class LocalServer:
         self.num_refused = 0
 
     async def start(self) -> None:
-        """Listen. A socket file of a former agent is replaced."""
+        """Listen. A socket file of a former agent is replaced. Raises InputError when the path is too long."""
+        length = len(os.fsencode(self._path))
+        if length > _MAX_PATH_BYTES:
+            raise InputError(
+                f"UNBROKEN_DIR: want a path with {_MAX_PATH_BYTES} bytes at most, got {length}: {self._path}"
+            )
         self._path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)

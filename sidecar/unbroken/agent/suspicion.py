@@ -39,7 +39,7 @@ def patience_s(timeouts: Timeouts) -> float:
 
 
 def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> None:
-    """Remark on processes that run, but have not called the wrapper: no fault of an iteration, but a hint for people."""
+    """Remark on processes that run and have not called the wrapper: no fault of an iteration, but a hint."""
     for place in places:
         is_absent = place.present is not None and place.is_alive and place.worker is None and not place.is_attached
         if not is_absent or place.found is not None:
@@ -48,7 +48,7 @@ def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> No
             place.alive_since_s = now_s
         waited_s = now_s - place.alive_since_s
         if waited_s >= patience_s(timeouts):
-            detail = f"has not attached for {waited_s:.0f} s: does the script call unbroken.inprocess.Wrapper?"
+            detail = f"has not attached for {waited_s:.0f} s: does it call unbroken.inprocess.Wrapper?"
             place.found = Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s)
 
 

@@ -12,6 +12,8 @@ from unbroken.run.options import RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.errors import InputError
 
+_MAX_FOLDER_CHARACTERS = 70
+
 
 def run(arguments: Sequence[str] | None) -> int:
     """Run the command line; return 0 complete, 1 failed, 2 bad input, 128 + N after signal N."""
@@ -22,12 +24,18 @@ def run(arguments: Sequence[str] | None) -> int:
         print(f"unbroken run: {error}", file=sys.stderr)
         return 2
     # Readable by this user only: it holds the token and the sockets.
-    folder = Path(tempfile.mkdtemp(prefix="unbroken-"))
+    folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))
     try:
         return asyncio.run(_supervise(options, folder, block))
     finally:
         block.release()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_folder() -> str:
+    """Return the user's folder for temporary files, or /tmp when its path is too long for sockets below it."""
+    chosen = tempfile.gettempdir()
+    return chosen if len(chosen) <= _MAX_FOLDER_CHARACTERS else "/tmp"
 
 
 async def _supervise(options: RunOptions, folder: Path, block: AddressBlock) -> int:

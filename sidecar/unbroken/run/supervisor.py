@@ -19,6 +19,7 @@ from unbroken_core.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
 _PATIENCE_S = 1.0
+_BAD_INPUT = 2
 _STORM_STARTS = 5
 _STORM_S = 30.0
 _GRACE_S = 10.0
@@ -117,6 +118,10 @@ class Supervisor:
             code = await child.ended
             if self._end.done():
                 return
+            if code == _BAD_INPUT:
+                # It has said why, and would say it again.
+                self._finish(1)
+                return
             if _is_storm(starts_s):
                 self._say(f"rendezvous ended {_STORM_STARTS} times within {_STORM_S:g} s ({_ending(code)}): giving up")
                 self._finish(1)
@@ -160,7 +165,8 @@ class Supervisor:
 
     def _start_pod(self, domains: tuple[str, ...], role: Role) -> None:
         name = f"{self._options.settings.job}-{self._num_made}"
-        folder = self._folder / name
+        # Short: the path of a Unix socket has 107 bytes at most.
+        folder = self._folder / str(self._num_made)
         folder.mkdir(mode=0o700)
         node = domains[-1] if domains else f"local-{self._num_made}"
         pod = Pod(name, secrets.token_hex(8), self._block.next_pod(), node, domains, role, folder)
@@ -180,6 +186,9 @@ class Supervisor:
             await asyncio.wait((pod.agent.ended, launcher.ended), return_when=asyncio.FIRST_COMPLETED)
             if launcher.ended.done():
                 break
+            if pod.agent.ended.result() == _BAD_INPUT:
+                self._finish(1)
+                return
             if _is_storm(pod.agent_starts_s):
                 self._say(f"{pod.name}: its agent ended {_STORM_STARTS} times within {_STORM_S:g} s: ending the pod")
                 launcher.signal(signal.SIGTERM)

@@ -1,0 +1,166 @@
+"""Starts `unbroken run` as a user does, and looks at its processes from the outside."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
+LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class WorkloadEvent:
+    """One line of the workload."""
+
+    name: str
+    rank: int
+    iteration: int
+    pid: int
+
+
+class RunningJob:
+    """One `unbroken run`."""
+
+    def __init__(self, folder: Path, options: list[str], command: list[str]) -> None:
+        self.folder = folder
+        self._events = folder / "events"
+        self._done = folder / "done"
+        self.errors = folder / "stderr"
+        self.output = folder / "stdout"
+        # Not below pytest's own folder: the path of a Unix socket must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="ubt-", dir="/tmp"))
+        environment = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "TEST_EVENTS": str(self._events),
+            "TEST_DONE": str(self._done),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        with self.errors.open("wb") as errors, self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "unbroken", "run", *options, *command],
+                env=environment,
+                stdout=output,
+                stderr=errors,
+            )
+
+    def events(self, name: str) -> list[WorkloadEvent]:
+        """Return the workload's events of one name so far."""
+        if not self._events.exists():
+            return []
+        lines = [line.split() for line in self._events.read_text().splitlines()]
+        return [WorkloadEvent(n, int(r), int(i), int(p)) for n, r, i, p in lines if n.startswith(name)]
+
+    def wait_for(self, is_true: Callable[[], Any], what: str) -> Any:
+        """Wait for a condition and return its value; fails with all output when it does not come."""
+        until_s = time.monotonic() + LIMIT_S
+        while not (value := is_true()):
+            if time.monotonic() > until_s:
+                pytest.fail(f"no {what} within {LIMIT_S} s:\n{self.text()}")
+            time.sleep(0.02)
+        return value
+
+    def wait_started(self, iteration: int, num_ranks: int) -> dict[int, int]:
+        """Wait until all ranks of an iteration have trained a step; return pid by rank."""
+
+        def pids() -> dict[int, int] | None:
+            found = {event.rank: event.pid for event in self.events("started") if event.iteration == iteration}
+            return found if len(found) == num_ranks else None
+
+        return dict(self.wait_for(pids, f"iteration {iteration} on {num_ranks} ranks"))
+
+    def text(self) -> str:
+        """Return what the run has said."""
+        return self.errors.read_text(errors="replace") + self.output.read_text(errors="replace")
+
+    def parts(self, module: str) -> list[psutil.Process]:
+        """Return the processes of one part: unbroken.agent, unbroken.launch or unbroken.rendezvous."""
+        found = []
+        for process in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if module in process.cmdline():
+                    found.append(process)
+        return found
+
+    def part_of_pod(self, module: str, pod: str) -> psutil.Process:
+        """Return the agent or launcher of one pod."""
+        (found,) = [part for part in self.parts(module) if part.environ().get("UNBROKEN_POD") == pod]
+        return found
+
+    def request(self, path: str, token: str | None = None, data: bytes | None = None) -> tuple[int, bytes]:
+        """Ask the rendezvous; `token` None means the right one."""
+        listen = self.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_LISTEN"]
+        (token_file,) = self.temporary.glob("unbroken-*/token")
+        right = token_file.read_text()
+        request = urllib.request.Request(
+            f"http://{listen}{path}",
+            data=data,
+            method="GET" if data is None else "PUT",
+            headers={"Authorization": f"Bearer {right if token is None else token}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def status(self) -> dict[str, Any]:
+        """Return the job's status."""
+        code, body = self.request("/v1/status")
+        assert code == 200
+        return dict(json.loads(body))
+
+    def complete(self) -> int:
+        """Tell the workload to stop, and return the exit code of the run."""
+        self._done.touch()
+        return self.wait_for_exit()
+
+    def wait_for_exit(self) -> int:
+        """Return the exit code of the run."""
+        try:
+            return self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run did not end:\n{self.text()}")
+
+    def close(self) -> None:
+        """Kill what is left."""
+        if self.process.poll() is None:
+            below = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            for process in below:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def start_job(tmp_path: Path) -> Iterator[Callable[..., RunningJob]]:
+    """Start `unbroken run` with the workload `plain` or `wrapped`, or with a command of its own."""
+    jobs: list[RunningJob] = []
+
+    def start(*options: str, workload: str = "plain", command: list[str] | None = None) -> RunningJob:
+        rungs = ["--rungs", "process,pod,world,job"] if workload == "plain" else []
+        job = RunningJob(tmp_path, [*rungs, *options], command or [str(WORKLOAD), workload])
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        job.close()

@@ -1,0 +1,209 @@
+"""`unbroken run` with real processes, sockets and gloo: faults of every part, seen from the outside."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Start = Callable[..., Any]
+BOTH = pytest.mark.parametrize("workload", ["plain", "wrapped"])
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody reaped has."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.timeout(200)
+def test_killed_worker_of_a_torchrun_script_restarts_all_processes(start_job: Start) -> None:
+    """A script written for torchrun runs unchanged and survives a SIGKILL by the process rung."""
+    job = start_job("--pods", "4", "--ranks-per-pod", "2", "--last-call", "1")
+    before = job.wait_started(0, 8)
+    os.kill(before[3], signal.SIGKILL)
+    after = job.wait_started(1, 8)
+    assert set(before.values()).isdisjoint(after.values())
+    assert job.complete() == 0
+    assert [event.iteration for event in job.events("finished")] == [1] * 8
+    assert "fault 1: process-signal of rank 3 in sidecar-workload-1: killed by signal 9 (SIGKILL)" in job.text()
+    assert "recovered 1: rung process" in job.text()
+
+
+@pytest.mark.timeout(200)
+@BOTH
+def test_spare_takes_over_a_killed_pod_in_local_order(start_job: Start, workload: str) -> None:
+    job = start_job("--pods", "2", "--spares", "1", "--ranks-per-pod", "2", "--last-call", "20", workload=workload)
+    before = job.wait_started(0, 4)
+    pod = next(pod for pod in job.status()["pods"] if pod["ranks"] == [2, 3])
+    spare = next(pod for pod in job.status()["pods"] if not pod["ranks"])
+    job.part_of_pod("unbroken.launch", pod["pod"]).kill()
+    after = job.wait_started(1, 4)
+    assert all(is_gone(before[rank]) for rank in (2, 3))
+    if workload == "wrapped":
+        assert (after[0], after[1]) == (before[0], before[1])
+    promoted = next(pod for pod in job.status()["pods"] if pod["ranks"] == [2, 3])
+    assert promoted["pod"] == spare["pod"]
+    assert f"{pod['pod']} was killed by SIGKILL: replaced by" in job.text()
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(200)
+@BOTH
+@pytest.mark.parametrize("part", ["unbroken.agent", "unbroken.rendezvous"])
+def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
+    start_job: Start, workload: str, part: str
+) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2", "--reconnect-timeout", "30", workload=workload)
+    before = job.wait_started(0, 4)
+    victim = job.parts(part)[0]
+    victim.kill()
+    job.wait_for(lambda: "SIGKILL: started again" in job.text(), "restart")
+
+    def is_taken_over() -> bool:
+        parts = job.parts(part)
+        if victim.pid in [process.pid for process in parts] or not job.parts("unbroken.rendezvous"):
+            return False
+        try:
+            status = job.status()
+        except OSError:
+            return False
+        return status["phase"] == "running" and [pod["is_connected"] for pod in status["pods"]] == [True, True]
+
+    job.wait_for(is_taken_over, "adoption of the running workers")
+    assert job.complete() == 0
+    finished = {event.rank: (event.iteration, event.pid) for event in job.events("finished")}
+    assert finished == {rank: (0, pid) for rank, pid in before.items()}
+    assert "fault" not in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_fault_after_an_agent_and_the_rendezvous_were_restarted_is_recovered(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2", "--reconnect-timeout", "30", workload="wrapped")
+    before = job.wait_started(0, 4)
+    for part in ("unbroken.agent", "unbroken.rendezvous"):
+        job.parts(part)[0].kill()
+    job.wait_for(lambda: job.text().count("SIGKILL: started again") == 2, "restart of both")
+    os.kill(before[1], signal.SIGKILL)
+    after = job.wait_started(1, 4)
+    assert after[1] != before[1]
+    assert {rank: after[rank] for rank in (0, 2, 3)} == {rank: before[rank] for rank in (0, 2, 3)}
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(200)
+def test_script_that_exits_at_once_fails_the_job_with_its_exit_code(start_job: Start, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise SystemExit('no data')\n")
+    job = start_job("--pods", "2", "--last-call", "1", workload="wrapped", command=[str(script)])
+    assert job.wait_for_exit() == 1
+    assert "exited with code 1: no data" in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_script_without_wrapper_in_an_in_process_job_is_told_about_it(start_job: Start, tmp_path: Path) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text("print('done')\n")
+    job = start_job("--pods", "1", "--last-call", "1", workload="wrapped", command=[str(script)])
+    assert job.wait_for_exit() == 1
+    assert "does the script call unbroken.inprocess.Wrapper?" in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_command_that_cannot_be_started_fails_the_job_with_its_name(start_job: Start, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    job = start_job("--pods", "1", "--last-call", "1", command=[str(script)])
+    assert job.wait_for_exit() == 1
+    assert "exited with code 127" in job.text()
+    assert "the interpreter named in its first line does not exist" in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_grandchildren_die_with_their_worker_and_nothing_outlives_the_run(start_job: Start) -> None:
+    """4.27: the process group is killed, so that no data loader survives."""
+    workload = Path(__file__).with_name("sidecar_workload.py")
+    job = start_job("--pods", "1", "--ranks-per-pod", "2", command=[str(workload), "plain", "--grandchild"])
+    before = job.wait_started(0, 2)
+    old = [int(event.name.split("-")[1]) for event in job.events("grandchild") if event.pid == before[0]]
+    assert len(old) == 1
+    os.kill(before[0], signal.SIGKILL)
+    job.wait_started(1, 2)
+    assert is_gone(old[0])
+    everything = psutil.Process(job.process.pid).children(recursive=True)
+    job.process.kill()
+    job.process.wait()
+    job.wait_for(lambda: all(is_gone(process.pid) for process in everything if "sleep" not in process.name()), "end")
+    for process in everything:
+        if not is_gone(process.pid):
+            process.kill()
+
+
+@pytest.mark.timeout(200)
+def test_interrupt_from_the_keyboard_ends_everything_and_leaves_no_file(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2", workload="wrapped")
+    job.wait_started(0, 4)
+    everything = psutil.Process(job.process.pid).children(recursive=True)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait_for_exit() == 130
+    assert all(is_gone(process.pid) for process in everything)
+    assert list(job.temporary.glob("unbroken-*")) == []
+
+
+@pytest.mark.timeout(200)
+def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_job: Start) -> None:
+    job = start_job("--pods", "1", workload="wrapped")
+    job.wait_started(0, 1)
+    revision = job.status()["revision"]
+    assert job.request("/v1/status", token="wrong")[0] == 401
+    assert job.request("/v1/agents", token="")[0] == 401
+    code, body = job.request("/v1/observation", data=b"not json")
+    assert (code, body) == (400, b"message: want JSON, got b'not json'\n")
+    code, body = job.request("/v1/status?after=x")
+    assert (code, body) == (400, b"after: want an integer, got 'x'\n")
+    assert job.status()["revision"] == revision
+    metrics = job.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_METRICS_LISTEN"]
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    assert 'unbroken_refused_total{reason="unauthorized"} 2.0' in text
+    assert 'unbroken_refused_total{reason="malformed"} 2.0' in text
+    assert 'unbroken_ranks{role="active"} 1.0' in text
+    assert job.complete() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        pytest.param(["--pods", "0", "x.py"], "want", id="no pods"),
+        pytest.param(["--rungs", "magic", sys.executable], "--rungs: want NAME", id="unknown rung"),
+        pytest.param(
+            ["no-such.py"], "script: want a Python file, got 'no-such.py', which is not there", id="no script"
+        ),
+        pytest.param(
+            ["--min-pods", "3", "--pods", "2", sys.executable], "minReplicas: want 1 to replicas (2), got 3", id="min"
+        ),
+        pytest.param(
+            ["--soft-timeout", "9", "--hard-timeout", "8", sys.executable],
+            "timeouts.soft: want less than timeouts.hard (8.0), got 9.0",
+            id="soft above hard",
+        ),
+        pytest.param(
+            ["--pods", "2", "--layers", "rack", "--domains", "a", sys.executable],
+            "--domains: want one for each of 2 pods",
+            id="domains",
+        ),
+    ],
+)
+def test_bad_options_say_what_was_seen_and_wanted(start_job: Start, options: list[str], wanted: str) -> None:
+    job = start_job(workload="wrapped", command=options)
+    assert job.wait_for_exit() == 2
+    assert wanted in job.text()
