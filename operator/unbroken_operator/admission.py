@@ -49,7 +49,7 @@ def admit(job: Mapping[str, Any]) -> Accepted | Refused:
         # As JSON, since strict models take words for enums and lists for tuples only from there.
         spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
     except ValidationError as error:
-        return Refused((*found, *(_describe(item) for item in error.errors(include_url=False))))
+        return Refused((*found, *(_describe(item) for item in _causes(error))))
     try:
         settings = to_settings(spec, metadata["name"], metadata["namespace"], metadata["uid"])
     except InputError:
@@ -106,6 +106,13 @@ def accepted_facts(spec: Spec) -> dict[str, Any]:
     }
 
 
+def _causes(error: ValidationError) -> list[Any]:
+    """Return the errors without those that only follow from an error deeper inside."""
+    items = error.errors(include_url=False)
+    inner = {item["loc"][:length] for item in items for length in range(len(item["loc"]))}
+    return [item for item in items if item["loc"] not in inner]
+
+
 def _describe(error: Any) -> str:
     where = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     if error["type"] == "extra_forbidden":
@@ -113,6 +120,10 @@ def _describe(error: Any) -> str:
     if error["type"] == "missing":
         return f"{where}: want a value, got none"
     seen = repr(error["input"])
+    if error["type"] in ("too_short", "too_long"):
+        limits = error["ctx"]
+        wanted = f"at least {limits['min_length']}" if "min_length" in limits else f"at most {limits['max_length']}"
+        return f"{where}: want {wanted} items, got {len(error['input'])}"
     return (
         f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}, got {seen if len(seen) <= 80 else seen[:77] + '...'}"
     )

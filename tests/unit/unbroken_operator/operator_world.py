@@ -24,6 +24,7 @@ from unbroken_operator.plan import plan
 from unbroken_operator.snapshot import Memory, ObjectView, OperatorOptions, Refusal, Snapshot, node_view, pod_view
 
 JsonObject = dict[str, Any]
+CONTAINER: JsonObject = {"name": "trainer", "image": "torch:2", "command": ["python3", "t.py"]}
 LAYERS = [{"name": "rack", "label": "example.com/rack"}, {"name": "nvlink", "label": "example.com/nvlink"}]
 
 
@@ -37,9 +38,7 @@ def a_job(name: str = "digits", **spec: Any) -> JsonObject:
             "replicas": 2,
             "spares": {"count": 1},
             "ranksPerPod": 2,
-            "template": {
-                "spec": {"containers": [{"name": "trainer", "image": "torch:2", "command": ["python3", "t.py"]}]}
-            },
+            "template": {"spec": {"containers": [dict(CONTAINER)]}},
             **spec,
         },
     }

@@ -1,0 +1,160 @@
+"""What is wrong with a spec is said with where, seen and wanted."""
+
+from typing import Any
+
+import pytest
+
+from unbroken_core.reasons import Rung
+from unbroken_operator.admission import Accepted, Refused, admit
+from unbroken_operator.models import Spec
+from unbroken_operator.schema import structural_schema
+
+from .operator_world import CONTAINER, a_job
+
+
+def template(**fields: Any) -> dict[str, Any]:
+    """Return a template whose first container has these fields, too."""
+    return {"spec": {"containers": [{**CONTAINER, **fields}]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(
+            {"nonsense": 1},
+            "spec.nonsense: unknown field; want one that `kubectl explain rtj.spec` lists",
+            id="unknown",
+        ),
+        pytest.param({"replicas": "2"}, "spec.replicas: input should be a valid integer, got '2'", id="wrong type"),
+        pytest.param({"replicas": True}, "spec.replicas: input should be a valid integer, got True", id="bool"),
+        pytest.param({"minReplicas": 3}, "spec.minReplicas: want 1 to replicas (2), got 3", id="minReplicas"),
+        pytest.param(
+            {"timeouts": {"softSeconds": 90}},
+            "spec.timeouts.soft: want less than timeouts.hard (90.0), got 90.0",
+            id="soft",
+        ),
+        pytest.param(
+            {"timeouts": {"barrierSeconds": 80}},
+            "spec.timeouts.hard: want less than timeouts.barrier (80.0), got 90.0",
+            id="barrier",
+        ),
+        pytest.param(
+            {"ranksPerPod": 65}, "spec.ranksPerPod: input should be less than or equal to 64, got 65", id="ranksPerPod"
+        ),
+        pytest.param({"template": {}}, "spec.template.spec: want a value, got none", id="empty template"),
+        pytest.param(
+            {"template": {"spec": {"containers": []}}},
+            "spec.template.spec.containers: want at least 1 items, got 0",
+            id="no container",
+        ),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "t", "command": ["python"]}]}}},
+            "spec.template.spec.containers[0].image: want a value, got none",
+            id="no image",
+        ),
+        pytest.param(
+            {"template": template(command=[])},
+            "spec.template.spec.containers[0].command: want the command that starts the training, got none "
+            "(an image's own entrypoint cannot be put under the launcher)",
+            id="no command",
+        ),
+        pytest.param(
+            {"template": template(env=[{"name": "UNBROKEN_DIR", "value": "/"}])},
+            "spec.template.spec.containers[0].env[0].name: names that begin with UNBROKEN_ are the operator's, "
+            "got 'UNBROKEN_DIR'",
+            id="our variable",
+        ),
+        pytest.param(
+            {"template": template(name="unbroken-agent")},
+            "spec.template.spec.containers[0].name: want a name that the operator does not use, got 'unbroken-agent'",
+            id="our container",
+        ),
+        pytest.param(
+            {"template": {"spec": {"restartPolicy": "Always", "containers": [CONTAINER]}}},
+            "spec.template.spec.restartPolicy: input should be 'Never', got 'Always'",
+            id="restartPolicy",
+        ),
+        pytest.param(
+            {"restart": {"rungs": [{"name": "retry"}]}},
+            "spec.restart.rungs[0].name: input should be 'in-process', 'process', 'pod', 'world' or 'job', got 'retry'",
+            id="rung",
+        ),
+        pytest.param({"suspend": True}, "spec.suspend: unknown field", id="not built yet"),
+    ],
+)
+def test_a_violation_says_where_seen_and_wanted(spec: dict[str, Any], message: str) -> None:
+    verdict = admit(a_job(**spec))
+    assert isinstance(verdict, Refused)
+    assert verdict.message.startswith(message)
+    assert len(verdict.violations) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        pytest.param("a" * 47, "want at most 46 characters, since pods are named after it, got 47", id="too long"),
+        pytest.param("1st", "beginning with a letter", id="digit first"),
+        pytest.param("a.b", "want lowercase letters", id="dot"),
+    ],
+)
+def test_a_name_that_its_pods_cannot_bear_is_refused(name: str, part: str) -> None:
+    verdict = admit(a_job(name))
+    assert isinstance(verdict, Refused)
+    assert part in verdict.message
+
+
+def test_all_violations_are_told_together() -> None:
+    verdict = admit(a_job(minReplicas=5, timeouts={"softSeconds": 100}, world={"divisibleBy": 9}))
+    assert isinstance(verdict, Refused)
+    assert len(verdict.violations) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"ranksPerPod": 4}, "spec.ranksPerPod: cannot change after the job was admitted; want 2, got 4"),
+        pytest.param(
+            {"topology": {"layers": [{"name": "rack", "label": "x"}]}},
+            "spec.topology.layers: cannot change after the job was admitted; want [], got ['rack=x']",
+        ),
+        pytest.param(
+            {"restart": {"rungs": [{"name": "process"}]}},
+            "spec.restart.rungs (in-process): cannot change after the job was admitted; want True, got False",
+        ),
+    ],
+)
+def test_what_running_pods_depend_on_cannot_change(change: dict[str, Any], message: str) -> None:
+    job = a_job(**change)
+    job["status"] = {"accepted": {"ranksPerPod": 2, "layers": [], "isInProcess": True}}
+    verdict = admit(job)
+    assert isinstance(verdict, Refused)
+    assert verdict.violations == (message,)
+
+
+def test_rungs_become_settings_in_the_order_of_the_ladder() -> None:
+    rungs = [{"name": "job"}, {"name": "process", "limit": 3, "windowSeconds": 60}]
+    verdict = admit(a_job(restart={"rungs": rungs, "maxFaultsPerRank": 2}))
+    assert isinstance(verdict, Accepted)
+    budgets = [(budget.rung, budget.limit, budget.window_s) for budget in verdict.settings.rungs]
+    assert budgets == [(Rung.PROCESS, 3, 60.0), (Rung.JOB, None, 3600.0)]
+    assert not verdict.settings.is_in_process
+    assert verdict.settings.max_faults_per_rank == 2
+
+
+def test_every_field_of_the_spec_is_documented_and_bounded() -> None:
+    missing: list[str] = []
+
+    def visit(schema: dict[str, Any], path: str) -> None:
+        if not schema.get("description") and not path.endswith("[]"):
+            missing.append(f"{path}: no description")
+        if schema.get("type") == "string" and not ({"maxLength", "enum"} & set(schema)):
+            missing.append(f"{path}: no limit on its length")
+        if schema.get("type") == "array" and "maxItems" not in schema:
+            missing.append(f"{path}: no limit on its items")
+        for name, child in schema.get("properties", {}).items():
+            visit(child, f"{path}.{name}")
+        if "items" in schema:
+            visit(schema["items"], f"{path}[]")
+
+    visit(structural_schema(Spec), "spec")
+    assert missing == []

@@ -1,0 +1,204 @@
+"""The objects of a job, as docs/architecture.md describes them."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from unbroken_core.reasons import Role
+from unbroken_core.wire import settings_from_json
+from unbroken_operator import layout
+from unbroken_operator.admission import Accepted, admit
+from unbroken_operator.manifests import rendezvous_pod, secret, service, token_of, with_token
+from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.training_pods import launched_command, training_pod
+
+from .operator_world import CONTAINER, LAYERS, a_job
+
+OPTIONS = OperatorOptions("sidecar:1")
+
+
+def admitted(**spec: Any) -> Accepted:
+    """Return the verdict about a sound job."""
+    verdict = admit(a_job(**spec))
+    assert isinstance(verdict, Accepted)
+    return verdict
+
+
+def pod_of(role: Role = Role.ACTIVE, options: OperatorOptions = OPTIONS, **spec: Any) -> dict[str, Any]:
+    """Return a training pod."""
+    verdict = admitted(**spec)
+    return training_pod(verdict.spec, verdict.settings, 7, role, options)
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of a container: values, or paths of the downward API."""
+    return {item["name"]: item.get("value") or item["valueFrom"]["fieldRef"]["fieldPath"] for item in container["env"]}
+
+
+def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> None:
+    pod = pod_of()
+    assert pod["metadata"]["name"] == "digits-7"
+    assert pod["metadata"]["labels"] == {
+        "unbroken.dev/job": "digits",
+        "unbroken.dev/component": "trainer",
+        "unbroken.dev/role": "active",
+    }
+    spec = pod["spec"]
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Never", False)
+    (trainer,) = spec["containers"]
+    assert trainer["command"] == ["python3", "-m", "unbroken.launch", "--", "python3", "t.py"]
+    assert environment(trainer) == {
+        "UNBROKEN_POD": "metadata.name",
+        "UNBROKEN_POD_UID": "metadata.uid",
+        "UNBROKEN_NODE": "spec.nodeName",
+        "UNBROKEN_POD_IP": "status.podIP",
+        "UNBROKEN_DIR": "/var/run/unbroken",
+        "UNBROKEN_RANKS_PER_POD": "2",
+        "PYTHONPATH": "/opt/unbroken/lib",
+    }
+    install, agent = spec["initContainers"]
+    assert install["command"] == ["python", "-m", "unbroken.install", "/opt/unbroken/lib"]
+    assert (agent["name"], agent["restartPolicy"]) == ("unbroken-agent", "Always")
+    assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "http://digits-rendezvous.ml.svc:29600"
+    assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
+    assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
+
+
+def test_the_users_container_cannot_read_the_token() -> None:
+    (trainer,) = pod_of()["spec"]["containers"]
+    assert [mount["mountPath"] for mount in trainer["volumeMounts"]] == ["/opt/unbroken/lib", "/var/run/unbroken"]
+
+
+def test_only_our_own_containers_get_a_security_context() -> None:
+    spec = pod_of()["spec"]
+    assert "securityContext" not in spec
+    assert "securityContext" not in spec["containers"][0]
+    for container in spec["initContainers"]:
+        context = container["securityContext"]
+        assert (context["allowPrivilegeEscalation"], context["runAsNonRoot"]) == (False, True)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_template_that_runs_the_whole_pod_as_root_still_starts() -> None:
+    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": {"runAsUser": 0}}})["spec"]
+    assert all("runAsNonRoot" not in container["securityContext"] for container in spec["initContainers"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_native", "is_native"),
+    [
+        pytest.param("Auto", True, True, id="auto on a new cluster"),
+        pytest.param("Auto", False, False, id="auto on an old cluster"),
+        pytest.param("Native", False, True, id="native by wish"),
+        pytest.param("Container", True, False, id="container by wish"),
+    ],
+)
+def test_the_agent_is_a_native_sidecar_or_a_plain_container(mode: str, has_native: bool, is_native: bool) -> None:
+    options = OperatorOptions("sidecar:1", has_native_sidecars=has_native)
+    spec = pod_of(options=options, sidecar={"mode": mode})["spec"]
+    plain = [container["name"] for container in spec["containers"]]
+    assert plain == (["trainer"] if is_native else ["trainer", "unbroken-agent"])
+    assert ("restartPolicy" in spec["initContainers"][-1]) is is_native
+
+
+@pytest.mark.parametrize(
+    ("command", "interpreter"),
+    [
+        pytest.param(["/opt/venv/bin/python3.12", "t.py"], "/opt/venv/bin/python3.12", id="a Python of its own"),
+        pytest.param(["bash", "-c", "exec python t.py"], "python3", id="another program"),
+    ],
+)
+def test_the_launcher_runs_in_the_interpreter_of_the_command(command: list[str], interpreter: str) -> None:
+    assert launched_command(command) == [interpreter, "-m", "unbroken.launch", "--", *command]
+
+
+def test_the_rest_of_the_template_stays_as_it_is() -> None:
+    container = {
+        **CONTAINER,
+        "args": ["--lr", "0.1"],
+        "env": [{"name": "PYTHONPATH", "value": "/app"}, {"name": "A", "value": "$(UNBROKEN_POD)"}],
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    pod: dict[str, Any] = {
+        "containers": [container, {"name": "helper", "image": "busybox"}],
+        "initContainers": [{"name": "fetch", "image": "busybox"}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "hostIPC": True,
+        "tolerations": [{"operator": "Exists"}],
+    }
+    template = {"metadata": {"labels": {"team": "x"}, "annotations": {"a/b": "c"}}, "spec": pod}
+    before = copy.deepcopy(template)
+    result = pod_of(template=template)
+    assert template == before
+    spec = result["spec"]
+    assert spec["containers"][1] == pod["containers"][1]
+    assert spec["initContainers"][-1] == {"name": "fetch", "image": "busybox"}
+    assert (spec["hostIPC"], spec["tolerations"]) == (True, [{"operator": "Exists"}])
+    trainer = spec["containers"][0]
+    assert (trainer["args"], trainer["resources"]) == (container["args"], container["resources"])
+    assert environment(trainer)["PYTHONPATH"] == "/opt/unbroken/lib:/app"
+    assert trainer["volumeMounts"][0] == {"name": "data", "mountPath": "/data"}
+    assert result["metadata"]["labels"]["team"] == "x"
+    assert result["metadata"]["annotations"] == {"a/b": "c"}
+
+
+def test_actives_are_drawn_together_and_spares_apart_beside_the_users_affinity() -> None:
+    users = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}, "nodeAffinity": {}}
+    template = {"spec": {"containers": [CONTAINER], "affinity": users}}
+    active = pod_of(topology={"layers": LAYERS}, template=template)["spec"]["affinity"]
+    terms = active["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert terms[0] == {"weight": 1}
+    keys = [(term["weight"], term["podAffinityTerm"]["topologyKey"]) for term in terms[1:]]
+    assert keys == [(10, "example.com/rack"), (20, "example.com/nvlink")]
+    assert "nodeAffinity" in active
+    spare = pod_of(Role.SPARE, topology={"layers": LAYERS})["spec"]["affinity"]
+    terms = spare["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["podAffinityTerm"]["topologyKey"] for term in terms][-1] == "kubernetes.io/hostname"
+    assert pod_of(Role.SPARE, spares={"count": 1, "spread": "Anywhere"})["spec"]["affinity"] == {}
+
+
+def test_the_rendezvous_runs_where_the_user_wants_it() -> None:
+    verdict = admitted(
+        rendezvous={
+            "nodeSelector": {"pool": "cpu"},
+            "tolerations": [{"key": "cpu", "operator": "Exists"}],
+            "resources": {"requests": {"cpu": 1}},
+        }
+    )
+    pod = rendezvous_pod(verdict.spec, verdict.settings, 3, "sidecar:1")
+    spec = pod["spec"]
+    assert pod["metadata"]["name"] == "digits-rendezvous-3"
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Always", False)
+    assert spec["nodeSelector"] == {"pool": "cpu"}
+    assert spec["tolerations"] == [{"key": "cpu", "operator": "Exists"}]
+    (container,) = spec["containers"]
+    assert container["resources"] == {"requests": {"cpu": 1}}
+    assert environment(container)["UNBROKEN_LISTEN"] == "$(UNBROKEN_POD_IP):29600"
+    assert environment(container)["UNBROKEN_TOKEN_FILE"] == "/etc/unbroken/token"
+
+
+def test_secret_and_service_belong_to_the_job() -> None:
+    settings = admitted().settings
+    manifest = with_token(secret(settings), "abc")
+    assert token_of(manifest) == "abc"
+    for item in (manifest, service(settings)):
+        assert item["metadata"]["name"] == "digits-rendezvous"
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == (layout.KIND, "uid-of-digits", True)
+    assert service(settings)["spec"]["selector"] == {
+        "unbroken.dev/job": "digits",
+        "unbroken.dev/component": "rendezvous",
+    }
+
+
+@pytest.mark.parametrize("data", [{}, {"data": {"token": "???"}}, {"data": {"token": "/w=="}}])
+def test_a_secret_that_someone_broke_has_no_token(data: dict[str, Any]) -> None:
+    assert token_of(data) == ""
+
+
+def test_the_longest_name_leaves_room_for_the_ordinals() -> None:
+    name = "a" * layout.MAX_JOB_NAME
+    assert len(layout.rendezvous_pod_name(name, 99_999)) <= 63
+    assert len(layout.training_pod_name(name, 9_999_999)) <= 63

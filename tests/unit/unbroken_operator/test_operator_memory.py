@@ -1,0 +1,121 @@
+"""What the operator remembers, and the stores and settings of the shell that need no I/O."""
+
+from typing import Any
+
+import pytest
+
+from unbroken_core.errors import InputError
+from unbroken_operator.cluster import NodeStore, PodStore
+from unbroken_operator.config import Address, parse
+from unbroken_operator.memory import JobMemory
+from unbroken_operator.plan import retry_delay_s
+from unbroken_operator.snapshot import PodView, Refusal, pod_view
+
+from .operator_world import a_node
+
+
+def a_pod(name: str = "digits-0", version: int = 1, uid: str = "u0", **status: Any) -> dict[str, Any]:
+    """Return a pod of job digits."""
+    labels = {"unbroken.dev/job": "digits", "unbroken.dev/component": "trainer"}
+    metadata = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata, "status": {"phase": "Running", **status}}
+
+
+def failed(*uids: str) -> list[PodView]:
+    """Return failed pods."""
+    return [pod_view(a_pod(uid, uid=uid, phase="Failed")) for uid in uids]
+
+
+def test_pods_that_fail_together_count_once_and_later_ones_again() -> None:
+    memory = JobMemory()
+    memory.update([], None, is_over=False, now_s=100.0)
+    memory.update(failed("a", "b", "c"), None, is_over=False, now_s=101.0)
+    assert memory.num_early_failures == 1
+    memory.update(failed("a", "b", "c", "d"), None, is_over=False, now_s=102.0)
+    assert memory.num_early_failures == 1
+    memory.update(failed("a", "b", "c", "d", "e"), None, is_over=False, now_s=104.0)
+    assert memory.num_early_failures == 2
+
+
+def test_pods_that_failed_before_the_operator_started_do_not_count() -> None:
+    memory = JobMemory()
+    memory.update(failed("a"), None, is_over=False, now_s=100.0)
+    assert memory.num_early_failures == 0
+
+
+def test_attempts_get_slower_up_to_five_minutes() -> None:
+    assert [retry_delay_s(number) for number in range(7)] == [0.0, 2.0, 8.0, 32.0, 128.0, 300.0, 300.0]
+
+
+def test_a_refusal_is_remembered_until_a_round_without() -> None:
+    memory = JobMemory()
+    memory.refuse((Refusal("p", "quota"),), 1.0)
+    memory.refuse((Refusal("p", "quota"),), 5.0)
+    view = memory.view(8.0)
+    assert (view.num_refused_rounds, view.since_refusal_s) == (2, 3.0)
+    memory.refuse((), 9.0)
+    assert memory.view(9.0).refusals == ()
+
+
+def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
+    changed: list[Any] = []
+    store = PodStore(changed.append)
+    store.upsert(a_pod(version=5))
+    store.upsert(a_pod(version=4, phase="Pending"))
+    assert [pod.phase for pod in store.of_job(("ml", "digits"))] == ["Running"]
+    assert changed == [("ml", "digits")]
+
+
+def test_a_deleted_pod_does_not_come_back_by_a_late_answer() -> None:
+    store = PodStore(lambda _: None)
+    store.upsert(a_pod(version=5))
+    store.remove(a_pod(version=6))
+    store.upsert(a_pod(version=7))
+    assert store.of_job(("ml", "digits")) == ()
+
+
+def test_a_new_list_drops_what_is_gone_and_keeps_what_is_newer_than_the_list() -> None:
+    changed: list[Any] = []
+    store = PodStore(changed.append)
+    store.upsert(a_pod("digits-0", version=5, uid="old"))
+    store.upsert(a_pod("digits-1", version=12, uid="own write"))
+    store.replace([a_pod("digits-2", version=3, uid="listed")], "10")
+    assert [pod.uid for pod in store.of_job(("ml", "digits"))] == ["own write", "listed"]
+
+
+def test_only_labels_and_readiness_of_a_node_are_news() -> None:
+    changed: list[str] = []
+    store = NodeStore(changed.append)
+    store.upsert(a_node("a", rack="r1"))
+    store.upsert({**a_node("a", rack="r1"), "spec": {"podCIDR": "x"}})
+    store.upsert(a_node("a", is_ready=False, rack="r1"))
+    store.replace([], "9")
+    assert changed == ["a", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        pytest.param(["--namespace", "A_b"], "--namespace: want the name of a namespace, got 'A_b'", id="namespace"),
+        pytest.param(["--metrics-listen", "9090"], "--metrics-listen: want ADDRESS:PORT", id="address"),
+        pytest.param(["--liveness", "a:99999"], "--liveness: want ADDRESS:PORT", id="port"),
+        pytest.param(["--force-delete-after-seconds", "nan"], "want at least 0, got nan", id="not a number"),
+        pytest.param(["--sidecar-image", ""], "--sidecar-image: want an image", id="image"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_starts(
+    arguments: list[str], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    scope = [] if "--namespace" in arguments else ["--all-namespaces"]
+    with pytest.raises(InputError) as raised:
+        parse([*scope, *arguments])
+    assert part in str(raised.value)
+
+
+def test_an_ipv6_address_is_read_without_its_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    config = parse(["--all-namespaces", "--metrics-listen", "[::]:9090"])
+    assert config.metrics_listen == Address("::", 9090)

@@ -1,0 +1,250 @@
+"""Status, conditions and Events of a job."""
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from unbroken_core.reasons import JobPhase, Rung
+from unbroken_operator.actions import PostEvent, WriteStatus
+from unbroken_operator.schema import structural_schema
+from unbroken_operator.snapshot import pod_view
+from unbroken_operator.status import status_patch
+from unbroken_operator.status_models import Status
+
+from .operator_world import World, a_recovery
+
+
+def running_world() -> World:
+    """Return a world with a job that trains: digits-0 and digits-1 active, digits-2 spare."""
+    world = World()
+    world.settle()
+    world.run_pods()
+    say(world)
+    world.settle()
+    return world
+
+
+def say(world: World, **fields: Any) -> None:
+    """Let the rendezvous say that all is well, but for these fields."""
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], **fields)
+
+
+def messages(world: World, reason: str) -> list[str]:
+    """Return the messages of the Events of a reason."""
+    return [item["message"] for item in world.events.values() if item["reason"] == reason]
+
+
+def test_a_job_that_trains_says_so() -> None:
+    world = running_world()
+    status = world.job["status"]
+    assert (status["state"], status["iteration"], status["observedGeneration"]) == ("Running", 0, 1)
+    assert status["ranks"] == {"active": 4, "spare": 2, "lost": 0}
+    assert status["replicas"] == 2
+    conditions = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    assert conditions == {
+        "Admitted": ("True", "SpecAccepted"),
+        "PodsReady": ("True", "PodsReady"),
+        "Running": ("True", "Training"),
+        "Recovering": ("False", "NothingToRecover"),
+        "Degraded": ("False", "FullStrength"),
+        "SparesExhausted": ("False", "SparesReady"),
+        "Complete": ("False", "NotFinished"),
+        "Failed": ("False", "NotFinished"),
+    }
+    assert world.events == {}
+
+
+def test_the_written_status_is_what_the_schema_allows() -> None:
+    world = running_world()
+    say(world, recoveries=(a_recovery(),), restarts_by_rung={"pod": 1}, restarts_by_cause={"exception": 1}, ettr=0.9)
+    world.settle()
+    status = copy.deepcopy(world.job["status"])
+    for condition in status["conditions"]:
+        condition["lastTransitionTime"] = str(condition["lastTransitionTime"])
+    Status.model_validate_json(json.dumps(status))
+
+
+def test_a_recovery_is_told_once_with_culprit_cause_rung_and_seconds() -> None:
+    world = running_world()
+    running = a_recovery(ended_at="")
+    say(world, recoveries=(running,))
+    world.settle()
+    assert world.condition("Recovering") == ("True", "Recovering")
+    assert messages(world, "Recovered") == []
+    assert "lastRecovery" not in world.job["status"]
+    say(world, recoveries=(a_recovery(),), iteration=1)
+    world.settle()
+    say(world, recoveries=(a_recovery(),), iteration=1, max_step=7)
+    world.settle()
+    assert messages(world, "Recovered") == [
+        "rank 3 (pod digits-1, node a, domain n1) was lost by exception: ValueError: boom; rung in-process, "
+        "iteration 0 -> 1, 0.060 s (detect 0.010, stop 0.050)"
+    ]
+    assert world.job["status"]["lastRecovery"]["seconds"] == {"detect": 0.01, "stop": 0.05}
+
+
+def test_an_in_process_recovery_costs_one_status_write_and_one_event() -> None:
+    world = running_world()
+    say(world, recoveries=(a_recovery(),), iteration=1)
+    kinds = [type(action) for action in world.actions()]
+    assert kinds == [PostEvent, WriteStatus]
+    world.settle()
+    assert world.actions() == ()
+
+
+def test_a_changed_ettr_alone_is_no_reason_to_write() -> None:
+    world = running_world()
+    say(world, ettr=0.91)
+    assert world.actions() == ()
+
+
+def test_restarts_are_summed_over_coordinators() -> None:
+    world = running_world()
+    say(world, restarts_by_rung={"pod": 2}, restarts_by_cause={"pod-lost": 2}, generation=1)
+    world.settle()
+    say(world, restarts_by_rung={"process": 1}, restarts_by_cause={"process-exit": 1}, generation=2)
+    world.settle()
+    say(world, restarts_by_rung={"process": 3}, restarts_by_cause={"process-exit": 3}, generation=2)
+    world.settle()
+    assert world.job["status"]["restarts"] == {
+        "total": 5,
+        "byRung": {"pod": 2, "process": 3},
+        "byCause": {"pod-lost": 2, "process-exit": 3},
+    }
+
+
+def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:
+    world = running_world()
+    first = tuple(a_recovery(number, started_at=f"2026-01-01T00:{number:02}:00Z") for number in range(1, 16))
+    say(world, recoveries=first)
+    world.settle()
+    second = tuple(a_recovery(number, started_at=f"2026-01-01T01:{number:02}:00Z") for number in range(1, 11))
+    say(world, recoveries=second, generation=2)
+    world.settle()
+    history = [(item["generation"], item["number"]) for item in world.job["status"]["history"]]
+    assert history == [*((1, number) for number in range(6, 16)), *((2, number) for number in range(1, 11))]
+    assert len(messages(world, "Recovered")) == 25
+
+
+def test_the_time_of_a_condition_moves_only_with_its_status() -> None:
+    world = running_world()
+    before = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}
+    world.now = "2026-01-01T05:00:00Z"
+    say(world, world_size=2, lost_ranks=2, message="2 of 4 ranks train")
+    world.settle()
+    after = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}
+    assert {kind for kind in after if after[kind] != before[kind]} == {"Degraded"}
+    assert world.condition("Degraded") == ("True", "FewerRanks")
+    assert len(messages(world, "FewerRanks")) == 1
+
+
+def test_a_rendezvous_that_is_down_is_a_normal_state_and_training_goes_on() -> None:
+    world = running_world()
+    world.is_reachable = False
+    assert world.actions() == (), "the first failures are not shown"
+    world.unreachable_because = "rendezvous digits-rendezvous-0 at http://127.0.0.1:29600 did not answer within 10 s"
+    world.settle()
+    assert world.condition("Running") == ("Unknown", "WaitingForRendezvous")
+    assert world.job["status"]["state"] == "Running"
+    assert world.events == {}
+
+
+def test_spares_that_run_out_are_told_with_what_would_help() -> None:
+    world = running_world()
+    world.end_pod("digits-2", "Failed")
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [])
+    world.settle()
+    assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
+    (message,) = messages(world, "SparesExhausted")
+    assert "0 of 1 spare pods are ready" in message
+    assert "would help" in message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "part"),
+    [
+        pytest.param(
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
+            "PodsUnschedulable",
+            "0/3 nodes are available",
+            id="unschedulable",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+                ]
+            },
+            "ImagePullFailed",
+            "container trainer: ErrImagePull: no such image",
+            id="image",
+        ),
+        pytest.param(
+            {
+                "initContainerStatuses": [
+                    {"name": "unbroken-agent", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+                ]
+            },
+            "ContainerNotStarted",
+            "container unbroken-agent: CrashLoopBackOff",
+            id="crash loop",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_come_up_is_shown_in_conditions_and_one_event(
+    status: dict[str, Any], reason: str, part: str
+) -> None:
+    world = World()
+    world.settle()
+    for name in world.names():
+        world.pods[name]["status"] = {"phase": "Pending", **status}
+    world.settle()
+    world.pods["digits-0"]["status"] = {"phase": "Running"}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", reason)
+    assert world.condition("Running") == ("False", "WaitingForRendezvous")
+    (message,) = messages(world, reason)
+    assert part in message
+    world.unreachable_because = "the rendezvous does not answer"
+    world.settle()
+    assert world.condition("Running") == ("False", reason)
+
+
+def test_how_a_failed_pod_ended_is_read_from_its_containers() -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 127, "reason": "Error", "message": "no python3"}}}
+    pod = {
+        "metadata": {"name": "digits-3", "uid": "u"},
+        "status": {"phase": "Failed", "containerStatuses": [ended]},
+    }
+    assert pod_view(pod).end == "container trainer ended with exit code 127 Error no python3"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        pytest.param({"a": 1}, {"a": 1}, {}, id="nothing"),
+        pytest.param({"a": 1, "b": 2}, {"a": 1}, {"b": None}, id="removed"),
+        pytest.param({"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {"a": {"y": None}}, id="removed inside"),
+        pytest.param({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}, id="lists are replaced"),
+        pytest.param({"ettr": 0.5}, {"ettr": 0.6}, {}, id="ettr alone"),
+        pytest.param({"ettr": 0.5, "a": 1}, {"ettr": 0.6, "a": 2}, {"ettr": 0.6, "a": 2}, id="ettr with another"),
+    ],
+)
+def test_the_patch_holds_only_what_changed(before: Any, after: Any, patch: Any) -> None:
+    assert status_patch(before, after) == patch
+
+
+def test_the_status_schema_has_no_defaults_and_documents_every_field() -> None:
+    properties = structural_schema(Status)["properties"]
+    assert [name for name, child in properties.items() if not child.get("description")] == []
+
+
+def test_the_rung_of_the_report_reaches_the_record() -> None:
+    world = running_world()
+    say(world, recoveries=(dataclasses.replace(a_recovery(), rung=Rung.POD, replaced_by=("digits-2",)),))
+    world.settle()
+    assert world.job["status"]["lastRecovery"]["rung"] == "pod"
+    assert "digits-2 took over" in messages(world, "Recovered")[0]
