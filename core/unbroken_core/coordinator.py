@@ -173,16 +173,21 @@ def _place(job: Job, member: Member, hello: Hello) -> None:
 def _take_over_plan(member: Member, hello: Hello) -> None:
     """What was sent on an older connection may never have arrived: only what the agent says counts."""
     member.plan = hello.plan
+    iteration = -1 if hello.plan is None else hello.plan.iteration
     told = {} if hello.plan is None else {part.local_rank: part.rank for part in hello.plan.ranks}
     states = {state.local_rank: state for state in hello.workers}
     for local_rank, place in member.places.items():
         place.is_order_sent = False
-        is_told = hello.plan is not None and told.get(local_rank) is not None
-        if not is_told:
+        state = states.get(local_rank)
+        if told.get(local_rank) is None or state is None:
             place.told_iteration = -1
-        elif hello.plan is not None and place.told_iteration != hello.plan.iteration:
-            place.told_iteration = hello.plan.iteration
-            place.told_incarnation = states[local_rank].incarnation if local_rank in states else -1
+            continue
+        # An agent that holds the plan has told its ready workers. Who is still ready will never enter it: the plan was
+        # interrupted before, or made for the process before.
+        is_passed_over = state.phase is WorkerPhase.READY and state.iteration < iteration
+        if is_passed_over or place.told_iteration != iteration:
+            place.told_incarnation = -1 if is_passed_over else state.incarnation
+        place.told_iteration = iteration
 
 
 def _bring_up_to_date(job: Job, member: Member) -> None:
@@ -201,7 +206,10 @@ def _bring_up_to_date(job: Job, member: Member) -> None:
     if stale:
         job.send(member, interrupt_message(job, None, max(stale)))
     if job.phase is JobPhase.INTERRUPTED:
-        job.send(member, interrupt_message(job, job.history.running, job.iteration))
+        # An agent without a plan must not learn of an iteration: were this rendezvous lost, the next one would never
+        # hear of it, begin with the same number, and be ignored.
+        if member.plan is not None:
+            job.send(member, interrupt_message(job, job.history.running, job.iteration))
     elif member.plan is None or member.plan.iteration != job.iteration:
         send_plan(job, member, None, master_endpoint(job))
         job.sort(member)

@@ -89,9 +89,6 @@ def _adopt(
     job.planned_s = now_s
     for member in job.census.by_uid.values():
         member.ranks = job.ranks.get(member.uid, {})
-        for local_rank in member.ranks:
-            place = member.places[local_rank]
-            place.told_iteration, place.told_incarnation = iteration, place.state.incarnation
         job.sort(member)
     message = f"iteration {iteration}: taken over with {len(places)} of {world_size} ranks"
     job.enter_phase(JobPhase.PLANNED, Reason.WAITING_FOR_WORKERS, message)

@@ -215,6 +215,9 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         has_respawned=any(uid in world for uid in interruption.respawned),
         num_lost_pods=sum(uid not in world for uid in job.ranks) if world else 0,
         num_living_pods=job.num_living,
+        num_starting_pods=sum(
+            uid not in census.active and uid not in census.hopeless and uid not in census.out for uid in census.broken
+        ),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=shortage_from_s + startup_s,

@@ -4,8 +4,8 @@
     every lost rank has a ready worker                           cut the plan: in-process, process or pod
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
     fewer ranks are allowed and enough                           cut the plan: world
+    too few pods are ready, more may come                        wait, at most timeouts.startup
     enough pods are there                                        start every process again: job
-    too few pods, more may come                                  wait, at most timeouts.startup
     nothing of this                                              fail
 
 See docs/design/0001-spare-before-respawn.md for the order of `process` and `pod`.
@@ -41,6 +41,8 @@ class Situation:
     """Pods of the iteration that have no rank in this world."""
     num_living_pods: int
     """Pods that could be active now or as soon as their processes are ready."""
+    num_starting_pods: int
+    """Those of them that had no ranks and are not ready yet."""
     replicas: int
     minimum_replicas: int
     shortage_until_s: float
@@ -123,7 +125,8 @@ def _smaller_world(view: Situation) -> Cut | None:
 
 def _last_resort(view: Situation) -> Choice:
     may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
-    if view.num_living_pods < view.replicas and may_wait:
+    is_help_near = view.num_living_pods < view.replicas or view.num_starting_pods > 0
+    if is_help_near and may_wait:
         return _wait_for_pods(view)
     if Rung.JOB in view.possible and view.num_living_pods >= view.minimum_replicas:
         return RestartJob()
@@ -147,7 +150,7 @@ def _after_job_restart(view: Situation) -> Choice:
 def _wait_for_pods(view: Situation) -> Choice:
     left_s = view.shortage_until_s - view.now_s
     message = (
-        f"waits for pods: {view.num_living_pods} of {view.replicas} are there, "
+        f"waits for pods: {view.num_living_pods} of {view.replicas} are there ({view.num_starting_pods} starting), "
         f"at least {view.minimum_replicas} are wanted; at most {left_s:.0f} s more"
     )
     return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
