@@ -78,7 +78,12 @@ async def run(options: Options, lock: int, say: Say, ready: Callable[[], None]) 
     inventory = read_inventory(options.nodes)
     folders = Folders.create(options.directory)
     try:
-        async with ProcessHost((lock,)) as host, _api_server(options, host, say, stop) as access:
+        # Two hosts, so that what ends the one (and with it all pods) does not end the API server.
+        async with (
+            ProcessHost((lock,)) as servers,
+            ProcessHost((lock,)) as host,
+            _api_server(options, servers, say, stop) as access,
+        ):
             settings = await _settings(options, access, say)
             async with open_cluster(access, inventory, folders, host, settings) as cluster:
                 await _serve(cluster, _Serving(options, inventory, folders, access), stop, say, ready)

@@ -195,10 +195,8 @@ def test_a_pod_starts_once_the_secret_that_it_needs_is_there(space: Space) -> No
 
 def test_deletion_sends_sigterm_and_kills_whatever_is_left_after_the_grace(space: Space) -> None:
     polite = sh("trap 'echo asked >> /shared/polite; exit 0' TERM; echo up > /shared/up; while :; do sleep 0.05; done")
-    rude = sh(
-        "trap '' TERM; setsid sleep 600 & echo $! > /shared/child; echo $$$$ > /shared/rude; while :; do sleep 0.05; done",
-        name="rude",
-    )
+    script = "trap '' TERM; setsid sleep 600 & echo $! > /shared/child; echo $$$$ > /shared/rude; "
+    rude = sh(script + "while :; do sleep 0.05; done", name="rude")
     space.run("p", polite, rude, terminationGracePeriodSeconds=1)
     pids = [int(space.wait_file(name)) for name in ("rude", "child")]
     space.wait_file("up")

@@ -1,0 +1,231 @@
+"""Scheduling, services, logs and failing nodes of a running cluster."""
+
+import socket
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+from local_bench import Json, Space, condition, container, is_alive, is_ready, sh, wait_until
+
+SERVER = (
+    "import os, http.server as h\n"
+    "class H(h.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    "        body = os.environ['HOSTNAME'].encode()\n"
+    "        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers()\n"
+    "        self.wfile.write(body)\n"
+    "    def log_message(self, *a): pass\n"
+    "h.ThreadingHTTPServer((os.environ['IP'], 8080), H).serve_forever()"
+)
+CLIENT = (
+    "import os, time, urllib.request\n"
+    "deadline = time.monotonic() + 30\n"
+    "while True:\n"
+    "    try:\n"
+    "        print(urllib.request.urlopen(os.environ['URL'], timeout=5).read().decode(), flush=True)\n"
+    "        break\n"
+    "    except OSError:\n"
+    "        assert time.monotonic() < deadline\n"
+    "        time.sleep(0.05)\n"
+)
+
+
+def python(script: str, **env: str) -> Json:
+    variables: list[Json] = [{"name": name, "value": value} for name, value in env.items()]
+    variables.append({"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
+    return {**sh(""), "command": ["python", "-c", script], "env": variables}
+
+
+def web(**more: Any) -> Json:
+    probe = {"httpGet": {"port": 8080}, "periodSeconds": 1}
+    return {**python(SERVER), "readinessProbe": probe, "ports": [{"name": "http", "containerPort": 8080}], **more}
+
+
+def uncached_get(url: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+def service(space: Space) -> None:
+    ports = [{"port": 80, "targetPort": "http"}]
+    space.make("services", "web", spec={"selector": {"app": "web"}, "ports": ports})
+
+
+def test_pods_reach_a_service_by_its_name_before_and_after_its_pod_is_replaced(space: Space) -> None:
+    client = python(CLIENT, URL=f"http://web.{space.name}.svc:80/")
+    space.run("early", client, restartPolicy="Never")
+    service(space)
+    space.run("one", web(), labels={"app": "web"})
+    early = space.wait_phase("early", "Succeeded")
+    assert space.log(early, "main").split() == ["one"]
+    space.bench.delete(f"{space.pods}/one")
+    space.wait_gone("one")
+    space.run("two", web(), labels={"app": "web"})
+    space.wait_ready("two")
+    space.run("late", client, restartPolicy="Never")
+    late = space.wait_phase("late", "Succeeded")
+    assert space.log(late, "main").split() == ["two"]
+
+
+def test_service_variables_name_the_local_address(space: Space) -> None:
+    service(space)
+    space.run("one", web(), labels={"app": "web"})
+    space.wait_ready("one")
+    space.run("p", sh('echo "$WEB_SERVICE_HOST $WEB_SERVICE_PORT"'), restartPolicy="Never")
+    host, port = space.log(space.wait_phase("p", "Succeeded"), "main").split()
+    assert host.startswith("127.")
+    assert uncached_get(f"http://{host}:{port}/") == "one"
+
+
+def test_a_service_spreads_connections_and_refuses_them_without_a_ready_pod(builtin_space: Space) -> None:
+    space = builtin_space
+    service(space)
+    found = space.bench.get(f"/api/v1/namespaces/{space.name}/services/web")
+    assert found is not None
+    address = found["spec"]["clusterIP"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address, 80), timeout=5)
+    for name in ("one", "two"):
+        space.run(name, web(), labels={"app": "web"})
+    for name in ("one", "two"):
+        space.wait_ready(name)
+    seen: set[str] = set()
+
+    def ask() -> bool:
+        try:
+            seen.add(uncached_get(f"http://{address}:80/"))
+        except OSError:
+            return False
+        return seen == {"one", "two"}
+
+    wait_until(ask, "both pods answer")
+
+
+def gpu(number: int, **more: Any) -> Json:
+    return sh("sleep 600", resources={"limits": {"nvidia.com/gpu": str(number)}}, **more)
+
+
+def test_a_pod_waits_for_resources_says_so_and_runs_when_they_are_free(space: Space) -> None:
+    selector = {"rack": "a"}
+    space.run("first", gpu(8), nodeSelector=selector, terminationGracePeriodSeconds=0)
+    space.wait_ready("first")
+    space.run("second", gpu(1), nodeSelector=selector)
+    pod = space.wait(
+        "second", lambda s: condition(s, "PodScheduled").get("status") == "False", "the pod is unschedulable"
+    )
+    refused = condition(pod["status"], "PodScheduled")
+    assert refused["reason"] == "Unschedulable"
+    assert "Insufficient nvidia.com/gpu" in refused["message"]
+    space.bench.delete(f"{space.pods}/first")
+    assert space.wait_ready("second")["spec"]["nodeName"] == "gpu-1"
+
+
+def test_pods_that_refuse_each_other_spread_and_taints_keep_them_away(space: Space) -> None:
+    term = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    for name in ("a", "b", "c"):
+        space.run(name, sh("sleep 600"), labels={"app": "x"}, affinity=affinity)
+    selected = [name for name in ("a", "b", "c") if _node_of(space, name)]
+    assert {_node_of(space, name) for name in selected} == {"gpu-1", "gpu-2"}
+    tolerant = {"tolerations": [{"key": "cpu-only", "operator": "Exists"}], "affinity": affinity}
+    space.run("d", sh("sleep 600"), labels={"app": "x"}, **tolerant)
+    assert space.wait_ready("d")["spec"]["nodeName"] == "cpu-1"
+
+
+def _node_of(space: Space, name: str) -> str:
+    pod = space.wait(name, lambda s: condition(s, "PodScheduled"), f"the scheduler has looked at {name}")
+    return str(pod["spec"].get("nodeName") or "")
+
+
+def test_a_cordoned_node_gets_no_pods_until_it_is_uncordoned(space: Space) -> None:
+    space.bench.patch("/api/v1/nodes/gpu-2", {"spec": {"unschedulable": True}})
+    try:
+        space.run("p", sh("sleep 600"), nodeSelector={"rack": "b"})
+        space.wait("p", lambda s: condition(s, "PodScheduled").get("status") == "False", "it is unschedulable")
+    finally:
+        space.bench.patch("/api/v1/nodes/gpu-2", {"spec": {"unschedulable": None}})
+    space.wait_ready("p")
+
+
+def test_kubectl_shows_logs_whole_by_lines_followed_and_previous(builtin_space: Space) -> None:
+    space = builtin_space
+    script = "echo one; echo two; until test -e /shared/go; do sleep 0.05; done; echo three; exit 1"
+    space.run("p", sh(script), sh("echo other; sleep 600", name="other"), terminationGracePeriodSeconds=0)
+    space.wait_ready("p")
+
+    def log(*words: str) -> str:
+        return space.bench.kubectl("logs", "-n", space.name, "p", *words)
+
+    wait_until(lambda: log("-c", "main") == "one\ntwo\n", "both lines are there")
+    assert log("-c", "main", "--tail=1") == "two\n"
+    wait_until(lambda: log("-c", "other") == "other\n", "the other container's log is its own")
+    (space.folder / "go").touch()
+    assert log("-c", "main", "-f").endswith("three\n")
+    space.wait("p", lambda s: container(s).get("restartCount", 0) >= 1, "it was started again")
+    assert log("-c", "main", "--previous").endswith("three\n")
+
+
+def _ready(space: Space, node: str) -> str:
+    found = space.bench.get(f"/api/v1/nodes/{node}") or {}
+    return str(condition(found.get("status") or {}, "Ready").get("status"))
+
+
+def test_a_failed_node_kills_its_processes_and_its_pods_hang_until_it_recovers(space: Space) -> None:
+    key = "node.kubernetes.io/unreachable"
+    tolerations = [{"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}]
+    main = sh("setsid sleep 600 & echo $! > /shared/child; echo $$$$ > /shared/main; sleep 600")
+    space.run("p", main, nodeSelector={"rack": "b"}, tolerations=tolerations)
+    pids = [int(space.wait_file(name)) for name in ("main", "child")]
+    space.wait_ready("p")
+    space.bench.node("fail", "gpu-2")
+    try:
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes are gone", 5.0)
+        wait_until(lambda: _ready(space, "gpu-2") == "Unknown", "the node is not ready")
+        wait_until(lambda: (space.pod("p") or {})["metadata"].get("deletionTimestamp"), "the pod is evicted")
+        pod = space.pod("p")
+        assert pod is not None
+        assert pod["status"]["phase"] == "Running"
+        space.wait("p", lambda s: not is_ready(s), "the pod is not ready")
+    finally:
+        space.bench.node("recover", "gpu-2")
+    space.wait_gone("p")
+    wait_until(lambda: _ready(space, "gpu-2") == "True", "the node is ready again")
+    space.run("q", sh("sleep 600"), nodeSelector={"rack": "b"})
+    space.wait_ready("q")
+
+
+def test_a_pod_of_a_dead_node_can_be_forced_away(sidecar_space: Space) -> None:
+    space = sidecar_space
+    space.run("p", sh("sleep 600"), nodeSelector={"rack": "b"})
+    uid = space.wait_ready("p")["metadata"]["uid"]
+    space.bench.node("fail", "gpu-2")
+    try:
+        force = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        space.bench.delete(f"{space.pods}/p", force)
+        space.wait_gone("p", uid)
+    finally:
+        space.bench.node("recover", "gpu-2")
+    wait_until(lambda: _ready(space, "gpu-2") == "True", "the node is ready again")
+
+
+def test_a_pod_whose_node_was_down_for_a_moment_is_started_again(sidecar_space: Space) -> None:
+    space = sidecar_space
+    space.run("p", sh("echo run >> /shared/runs; sleep 600"), nodeSelector={"rack": "b"})
+    space.wait_ready("p")
+    space.bench.node("fail", "gpu-2")
+    space.bench.node("recover", "gpu-2")
+    space.wait("p", lambda s: container(s).get("restartCount", 0) >= 1 and is_ready(s), "it runs again")
+    assert len(space.read("runs").split()) >= 2
+
+
+def test_many_pods_start_together_in_the_time_of_a_few(builtin_space: Space) -> None:
+    space = builtin_space
+    names = [f"p{number}" for number in range(30)]
+    began = time.monotonic()
+    for name in names:
+        space.run(name, sh("sleep 600"), terminationGracePeriodSeconds=0)
+    addresses = {space.wait_ready(name)["status"]["podIP"] for name in names}
+    print(f"30 pods ready after {time.monotonic() - began:.2f} s")
+    assert len(addresses) == 30
