@@ -14,7 +14,19 @@ from pathlib import Path
 from typing import Any
 
 ROOTS = {
-    ("", "v1"): ["Binding", "ConfigMap", "Endpoints", "Event", "Namespace", "Node", "PersistentVolumeClaim", "Pod", "Secret", "Service", "ServiceAccount"],
+    ("", "v1"): [
+        "Binding",
+        "ConfigMap",
+        "Endpoints",
+        "Event",
+        "Namespace",
+        "Node",
+        "PersistentVolumeClaim",
+        "Pod",
+        "Secret",
+        "Service",
+        "ServiceAccount",
+    ],
     ("apps", "v1"): ["DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"],
     ("batch", "v1"): ["Job"],
     ("coordination.k8s.io", "v1"): ["Lease"],
@@ -25,10 +37,21 @@ ROOTS = {
     ("rbac.authorization.k8s.io", "v1"): ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"],
     ("scheduling.k8s.io", "v1"): ["PriorityClass"],
     ("apiextensions.k8s.io", "v1"): ["CustomResourceDefinition"],
-}  # fmt: skip
-KEPT = ("$ref", "type", "format", "properties", "items", "additionalProperties", "required", "x-kubernetes-list-type",
-        "x-kubernetes-list-map-keys", "x-kubernetes-map-type", "x-kubernetes-patch-merge-key",
-        "x-kubernetes-patch-strategy")  # fmt: skip
+}
+KEPT = (
+    "$ref",
+    "type",
+    "format",
+    "properties",
+    "items",
+    "additionalProperties",
+    "required",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-map-type",
+    "x-kubernetes-patch-merge-key",
+    "x-kubernetes-patch-strategy",
+)
 
 
 def definitions_of(kubeconfig: Path) -> dict[str, Any]:
@@ -42,7 +65,8 @@ def definitions_of(kubeconfig: Path) -> dict[str, Any]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     with opener.open(request) as reply:
         document: dict[str, Any] = json.load(reply)
-    return document["definitions"]
+    definitions: dict[str, Any] = document["definitions"]
+    return definitions
 
 
 def stripped(schema: dict[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _pem(kind: str, body: bytes) -> str:
 
 
 def _certificate(
-    subject: str, key: _Key, issuer: str, issuer_key: _Key, now: datetime, extensions: Sequence[bytes]
+    subject: str, key: _Key, issuer: str, issuer_key: _Key, *, now: datetime, extensions: Sequence[bytes]
 ) -> str:
     validity = _sequence(_time(now - timedelta(days=1)), _time(now + timedelta(days=_DAYS)))
     body = _sequence(
@@ -201,7 +201,7 @@ def new_identity(now_s: float, addresses: Sequence[str]) -> Identity:
         _extension("2.5.29.35", _sequence(_der(0x80, root.identifier))),
     ]
     return Identity(
-        authority=_certificate(common, root, common, root, now, root_extensions),
-        certificate=_certificate("unbroken-local-apiserver", leaf, common, root, now, leaf_extensions),
+        authority=_certificate(common, root, common, root, now=now, extensions=root_extensions),
+        certificate=_certificate("unbroken-local-apiserver", leaf, common, root, now=now, extensions=leaf_extensions),
         key=leaf.pem(),
     )

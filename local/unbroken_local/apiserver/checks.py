@@ -45,6 +45,10 @@ KEY_TEXT = (
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
+KEY_NAME_TEXT = (
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or "
+    "'key-name', regex used for validation is '[-._a-zA-Z0-9]+')"
+)
 
 
 def name_problems(text: str, pattern: re.Pattern[str], longest: int, rule: str) -> list[str]:
@@ -315,9 +319,7 @@ def _data_problems(document: Document, old: Document | None) -> list[Cause]:
         for name, value in as_dict(document.get(field)).items():
             total += len(value)
             if not re.match(r"[-._a-zA-Z0-9]+\Z", name) or len(name) > 253:
-                detail = ("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',"
-                          "  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')")  # fmt: skip
-                causes.append(problems.invalid_value(f"{field}[{name}]", name, detail))
+                causes.append(problems.invalid_value(f"{field}[{name}]", name, KEY_NAME_TEXT))
     if total > 1024 * 1024 * 4 // 3:
         causes.append(problems.too_long("", 1048576))
     if (

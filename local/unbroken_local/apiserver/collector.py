@@ -213,7 +213,7 @@ class Collector:
         patch["metadata"] = {name: entry or None for name, entry in patch["metadata"].items()}
         options = WriteOptions(manager="unbroken-local-collector", validation="Ignore")
         try:
-            self._operations.patch(resource, key[0], key[1], "merge", patch, options)
+            self._operations.patch(resource, key[0], key[1], "merge", patch, options=options)
         except problems.ApiProblem:
             return
 

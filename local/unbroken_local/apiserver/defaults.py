@@ -189,8 +189,7 @@ def complete_create(resource: Resource, document: Document, store: Store, catalo
         document["status"] = {"phase": "Active"}
     elif place == ("apiextensions.k8s.io", "customresourcedefinitions"):
         document["status"] = {}
-        if as_dict(look_up(document, "spec", "names")).get("kind") and look_up(document, "spec", "versions"):
-            complete_definition(document, document["metadata"]["creationTimestamp"])
+        _complete_definition(document)
         metadata = document["metadata"]
         metadata["finalizers"] = list(dict.fromkeys([*as_list(metadata.get("finalizers")), CLEANUP]))
     elif resource.has_status and place != ("", "nodes") and not resource.custom:
@@ -206,8 +205,12 @@ def complete_update(resource: Resource, old: Document, document: Document) -> No
             if name not in spec and name in before:
                 spec[name] = before[name]
     elif place == ("apiextensions.k8s.io", "customresourcedefinitions"):
-        if as_dict(look_up(document, "spec", "names")).get("kind") and look_up(document, "spec", "versions"):
-            complete_definition(document, document["metadata"]["creationTimestamp"])
+        _complete_definition(document)
+
+
+def _complete_definition(document: Document) -> None:
+    if as_dict(look_up(document, "spec", "names")).get("kind") and look_up(document, "spec", "versions"):
+        complete_definition(document, document["metadata"]["creationTimestamp"])
 
 
 def _new_pod(document: Document, store: Store) -> None:

@@ -63,7 +63,7 @@ class Handlers:
         self._pods = pods
         self._stopping = stopping
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - one for each verb
         """Answer one request. Raises ApiProblem."""
         target = target_of(self._catalogue, request.path)
         if target.subresource:
@@ -153,8 +153,10 @@ class Handlers:
         except Expired as problem:
             if query.after is None:
                 raise problems.too_old(query.revision or 0, problem.oldest) from problem
-            message = ("The provided continue parameter is too old to display a consistent list result. You can start a "
-                       "new list without the continue parameter.")  # fmt: skip
+            message = (
+                "The provided continue parameter is too old to display a consistent list result. You can start a "
+                "new list without the continue parameter."
+            )
             raise problems.ApiProblem(410, "Expired", message) from problem
         return {key: stored for key, stored in found.items() if target.namespace in ("", key[0])}
 
@@ -257,7 +259,7 @@ class Handlers:
         resource = target.resource
         if is_new_event(resource):
             body, resource = self._stored_form(resource, as_object(body))
-        stored, created = self._operations.patch(resource, target.namespace, target.name, kind, body, options)
+        stored, created = self._operations.patch(resource, target.namespace, target.name, kind, body, options=options)
         return self._answer(request, target.resource, stored, 201 if created else 200, options)
 
     async def _delete(self, request: web.Request, target: Target) -> web.Response:
@@ -383,8 +385,13 @@ def _bookmark(resource: Resource, form: Form, revision: int, initial: bool) -> D
     if initial:
         metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
     if form.kind == "Table":
-        return {"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": str(revision)},
-                "columnDefinitions": [], "rows": table_rows(resource, [], "None", 0.0)}  # fmt: skip
+        return {
+            "kind": "Table",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": {"resourceVersion": str(revision)},
+            "columnDefinitions": [],
+            "rows": table_rows(resource, [], "None", 0.0),
+        }
     return {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata}
 
 

@@ -1,4 +1,4 @@
-"""The part of JSONPath that printer columns and scale subresources use: `.a.b`, `['a']`, `[0]`, `[*]`, `[?(@.a=="b")]`."""
+"""The part of JSONPath that printer columns use: `.a.b`, `['a']`, `[0]`, `[*]`, `[?(@.a=="b")]`."""
 
 import json
 import re

@@ -235,7 +235,7 @@ class Operations:
     # -- patch
 
     def patch(
-        self, resource: Resource, namespace: str, name: str, kind: PatchType, patch: object, options: WriteOptions
+        self, resource: Resource, namespace: str, name: str, kind: PatchType, patch: object, *, options: WriteOptions
     ) -> tuple[Stored, bool]:
         """Return the patched object and whether it was made by this (apply only). Raises ApiProblem as update does."""
         if kind == "apply":

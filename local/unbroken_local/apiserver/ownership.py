@@ -153,10 +153,9 @@ def _store(new: Document, entries: list[Any], manager: Manager, changed: Fields,
             own = (fields - gone) | changed
             continue
         lost = gone | changed
-        if fields & lost:
-            entry = {**entry, "fieldsV1": fields_to_json(fields - lost)}
-        if entry["fieldsV1"]:
-            written.append(entry)
+        kept = {**entry, "fieldsV1": fields_to_json(fields - lost)} if fields & lost else entry
+        if kept["fieldsV1"]:
+            written.append(kept)
     if own:
         written.append(manager.entry(own))
     if written:
@@ -185,7 +184,7 @@ def apply_configuration(
     merged = _merge(live, {k: v for k, v in applied.items() if k != "metadata"}, schema)
     shown = {k: v for k, v in applied["metadata"].items() if k in _OWNED_METADATA}
     merged["metadata"] = _merge(live["metadata"], shown, resolve(schema["properties"]["metadata"]))
-    merged = _without(merged, abandoned, schema)
+    merged = as_dict(_without(merged, abandoned, schema))
     merged["metadata"]["managedFields"] = _applied_entries(entries, manager, frozenset(wanted), changing)
     return merged
 
@@ -226,10 +225,9 @@ def _applied_entries(entries: list[Any], manager: Manager, wanted: Fields, taken
             if own is not None:
                 written.append(own)
             continue
-        if fields & taken:
-            entry = {**entry, "fieldsV1": fields_to_json(fields - taken)}
-        if entry.get("fieldsV1"):
-            written.append(entry)
+        kept = {**entry, "fieldsV1": fields_to_json(fields - taken)} if fields & taken else entry
+        if kept.get("fieldsV1"):
+            written.append(kept)
     if own is None:
         written.append(manager.entry(wanted))
     return written

@@ -66,10 +66,9 @@ def strategic_merge(target: Document, patch: Document, schema: Document) -> Docu
             result[field] = [value for value in result.get(field) or () if value not in entry]
         elif not name.startswith(_ORDER):
             _merge_field(result, name, entry, child(schema, name) or {})
-    for name, order in patch.items():
-        if name.startswith(_ORDER):
-            field = name.removeprefix(_ORDER)
-            _reorder(result, field, order, (child(schema, field) or {}).get("x-kubernetes-patch-merge-key"))
+    for name in filter(lambda name: name.startswith(_ORDER), patch):
+        field = name.removeprefix(_ORDER)
+        _reorder(result, field, patch[name], (child(schema, field) or {}).get("x-kubernetes-patch-merge-key"))
     return result
 
 

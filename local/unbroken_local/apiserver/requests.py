@@ -49,7 +49,7 @@ def target_of(catalogue: Catalogue, path: str) -> Target:
     resource = catalogue.find(group, version, rest[0])
     if resource is None or len(rest) > 3 or (namespace and not resource.namespaced):
         raise problems.no_such_path()
-    name, subresource = (rest + ["", ""])[1:3]
+    name, subresource = [*rest, "", ""][1:3]
     if name and resource.namespaced and not namespace:
         raise problems.no_such_path()
     return Target(resource, namespace, name, subresource)

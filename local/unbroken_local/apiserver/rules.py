@@ -8,10 +8,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import celpy
 from celpy import celtypes
+from celpy.adapter import json_to_cel
+from celpy.celparser import CELParseError
+from celpy.evaluation import CELEvalError
 
 from unbroken_local.apiserver.documents import Document, as_dict, as_list
 from unbroken_local.apiserver.problems import Cause
@@ -19,9 +23,9 @@ from unbroken_local.apiserver.schema import list_type, map_keys
 
 KEYWORD = "x-kubernetes-validations"
 _RESERVED = frozenset(
-    "true false null in as break const continue else for function if import let loop package namespace return var void "
-    "while".split()
-)
+    {"true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let",
+     "loop", "package", "namespace", "return", "var", "void", "while"}
+)  # fmt: skip
 _REASONS = frozenset({"FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate"})
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 
@@ -85,7 +89,7 @@ def _last_index_of(value: Any, wanted: Any) -> Any:
 
 
 def _is_sorted(values: Any) -> Any:
-    return celtypes.BoolType(all(one <= two for one, two in zip(values, values[1:], strict=False)))
+    return celtypes.BoolType(all(one <= two for one, two in pairwise(values)))
 
 
 def _sum(values: Any) -> Any:
@@ -107,8 +111,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lastIndexOf": _last_index_of,
     "isSorted": _is_sorted,
     "sum": _sum,
-    "min": lambda values: min(values),
-    "max": lambda values: max(values),
+    "min": min,
+    "max": max,
     "substring": _substring,
     "join": lambda values, separator="": celtypes.StringType(str(separator).join(str(entry) for entry in values)),
     "lowerAscii": lambda text: celtypes.StringType(str(text).lower()),
@@ -124,7 +128,7 @@ def _program(text: str) -> Any:
     environment = celpy.Environment()
     try:
         return environment.program(environment.compile(text), functions=_FUNCTIONS)
-    except celpy.CELParseError as problem:
+    except CELParseError as problem:
         raise BadRule(f"compilation failed: {problem}") from problem
 
 
@@ -184,7 +188,7 @@ def _to_cel(value: Any, schema: Document) -> Any:
         return celtypes.DoubleType(value)
     if isinstance(value, str) and schema.get("format") == "date-time":
         return celtypes.TimestampType(value)
-    return celpy.json_to_cel(value)
+    return json_to_cel(value)
 
 
 _ABSENT = object()
@@ -232,7 +236,7 @@ def _check(rule: Rule, schema: Document, value: Any, old: Any, path: str) -> Ite
         if rule.program.evaluate(names):
             return
         detail = _message(rule, names)
-    except (celpy.CELEvalError, ValueError, TypeError) as problem:
+    except (CELEvalError, ValueError, TypeError) as problem:
         detail = f"rule evaluation error: {problem}"
     yield Cause(rule.reason, where, _opening(rule.reason, shown) + detail)
 
@@ -251,7 +255,7 @@ def _message(rule: Rule, names: dict[str, Any]) -> str:
     if rule.message_program is not None:
         try:
             text = str(rule.message_program.evaluate(names))
-        except (celpy.CELEvalError, ValueError, TypeError):
+        except (CELEvalError, ValueError, TypeError):
             text = ""
         if text.strip() and "\n" not in text:
             return text

@@ -99,10 +99,10 @@ def _has_type(value: Any, schema: Document) -> bool:
     if kind is None:
         return True
     if isinstance(value, bool):
-        return kind == "boolean"
+        return bool(kind == "boolean")
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _WANTED[kind])
+    return isinstance(value, _WANTED[str(kind)])
 
 
 def read_core(value: Any, schema: Document, path: str, findings: Findings) -> Any:

@@ -226,7 +226,7 @@ class ApiServer:
             raise problems.no_such_path()
         return json_response(encode(found))
 
-    def _description(self, parts: list[str]) -> Document | None:
+    def _description(self, parts: list[str]) -> Document | None:  # noqa: C901, PLR0911 - one for each path
         match parts:
             case ["version"]:
                 return discovery.VERSION

@@ -53,7 +53,7 @@ def _attached(document: Document, include: str) -> Document:
     return {"object": shown}
 
 
-def duration_text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:  # noqa: PLR0911 - one for each unit
     """Return a duration in kubectl's words: 42s, 3m5s, 14m, 5h3m, 12h, 4d2h, 30d, 3y."""
     total = int(seconds)
     if total < -1:
@@ -104,7 +104,7 @@ def _custom_cells(columns: Sequence[Column]) -> Cells:
     return cells
 
 
-def _custom_cell(document: Document, column: Column, now_s: float) -> Any:
+def _custom_cell(document: Document, column: Column, now_s: float) -> Any:  # noqa: PLR0911 - one for each type
     found = jsonpath.find(document, column.path)
     value = found[0] if found else None
     if value is None:
@@ -165,10 +165,7 @@ def pod_status(pod: Document) -> str:
     if any(entry.get("reason") == "SchedulingGated" for entry in as_list(look_up(pod, "status", "conditions"))):
         text = "SchedulingGated"
     waiting = _initial_status(pod)
-    if waiting is not None:
-        text = waiting
-    else:
-        text = _container_status(pod, text)
+    text = waiting if waiting is not None else _container_status(pod, text)
     if "deletionTimestamp" in pod["metadata"]:
         return "Unknown" if look_up(pod, "status", "reason") == "NodeLost" else "Terminating"
     return text

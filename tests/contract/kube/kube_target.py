@@ -62,7 +62,7 @@ LACKS: dict[str, dict[str, str]] = {
         "authentication": "the profile lets everybody in",
         "pod-generation": "the profile stores core kinds as they are",
     },
-}  # fmt: skip
+}
 
 
 def needs(*abilities: str) -> pytest.MarkDecorator:
@@ -129,8 +129,17 @@ class Target:
             ssl_context=self.ssl_context, assert_hostname=self.ssl_context.check_hostname and None, retries=False
         )
 
-    def call(self, method: str, path: str, body: Any = None, *, media: str = "application/json", raw: bytes | None = None,
-             headers: dict[str, str] | None = None, **query: Any) -> Reply:  # fmt: skip
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        media: str = "application/json",
+        raw: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        **query: Any,
+    ) -> Reply:
         """Send one request."""
         sent = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **(headers or {})}
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
@@ -216,8 +225,16 @@ def definition(schema: Document, *, group: str = "", **version: Any) -> Document
         "spec": {
             "group": group,
             "scope": "Namespaced",
-            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList",
-                      "shortNames": ["wdg"], "categories": ["things"]},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}],
+            "names": {
+                "plural": "widgets",
+                "singular": "widget",
+                "kind": "Widget",
+                "listKind": "WidgetList",
+                "shortNames": ["wdg"],
+                "categories": ["things"],
+            },
+            "versions": [
+                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
+            ],
         },
-    }  # fmt: skip
+    }

@@ -7,14 +7,19 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import kubernetes
 import pytest
 import yaml
 from kube_target import Document, Target, config_map, definition, needs, pod, wait_until
-from kubernetes import client, config, watch
+
+# The package's types are partly wrong (metadata as a dict is fine) and partly missing.
+client: Any = kubernetes.client
+config: Any = kubernetes.config
+watch: Any = kubernetes.watch
 
 
 @pytest.fixture
-def api(target: Target) -> Iterator[client.ApiClient]:
+def api(target: Target) -> Iterator[Any]:
     made = config.new_client_from_config(str(target.kubeconfig))
     yield made
     made.close()
@@ -32,6 +37,8 @@ def widgets(target: Target) -> Iterator[str]:
     target.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}", "--timeout=30s")
     group = crd["spec"]["group"]
     wait_until(lambda: target.get(f"/apis/{group}/v1/widgets").code == 200, "the kind is served")
+    # kubectl keeps what it discovered; this makes it look again.
+    target.kubectl("api-resources")
     yield group
     target.kubectl("delete", f"crd/{crd['metadata']['name']}", "--wait=false")
 
@@ -125,8 +132,10 @@ def test_kubectl_reads_logs_through_the_kubelet(target: Target, namespace: str) 
         thread.start()
         try:
             target.post("/api/v1/nodes", {"metadata": {"name": node}}).ok(201)
-            status = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-                      "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.server_port}}}  # fmt: skip
+            status = {
+                "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+                "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.server_port}},
+            }
             target.merge(f"/api/v1/nodes/{node}/status", {"status": status}).ok()
             target.post(f"/api/v1/namespaces/{namespace}/pods", pod("p", nodeName=node)).ok(201)
             text = target.kubectl("logs", "-n", namespace, "p", "-c", "main", "--tail=5", "-f").stdout
@@ -141,7 +150,7 @@ def test_kubectl_reads_logs_through_the_kubelet(target: Target, namespace: str) 
     assert {"follow=true", "tailLines=5"} <= set(query.split("&"))
 
 
-def test_python_client_does_its_round(target: Target, namespace: str, api: client.ApiClient) -> None:
+def test_python_client_does_its_round(target: Target, namespace: str, api: Any) -> None:
     core = client.CoreV1Api(api)
     made = core.create_namespaced_config_map(namespace, client.V1ConfigMap(metadata={"name": "a"}, data={"x": "1"}))
     assert made.metadata.uid
@@ -156,7 +165,7 @@ def test_python_client_does_its_round(target: Target, namespace: str, api: clien
     core.delete_namespaced_config_map("a", namespace)
 
 
-def test_python_client_watches(target: Target, namespace: str, api: client.ApiClient) -> None:
+def test_python_client_watches(target: Target, namespace: str, api: Any) -> None:
     core = client.CoreV1Api(api)
     revision = core.list_namespaced_config_map(namespace).metadata.resource_version
     core.create_namespaced_config_map(namespace, client.V1ConfigMap(metadata={"name": "a"}))
@@ -173,7 +182,7 @@ def test_python_client_watches(target: Target, namespace: str, api: client.ApiCl
 
 
 @needs("short-history")
-def test_python_client_is_told_that_its_revision_is_gone(target: Target, namespace: str, api: client.ApiClient) -> None:
+def test_python_client_is_told_that_its_revision_is_gone(target: Target, namespace: str, api: Any) -> None:
     core = client.CoreV1Api(api)
     revision = core.list_namespaced_config_map(namespace).metadata.resource_version
     target.post(f"/api/v1/namespaces/{namespace}/configmaps", config_map("a")).ok(201)
@@ -219,9 +228,15 @@ def test_kopf_sees_what_is_there_and_what_changes(target: Target, namespace: str
         loop = asyncio.new_event_loop()
         try:
             loop.run_until_complete(
-                kopf.operator(registry=registry, settings=settings, namespaces=[namespace], stop_flag=stop, ready_flag=ready,
-                              standalone=True)
-            )  # fmt: skip
+                kopf.operator(
+                    registry=registry,
+                    settings=settings,
+                    namespaces=[namespace],
+                    stop_flag=stop,
+                    ready_flag=ready,
+                    standalone=True,
+                )
+            )
         finally:
             loop.close()
 

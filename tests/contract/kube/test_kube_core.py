@@ -48,18 +48,20 @@ def test_limits_become_requests(target: Target, namespace: str) -> None:
 @needs("core-validation")
 def test_broken_pods_are_refused(target: Target, namespace: str) -> None:
     image = {"name": "m", "image": "i"}
-    table = [
+    table: list[tuple[Document, str]] = [
         ({"containers": []}, "spec.containers"),
         ({"containers": [{"image": "i"}]}, "spec.containers[0].name"),
         ({"containers": [{"name": "m"}]}, "spec.containers[0].image"),
         ({"containers": [image, image]}, "spec.containers[1].name"),
         ({"containers": [{"name": "M_", "image": "i"}]}, "spec.containers[0].name"),
         ({"containers": [image], "restartPolicy": "Perhaps"}, "spec.restartPolicy"),
-        ({"containers": [{**image, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]},
-         "spec.containers[0].volumeMounts[0].name"),
+        (
+            {"containers": [{**image, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]},
+            "spec.containers[0].volumeMounts[0].name",
+        ),
         ({"containers": [{**image, "env": [{"value": "x"}]}]}, "spec.containers[0].env[0].name"),
         ({"containers": [{**image, "ports": [{"containerPort": 99999}]}]}, "spec.containers[0].ports[0].containerPort"),
-    ]  # fmt: skip
+    ]
     for spec, field in table:
         refused = target.post(pods(namespace), pod("p", **spec))
         assert refused.status == (422, "Invalid"), spec
@@ -164,9 +166,18 @@ def test_event_is_seen_in_both_versions(target: Target, namespace: str) -> None:
     about = {"kind": "Pod", "name": "p", "namespace": namespace}
     made = target.post(
         f"/apis/events.k8s.io/v1/namespaces/{namespace}/events",
-        {"metadata": {"name": "e"}, "regarding": about, "reason": "Tested", "note": "hello", "type": "Normal", "action": "Do",
-         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "contract.test/x", "reportingInstance": "i"},
-    ).ok(201)  # fmt: skip
+        {
+            "metadata": {"name": "e"},
+            "regarding": about,
+            "reason": "Tested",
+            "note": "hello",
+            "type": "Normal",
+            "action": "Do",
+            "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": "contract.test/x",
+            "reportingInstance": "i",
+        },
+    ).ok(201)
     assert (made["note"], made["regarding"]["name"]) == ("hello", "p")
     core = target.get(f"/api/v1/namespaces/{namespace}/events/e").ok()
     assert (core["message"], core["involvedObject"]["name"], core["reportingComponent"]) == (
@@ -189,10 +200,20 @@ def test_lease_is_renewed(target: Target, namespace: str) -> None:
 def test_pods_are_printed_with_their_state(target: Target, namespace: str) -> None:
     target.post(pods(namespace), pod("p", nodeName="n1")).ok(201)
     status = {
-        "phase": "Running", "podIP": "127.1.0.1", "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": [{"name": "main", "ready": True, "restartCount": 0, "image": "i", "imageID": "i",
-                               "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}],
-    }  # fmt: skip
+        "phase": "Running",
+        "podIP": "127.1.0.1",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [
+            {
+                "name": "main",
+                "ready": True,
+                "restartCount": 0,
+                "image": "i",
+                "imageID": "i",
+                "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            }
+        ],
+    }
     target.merge(f"{pods(namespace)}/p/status", {"status": status}).ok()
     table = target.call("GET", pods(namespace), headers=TABLE).ok()
     names = [column["name"] for column in table["columnDefinitions"]]
@@ -231,8 +252,11 @@ def test_nodes_are_printed_with_their_state(target: Target, namespace: str) -> N
         "spec": {"unschedulable": True},
     }
     target.post("/api/v1/nodes", body).ok(201)
-    ready = {"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": {"kubeletVersion": "v1"},
-             "addresses": [{"type": "InternalIP", "address": "127.0.0.9"}]}  # fmt: skip
+    ready = {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "nodeInfo": {"kubeletVersion": "v1"},
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.9"}],
+    }
     target.strategic(f"/api/v1/nodes/{name}/status", {"status": ready}).ok()
     cells = target.call("GET", f"/api/v1/nodes/{name}", headers=TABLE).ok()["rows"][0]["cells"]
     target.delete(f"/api/v1/nodes/{name}")
@@ -260,8 +284,11 @@ def test_other_kinds_have_their_columns(target: Target, namespace: str) -> None:
 @needs("reviews")
 def test_access_review_is_answered(target: Target) -> None:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}  # fmt: skip
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}},
+    }
     assert target.post(path, body).ok(201)["status"]["allowed"] is True
 
 
@@ -269,8 +296,11 @@ def test_rbac_kinds_are_kept(target: Target, namespace: str) -> None:
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
     target.post(f"{path}/roles", {"metadata": {"name": "r"}, "rules": rules}).ok(201)
-    binding = {"metadata": {"name": "b"}, "subjects": [{"kind": "ServiceAccount", "name": "x", "namespace": namespace}],
-               "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}}  # fmt: skip
+    binding = {
+        "metadata": {"name": "b"},
+        "subjects": [{"kind": "ServiceAccount", "name": "x", "namespace": namespace}],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
+    }
     target.post(f"{path}/rolebindings", binding).ok(201)
     assert target.get(f"{path}/roles/r").ok()["rules"] == rules
     target.post(f"/api/v1/namespaces/{namespace}/serviceaccounts", {"metadata": {"name": "x"}}).ok(201)

@@ -41,15 +41,18 @@ def make(target: Target, namespace: str) -> Iterator[Make]:
     """Make a custom kind whose spec has these properties."""
     made: list[Widgets] = []
 
-    def widgets(properties: Document, *, required: list[str] | None = None, rules: list[Document] | None = None,
-                **version: Any) -> Widgets:  # fmt: skip
+    def widgets(
+        properties: Document, *, required: list[str] | None = None, rules: list[Document] | None = None, **version: Any
+    ) -> Widgets:
         spec: Document = {"type": "object", "properties": properties}
         if required:
             spec["required"] = required
         if rules:
             spec["x-kubernetes-validations"] = rules
-        schema = {"type": "object", "properties": {"spec": spec, "status": {"type": "object",
-                  "x-kubernetes-preserve-unknown-fields": True}}}  # fmt: skip
+        schema = {
+            "type": "object",
+            "properties": {"spec": spec, "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        }
         made.append(Widgets(target, namespace, definition(schema, **version)))
         return made[-1]
 
@@ -64,25 +67,55 @@ def make(target: Target, namespace: str) -> Iterator[Make]:
         pytest.param({"type": "integer"}, "x", "", "must be of type integer", id="type"),
         pytest.param({"type": "string"}, 5, "", "must be of type string", id="number for string"),
         pytest.param({"type": "integer"}, 1.5, "", "must be of type integer", id="fraction"),
-        pytest.param({"type": "string", "enum": ["a", "b"]}, "c", "FieldValueNotSupported", 'supported values: "a", "b"',
-                     id="enum"),
-        pytest.param({"type": "string", "pattern": "^a+$"}, "b", "FieldValueInvalid", "should match '^a+$'", id="pattern"),
-        pytest.param({"type": "integer", "minimum": 1}, 0, "FieldValueInvalid", "greater than or equal to 1", id="minimum"),
-        pytest.param({"type": "integer", "maximum": 1}, 2, "FieldValueInvalid", "less than or equal to 1", id="maximum"),
+        pytest.param(
+            {"type": "string", "enum": ["a", "b"]},
+            "c",
+            "FieldValueNotSupported",
+            'supported values: "a", "b"',
+            id="enum",
+        ),
+        pytest.param(
+            {"type": "string", "pattern": "^a+$"}, "b", "FieldValueInvalid", "should match '^a+$'", id="pattern"
+        ),
+        pytest.param(
+            {"type": "integer", "minimum": 1}, 0, "FieldValueInvalid", "greater than or equal to 1", id="minimum"
+        ),
+        pytest.param(
+            {"type": "integer", "maximum": 1}, 2, "FieldValueInvalid", "less than or equal to 1", id="maximum"
+        ),
         pytest.param({"type": "string", "minLength": 2}, "a", "FieldValueInvalid", "at least 2 chars long", id="short"),
         pytest.param({"type": "string", "maxLength": 2}, "abc", "", "", id="long"),
         pytest.param({"type": "array", "maxItems": 1, "items": {"type": "string"}}, ["a", "b"], "", "", id="items"),
-        pytest.param({"type": "array", "minItems": 1, "items": {"type": "string"}}, [], "FieldValueInvalid",
-                     "should have at least 1 items", id="few items"),
+        pytest.param(
+            {"type": "array", "minItems": 1, "items": {"type": "string"}},
+            [],
+            "FieldValueInvalid",
+            "should have at least 1 items",
+            id="few items",
+        ),
         pytest.param({"x-kubernetes-int-or-string": True}, True, "", "", id="int or string"),
         pytest.param({"type": "string", "format": "date-time"}, "noon", "", "must be of type date-time", id="time"),
-        pytest.param({"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}}, ["a", "a"],
-                     "FieldValueDuplicate", 'Duplicate value: "a"', id="set"),
-        pytest.param({"type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
-                      "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}},
-                     [{"name": "a"}, {"name": "a"}], "FieldValueDuplicate", '{"name":"a"}', id="map"),
+        pytest.param(
+            {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}},
+            ["a", "a"],
+            "FieldValueDuplicate",
+            'Duplicate value: "a"',
+            id="set",
+        ),
+        pytest.param(
+            {
+                "type": "array",
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+                "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+            },
+            [{"name": "a"}, {"name": "a"}],
+            "FieldValueDuplicate",
+            '{"name":"a"}',
+            id="map",
+        ),
     ],
-)  # fmt: skip
+)
 def test_value_against_the_schema_is_refused(
     target: Target, make: Make, schema: Document, value: object, reason: str, text: str
 ) -> None:
@@ -109,16 +142,27 @@ def test_required_field_is_missed(target: Target, make: Make) -> None:
 
 def test_defaults_are_filled_in(target: Target, make: Make) -> None:
     inner = {"type": "object", "default": {}, "properties": {"deep": {"type": "integer", "default": 7}}}
-    widgets = make({"size": {"type": "integer", "default": 3}, "inner": inner,
-                    "list": {"type": "array", "items": {"type": "object", "properties": {
-                        "mode": {"type": "string", "default": "fast"}, "name": {"type": "string"}}}}})  # fmt: skip
+    widgets = make(
+        {
+            "size": {"type": "integer", "default": 3},
+            "inner": inner,
+            "list": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"mode": {"type": "string", "default": "fast"}, "name": {"type": "string"}},
+                },
+            },
+        }
+    )
     made = target.post(widgets.path, widgets.body("w", {"list": [{"name": "a"}], "size": None})).ok(201)
     assert made["spec"] == {"size": 3, "inner": {"deep": 7}, "list": [{"name": "a", "mode": "fast"}]}
 
 
 def test_unknown_fields_are_dropped(target: Target, make: Make) -> None:
-    widgets = make({"known": {"type": "string"},
-                    "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}})  # fmt: skip
+    widgets = make(
+        {"known": {"type": "string"}, "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    )
     made = target.post(widgets.path, widgets.body("w", {"known": "a", "typo": 1, "free": {"any": {"thing": 1}}})).ok(
         201
     )
@@ -140,7 +184,8 @@ def test_unknown_fields_are_refused_when_asked(target: Target, make: Make) -> No
 @needs("strict-fields")
 def test_field_given_twice_is_refused_when_asked(target: Target, make: Make) -> None:
     widgets = make({"known": {"type": "string"}})
-    raw = f'{{"apiVersion":"{widgets.group}/v1","kind":"Widget","metadata":{{"name":"w"}},"spec":{{"known":"a","known":"b"}}}}'
+    head = f'{{"apiVersion":"{widgets.group}/v1","kind":"Widget","metadata":{{"name":"w"}},'
+    raw = head + '"spec":{"known":"a","known":"b"}}'
     refused = target.call("POST", widgets.path, raw=raw.encode(), fieldValidation="Strict")
     assert refused.status == (400, "BadRequest")
     assert 'duplicate field "spec.known"' in refused.body["message"]
@@ -201,8 +246,12 @@ def test_transition_rule_is_asked_on_update_only(target: Target, make: Make) -> 
     ],
 )
 def test_rules_on_lists_and_texts(target: Target, make: Make, rule: str, good: list[str], bad: list[str]) -> None:
-    shape = {"type": "array", "maxItems": 8, "items": {"type": "string", "maxLength": 40},
-             "x-kubernetes-validations": [{"rule": rule}]}  # fmt: skip
+    shape = {
+        "type": "array",
+        "maxItems": 8,
+        "items": {"type": "string", "maxLength": 40},
+        "x-kubernetes-validations": [{"rule": rule}],
+    }
     widgets = make({"texts": shape})
     target.post(widgets.path, widgets.body("good", {"texts": good})).ok(201)
     refused = target.post(widgets.path, widgets.body("bad", {"texts": bad}))
@@ -220,8 +269,14 @@ def test_rule_that_cannot_be_compiled_is_refused_with_its_definition(target: Tar
 
 @needs("cel")
 def test_message_expression_makes_the_message(target: Target, make: Make) -> None:
-    rules = [{"rule": "self.n < 3", "messageExpression": "self.n < 5 ? 'n is 3 or 4' : 'n is more'", "reason": "FieldValueForbidden",
-              "fieldPath": ".n"}]  # fmt: skip
+    rules = [
+        {
+            "rule": "self.n < 3",
+            "messageExpression": "self.n < 5 ? 'n is 3 or 4' : 'n is more'",
+            "reason": "FieldValueForbidden",
+            "fieldPath": ".n",
+        }
+    ]
     widgets = make({"n": {"type": "integer"}}, rules=rules)
     refused = target.post(widgets.path, widgets.body("w", {"n": 4}))
     assert refused.status == (422, "Invalid")
@@ -278,8 +333,11 @@ def test_custom_columns_are_printed(target: Target, make: Make) -> None:
         {"name": "Wide", "type": "string", "jsonPath": ".spec.mode", "priority": 1},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
-    widgets = make({"size": {"type": "integer"}, "mode": {"type": "string"}}, additionalPrinterColumns=columns,
-                   subresources={"status": {}})  # fmt: skip
+    widgets = make(
+        {"size": {"type": "integer"}, "mode": {"type": "string"}},
+        additionalPrinterColumns=columns,
+        subresources={"status": {}},
+    )
     target.post(widgets.path, widgets.body("w", {"size": 3})).ok(201)
     conditions = [{"type": "Other", "status": "False"}, {"type": "Ready", "status": "True"}]
     target.merge(f"{widgets.path}/w/status", {"status": {"conditions": conditions}}).ok()

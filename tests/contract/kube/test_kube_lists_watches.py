@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-
 from kube_target import Document, Target, config_map, needs, pod
 
 
@@ -159,9 +158,12 @@ def test_watch_ends_when_its_time_is_over(target: Target, namespace: str) -> Non
 @needs("initial-events")
 def test_bookmark_tells_a_quiet_watch_how_far_it_is(target: Target, namespace: str) -> None:
     events = target.watch(
-        maps(namespace), allowWatchBookmarks="true", sendInitialEvents="true", resourceVersionMatch="NotOlderThan",
+        maps(namespace),
+        allowWatchBookmarks="true",
+        sendInitialEvents="true",
+        resourceVersionMatch="NotOlderThan",
         fieldSelector="metadata.name!=kube-root-ca.crt",
-    )  # fmt: skip
+    )
     found = next(events)
     assert found["type"] == "BOOKMARK"
     assert found["object"]["kind"] == "ConfigMap"

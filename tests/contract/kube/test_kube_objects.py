@@ -236,9 +236,15 @@ def test_changed_pod_spec_is_refused(target: Target, namespace: str) -> None:
 def test_event_times_are_kept(target: Target, namespace: str) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime())
     body = {
-        "metadata": {"name": "e"}, "reason": "Tested", "message": "hello", "type": "Normal", "eventTime": stamp,
-        "involvedObject": {"kind": "Pod", "name": "p", "namespace": namespace}, "action": "Test",
-        "reportingComponent": "contract.test/suite", "reportingInstance": "one",
-    }  # fmt: skip
+        "metadata": {"name": "e"},
+        "reason": "Tested",
+        "message": "hello",
+        "type": "Normal",
+        "eventTime": stamp,
+        "involvedObject": {"kind": "Pod", "name": "p", "namespace": namespace},
+        "action": "Test",
+        "reportingComponent": "contract.test/suite",
+        "reportingInstance": "one",
+    }
     made = target.post(f"/api/v1/namespaces/{namespace}/events", body).ok(201)
     assert made["eventTime"] == stamp

@@ -139,8 +139,12 @@ def test_same_value_is_shared_without_conflict(target: Target, namespace: str) -
 
 def test_apply_merges_lists_by_their_keys(target: Target, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/services/s"
-    body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"},
-            "spec": {"ports": [{"name": "a", "port": 1, "protocol": "TCP"}]}}  # fmt: skip
+    body = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "s"},
+        "spec": {"ports": [{"name": "a", "port": 1, "protocol": "TCP"}]},
+    }
     target.apply(path, body, "one").ok(201)
     body["spec"] = {"ports": [{"name": "b", "port": 2, "protocol": "TCP"}]}
     after = target.apply(path, body, "two").ok()
@@ -165,8 +169,9 @@ def test_apply_without_a_manager_is_refused(target: Target, namespace: str) -> N
 
 def test_apply_reads_yaml(target: Target, namespace: str) -> None:
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: '1'\n"
-    reply = target.call("PATCH", f"{maps(namespace)}/a", raw=text.encode(), media="application/apply-patch+yaml",
-                        fieldManager="one")  # fmt: skip
+    reply = target.call(
+        "PATCH", f"{maps(namespace)}/a", raw=text.encode(), media="application/apply-patch+yaml", fieldManager="one"
+    )
     assert reply.ok(201)["data"] == {"x": "1"}
 
 
@@ -174,10 +179,16 @@ def test_apply_reads_yaml(target: Target, namespace: str) -> None:
 def test_scale_is_read_and_written(target: Target, namespace: str) -> None:
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
     labels = {"app": "a"}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "m", "image": "example.test/i:1"}],
-                                                         "nodeSelector": {"contract": "none"}}}  # fmt: skip
-    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"},
-            "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}}  # fmt: skip
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "m", "image": "example.test/i:1"}], "nodeSelector": {"contract": "none"}},
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d"},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template},
+    }
     target.post(path, body).ok(201)
     scale = target.get(f"{path}/d/scale").ok()
     assert (scale["kind"], scale["apiVersion"], scale["spec"].get("replicas", 0)) == ("Scale", "autoscaling/v1", 0)
