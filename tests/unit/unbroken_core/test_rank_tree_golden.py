@@ -24,7 +24,7 @@ def world(
         TreeLayer(name, minimum[index], maximum[index], "R" in flags[index], "B" in flags[index])
         for index, name in enumerate(("root", "group"))
     ]
-    return RankedWorld(layers, [(rank // group,) for rank in range(num_ranks)], rule)
+    return RankedWorld(layers, {rank: (rank // group,) for rank in range(num_ranks)}, rule)
 
 
 def active_ranks(seen: RankedWorld) -> Row:
