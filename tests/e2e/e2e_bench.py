@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from unbroken_local.demo.observer import Observer
+from unbroken_local.demo.observer import Observer, TooLateError
 from unbroken_local.demo.snapshot import Snapshot
 from unbroken_local.demo.tools import Cluster, CommandError, Service, operator_service
 from unbroken_local.kube.client import KubeClient
@@ -41,12 +41,14 @@ class Bench:
         await self.cluster.up()
         await self.cluster.kubectl("apply", "-f", str(CRD if self.has_rules else CRD_WITHOUT_CEL))
         await self.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(CRD_WITHOUT_CEL))
-        await self.operator.start()
+        self.operator.start()
 
     async def tear_down(self) -> None:
         """Stop everything."""
-        await self.operator.stop()
-        await self.cluster.down()
+        try:
+            await self.operator.stop()
+        finally:
+            await self.cluster.down()
 
     async def apply(self, namespace: str, *objects: Json) -> str:
         """kubectl apply, as a user does. Raises CommandError with kubectl's words."""
@@ -69,13 +71,25 @@ class Bench:
         return [item for item in json.loads(text)["items"] if item["involvedObject"].get("name") == name]
 
     async def wait_event(self, namespace: str, name: str, text: str, limit_s: float = 30.0) -> Json:
-        """Return the first Event about a job whose reason or message holds `text`."""
-        async with asyncio.timeout(limit_s):
-            while True:
-                for event in await self.events(namespace, name):
-                    if text in f"{event.get('reason')} {event.get('message')}":
-                        return event
-                await asyncio.sleep(0.5)
+        """Return the first Event about a job whose reason or message holds `text`. Raises TooLateError."""
+        found: list[Json] = []
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    found = await self.events(namespace, name)
+                    for event in found:
+                        if text in f"{event.get('reason')} {event.get('message')}":
+                            return event
+                    await asyncio.sleep(0.5)
+        except TimeoutError as error:
+            seen = [f"{event.get('reason')}: {event.get('message')}" for event in found]
+            raise TooLateError(f"events of {name}: want {text!r} within {limit_s} s, got {seen}") from error
+
+    async def status(self, namespace: str, name: str) -> Json:
+        """Return the status of a job."""
+        text = await self.cluster.kubectl("get", "rtj", name, "-n", namespace, "-o", "json")
+        status: Json = json.loads(text).get("status") or {}
+        return status
 
     async def wait_gone(self, namespace: str, job: str, limit_s: float = 60.0) -> None:
         """Wait until nothing of a job is left."""
@@ -91,7 +105,7 @@ class Bench:
     @asynccontextmanager
     async def namespace(self, name: str) -> AsyncIterator[str]:
         """Make a namespace, and delete the jobs in it at the end."""
-        await self.cluster.kubectl("create", "namespace", name)
+        await self.apply("default", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         try:
             yield name
         finally:

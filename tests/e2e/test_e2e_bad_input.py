@@ -143,8 +143,9 @@ def test_script_that_fails_at_once_fails_the_job_with_its_reason(bench: Bench) -
             await bench.apply(namespace, job("exits", command, restart=TORCHRUN_RUNGS))
             end = await observer.wait("the end", lambda now: now.state == "Failed", 60.0)
             assert condition(end, "Failed")["status"] == "True"
-            assert "3" in condition(end, "Failed")["message"]
-            await bench.wait_event(namespace, "exits", "Failed")
+            assert condition(end, "Failed")["reason"] == "RestartBudgetExhausted"
+            assert "code 3" in (await bench.status(namespace, "exits"))["lastInterruption"]["detail"]
+            await bench.wait_event(namespace, "exits", "RestartBudgetExhausted")
 
     asyncio.run(scenario())
 

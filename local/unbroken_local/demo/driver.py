@@ -126,7 +126,7 @@ class Driver:
         self.say("starting the operator: python -m unbroken_operator --all-namespaces")
         await self.cluster.kubectl("apply", "-f", str(self.places.crds))
         stack.push_async_callback(self._operator.stop)
-        await self._operator.start()
+        self._operator.start()
         client = await stack.enter_async_context(KubeClient(read_kubeconfig(self.cluster.kubeconfig)))
         self._observer = Observer(client, "default", self._job["metadata"]["name"])
         following = asyncio.create_task(self._observer.run())
@@ -166,7 +166,7 @@ class Driver:
         self.say(f"recovered by rung {recovery.rung} (cause {recovery.cause}); took over: {spare}", "green")
         if kind is FaultKind.NO_OPERATOR:
             self.say("starting the operator again")
-            await self._operator.start()
+            self._operator.start()
         noted = await self._wait(
             "the operator's record", lambda now: record_after(now, mark) is not None, RECORD_LIMIT_S
         )

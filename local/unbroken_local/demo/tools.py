@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,25 +54,25 @@ class Service:
     command: tuple[str, ...]
     env: Mapping[str, str]
     log: Path
-    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def exit_code(self) -> int | None:
         """Exit code, or None while it runs or was never started."""
-        return self._process.returncode if self._process else None
+        return self._process.poll() if self._process else None
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._process is not None and self._process.returncode is None
+        return self._process is not None and self._process.poll() is None
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start it; its output is appended to the log."""
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command,
+            self._process = subprocess.Popen(
+                self.command,
                 env=dict(self.env),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -80,15 +81,14 @@ class Service:
     async def stop(self, limit_s: float = STOP_LIMIT_S) -> None:
         """End it by SIGTERM, after `limit_s` by SIGKILL; no-op when it does not run."""
         process = self._process
-        if process is None or process.returncode is not None:
+        if process is None or process.poll() is not None:
             return
         process.terminate()
         try:
-            async with asyncio.timeout(limit_s):
-                await process.wait()
-        except TimeoutError:
+            await asyncio.to_thread(process.wait, limit_s)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await asyncio.to_thread(process.wait)
 
 
 def operator_service(env: Mapping[str, str], log: Path) -> Service:
