@@ -23,8 +23,8 @@ from unbroken_local.apiserver.schema import list_type, map_keys
 
 KEYWORD = "x-kubernetes-validations"
 _RESERVED = frozenset(
-    {"true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import", "let",
-     "loop", "package", "namespace", "return", "var", "void", "while"}
+    {"true", "false", "null", "in", "as", "break", "const", "continue", "else", "for", "function", "if", "import",
+     "let", "loop", "package", "namespace", "return", "var", "void", "while"}
 )  # fmt: skip
 _REASONS = frozenset({"FieldValueInvalid", "FieldValueForbidden", "FieldValueRequired", "FieldValueDuplicate"})
 _WORDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
