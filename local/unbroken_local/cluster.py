@@ -141,10 +141,11 @@ def _start(group: asyncio.TaskGroup, parts: _Parts) -> _Started:
     work = [events.run(), services.run(), nodes.run(), proxy.run(), kubelets.run(), _run_pods(services, pods)]
     if settings.has_control_loops:
         scheduler_events = EventRecorder(client, "default-scheduler")
-        leases = Informer(client, LEASES)
+        leases, namespaces = Informer(client, LEASES), Informer(client, "/api/v1/namespaces")
         work += [
             scheduler_events.run(),
-            Scheduler(client, pods, nodes, scheduler_events).run(),
+            namespaces.run(),
+            Scheduler(client, pods, nodes, scheduler_events, namespaces).run(),
             leases.run(),
             NodeLifecycle(client, pods, nodes, leases, settings.lifecycle).run(),
         ]

@@ -2,7 +2,7 @@
 
 import base64
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -18,6 +18,8 @@ class Access:
     server: str
     token: str
     ssl: ssl.SSLContext | None
+    cluster: Json = field(default_factory=dict, compare=False)
+    """The cluster's entry, with absolute paths."""
 
 
 def read_kubeconfig(path: Path) -> Access:
@@ -37,7 +39,27 @@ def read_kubeconfig(path: Path) -> Access:
     token = user.get("token") or ""
     if user.get("tokenFile"):
         token = (path.parent / user["tokenFile"]).read_text(encoding="utf-8").strip()
-    return Access(server, str(token), _tls(cluster, user, path) if server.startswith("https://") else None)
+    tls = _tls(cluster, user, path) if server.startswith("https://") else None
+    if cluster.get("certificate-authority"):
+        cluster["certificate-authority"] = str((path.parent / cluster["certificate-authority"]).resolve())
+    return Access(server, str(token), tls, cluster)
+
+
+def account_kubeconfig(access: Access, token_file: str | None, namespace: str) -> Json:
+    """Return a kubeconfig of a service account: what a pod uses in place of its cluster's fixed paths and addresses.
+
+    Without a token file it is the cluster's one user.
+    """
+    user = {"tokenFile": token_file} if token_file is not None else {"token": access.token}
+    context = {"cluster": "local", "user": "account", "namespace": namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "local",
+        "clusters": [{"name": "local", "cluster": access.cluster}],
+        "users": [{"name": "account", "user": user}],
+        "contexts": [{"name": "local", "context": context}],
+    }
 
 
 def _named(config: Json, plural: str, singular: str, name: object, path: Path) -> Json:

@@ -56,6 +56,10 @@ class Folders:
         """Return the file that stands for a container's terminationMessagePath."""
         return self.volumes(pod) / ".ends" / container
 
+    def account_file(self, pod: PodSpec, container: str) -> Path:
+        """Return the kubeconfig of the service account that a container may use."""
+        return self.volumes(pod) / ".ends" / f"{container}.kubeconfig"
+
     def log(self, pod: PodSpec, container: str, restarts: int) -> Path:
         """Return the log file of one run of a container."""
         return self.directory / "logs" / f"{pod.namespace}_{pod.name}_{pod.uid}" / container / f"{restarts}.log"

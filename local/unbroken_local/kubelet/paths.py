@@ -6,6 +6,9 @@ path boundaries: `/data` is found in `/data`, `/data/a`, `--dir=/data`, `/lib:/d
 `/data2`, `/data.txt`, `/old/data` or `data`. Longer mount paths win. Programs that hold a mount path in their own code,
 or read it from a file, do not see the volume.
 
+Where a container mounts a service account, KUBECONFIG names a kubeconfig of it, unless the container sets it itself. So
+it does for a pod with a `serviceAccountName` on a control plane that mounts no accounts; there it is the one user.
+
 In the values of environment variables and in arguments, `<service>.<namespace>.svc`, with or without `.cluster.local`,
 and cluster IPs become the loopback address of the service proxy.
 """

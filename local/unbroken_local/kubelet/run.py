@@ -1,6 +1,7 @@
 """One attempt to run a container: image, configuration, process, hooks, probes, end. A task of its pod's runner."""
 
 import asyncio
+import json
 import logging
 import signal
 import time
@@ -12,8 +13,9 @@ from typing import Any
 from unbroken_local.kube import Json
 from unbroken_local.kube.client import ApiError
 from unbroken_local.kube.events import timestamp
+from unbroken_local.kube.kubeconfig import account_kubeconfig
 from unbroken_local.kubelet import probes
-from unbroken_local.kubelet.container import CreateError, Launch, LaunchContext, plan_launch, references
+from unbroken_local.kubelet.container import ACCOUNT_PATH, CreateError, Launch, LaunchContext, plan_launch, references
 from unbroken_local.kubelet.context import NodeContext
 from unbroken_local.kubelet.decide import ContainerState, Phase, Termination, waiting
 from unbroken_local.kubelet.environment import ConfigError, Sources
@@ -173,9 +175,8 @@ class ContainerRun:
             log_file = runtime.node.folders.log(runtime.spec, container.name, self._restarts())
             log_file.parent.mkdir(parents=True, exist_ok=True)
             names = name_rewriter(runtime.node.services.address_of, runtime.node.services.address_by_cluster_ip())
-            return plan_launch(
-                container, LaunchContext(rule, sources, runtime.volumes, termination_file, log_file, names)
-            )
+            context = LaunchContext(rule, sources, runtime.volumes, termination_file, log_file, names)
+            return self._with_account(plan_launch(container, context))
         except (ConfigError, MountError, ApiError) as error:
             self._event("Warning", "Failed", f"Error: {error}")
             self._wait_again("CreateContainerConfigError", str(error))
@@ -183,6 +184,23 @@ class ContainerRun:
             self._event("Warning", "Failed", f"Error: {error}")
             self._wait_again("CreateContainerError", str(error))
         return None
+
+    def _with_account(self, launch: Launch) -> Launch:
+        """Point KUBECONFIG to the pod's service account: its own path does not exist here."""
+        runtime, spec = self._runtime, self._runtime.pod()["spec"]
+        mounts = self._container.raw.get("volumeMounts") or []
+        has_token = any(mount["mountPath"] == ACCOUNT_PATH for mount in mounts)
+        is_named = (spec.get("serviceAccountName") or "default") != "default"
+        wants_token = is_named and spec.get("automountServiceAccountToken") is not False
+        if "KUBECONFIG" in launch.main.env or not (has_token or wants_token):
+            return launch
+        # A control plane that mounts no tokens has no accounts either: it knows one user only.
+        token_file = launch.rewrite(f"{ACCOUNT_PATH}/token") if has_token else None
+        path = runtime.node.folders.account_file(runtime.spec, self._container.name)
+        config = account_kubeconfig(runtime.node.client.access, token_file, runtime.spec.namespace)
+        path.write_text(json.dumps(config), encoding="utf-8")
+        path.chmod(0o600)
+        return replace(launch, main=replace(launch.main, env={**launch.main.env, "KUBECONFIG": str(path)}))
 
     def _refuse_image(self) -> None:
         image = self._container.image

@@ -342,3 +342,13 @@ def test_a_deleted_pod_ends_its_sidecar_after_its_main_container(sidecar_space: 
     space.bench.delete(f"{space.pods}/p")
     space.wait_gone("p")
     assert space.read("ends").split() == ["main", "side"]
+
+
+def test_a_pod_may_use_its_service_account_by_the_kubeconfig_that_it_is_given(space: Space) -> None:
+    if space.bench.name != "builtin":  # It does not ask whether the account exists.
+        space.make("serviceaccounts", "robot")
+    main = {**sh(""), "command": ["kubectl", "version"]}
+    space.run("p", main, restartPolicy="Never", serviceAccountName="robot", automountServiceAccountToken=True)
+    pod = space.wait("p", lambda s: s.get("phase") in {"Succeeded", "Failed"}, "the pod has ended")
+    assert pod["status"]["phase"] == "Succeeded", space.log(pod, "main")
+    assert "Server Version" in space.log(pod, "main")
