@@ -213,8 +213,8 @@ def _command(words: list[str]) -> tuple[str, ...]:
 def _job_name(text: str, command: tuple[str, ...]) -> str:
     """Return a name that could be a Kubernetes object's, as pods are named after it."""
     if not text:
-        source = command[1] if command[0] == sys.executable else command[0]
-        source = command[2] if source == "-m" else Path(source).stem
+        words = command[1:] if command[0] == sys.executable and len(command) > 1 else command
+        source = words[1] if words[0] == "-m" else Path(words[0]).stem
         text = re.sub(r"[^a-z0-9-]+", "-", source.lower()).strip("-")[:40].strip("-") or "job"
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", text):
         raise InputError(f"--job: want lower-case letters, digits and dashes, at most 52, got {text!r}")

@@ -45,7 +45,7 @@ def test_spare_takes_over_a_killed_pod_in_local_order(start_job: Start, workload
     spare = next(pod for pod in job.status()["pods"] if not pod["ranks"])
     job.part_of_pod("unbroken.launch", pod["pod"]).kill()
     after = job.wait_started(1, 4)
-    assert all(is_gone(before[rank]) for rank in (2, 3))
+    job.wait_for(lambda: all(is_gone(before[rank]) for rank in (2, 3)), "end of the lost pod's workers")
     if workload == "wrapped":
         assert (after[0], after[1]) == (before[0], before[1])
     promoted = next(pod for pod in job.status()["pods"] if pod["ranks"] == [2, 3])
@@ -120,7 +120,7 @@ def test_command_that_cannot_be_started_fails_the_job_with_its_name(start_job: S
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    job = start_job("--pods", "1", "--last-call", "1", command=[str(script)])
+    job = start_job("--pods", "1", "--last-call", "1", "--startup-timeout", "20", command=[str(script)])
     assert job.wait_for_exit() == 1
     assert "exited with code 127" in job.text()
     assert "the interpreter named in its first line does not exist" in job.text()

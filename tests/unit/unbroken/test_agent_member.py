@@ -1,0 +1,498 @@
+"""The pure logic of a pod: what its agent says to whom after each event."""
+
+from dataclasses import replace
+
+import pytest
+
+from unbroken.agent.events import (
+    Action,
+    Connected,
+    Disconnected,
+    Event,
+    Exit,
+    HangUp,
+    LauncherAttached,
+    LauncherLost,
+    LauncherSaid,
+    Memory,
+    Remember,
+    RendezvousSaid,
+    TellLauncher,
+    TellRendezvous,
+    TellWorker,
+    Terminated,
+    Ticked,
+    WorkerAttached,
+    WorkerSaid,
+)
+from unbroken.agent.member import Member
+from unbroken_core.messages import (
+    PROTOCOL,
+    Attach,
+    End,
+    Enter,
+    Fault,
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    Leave,
+    Plan,
+    Processes,
+    ProcessState,
+    RankPlan,
+    Refused,
+    Release,
+    RendezvousMessage,
+    Report,
+    Respawn,
+    Shutdown,
+    Spawn,
+    Welcome,
+    WorkerReport,
+    WorkerState,
+)
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.stamps import FLAG_IN_FUNCTION, Slot
+
+TIMEOUTS = Timeouts(soft_s=10, hard_s=30, barrier_s=60, termination_grace_s=5)
+IN_PROCESS = JobSettings("digits", replicas=2, ranks_per_pod=2, timeouts=TIMEOUTS)
+PROCESS = replace(IN_PROCESS, rungs=(RungBudget(Rung.PROCESS), RungBudget(Rung.POD)))
+IDENTITY = Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0", 2)
+
+
+class Pod:
+    """A member in virtual time."""
+
+    def __init__(self, settings: JobSettings = IN_PROCESS, memory: Memory | None = None) -> None:
+        self.now_s = 1000.0
+        self.member = Member(settings, IDENTITY, "127.0.0.9", memory or Memory(), self.now_s)
+
+    def step(self, *events: Event) -> list[Action]:
+        """Take events one after the other and return all actions but Remember."""
+        actions = [action for event in events for action in self.member.step(event, self.now_s)]
+        assert self.member.settle(self.now_s) == [], "settling twice must change nothing"
+        return [action for action in actions if not isinstance(action, Remember)]
+
+    def after(self, seconds: float) -> list[Action]:
+        """Let time pass."""
+        self.now_s += seconds
+        return self.step(Ticked())
+
+    def hear(self, message: RendezvousMessage) -> list[Action]:
+        """Take a message of the rendezvous."""
+        return self.step(RendezvousSaid(message))
+
+    def join(self) -> list[Action]:
+        """Connect and be accepted."""
+        return self.step(Connected(), RendezvousSaid(Welcome(PROTOCOL, 1, 5.0)))
+
+    def start_workers(self, incarnation: int = 0) -> None:
+        """Let launcher and workers attach and say READY."""
+        self.step(LauncherAttached(), LauncherSaid(processes()))
+        self.step(LauncherSaid(processes(running(0, incarnation), running(1, incarnation))))
+        for rank in (0, 1):
+            self.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, incarnation)))
+            self.step(WorkerSaid(rank, incarnation, ready(rank)))
+
+    def run(self) -> None:
+        """Bring both workers of an in-process job into iteration 0."""
+        self.join()
+        self.start_workers()
+        self.hear(plan(0))
+        for rank in (0, 1):
+            self.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+
+
+def empty(local_rank: int, port: int = 700) -> ProcessState:
+    return ProcessState(local_rank, -1, 0, port=port + local_rank)
+
+
+def running(local_rank: int, incarnation: int = 0) -> ProcessState:
+    return ProcessState(local_rank, incarnation, 50 + local_rank, port=700 + local_rank)
+
+
+def ended(local_rank: int, code: int, incarnation: int = 0, error: str = "") -> ProcessState:
+    return ProcessState(local_rank, incarnation, 50 + local_rank, code, error, 800 + local_rank)
+
+
+def processes(*states: ProcessState) -> Processes:
+    return Processes(states or (empty(0), empty(1)))
+
+
+def ready(local_rank: int, iteration: int = -1) -> WorkerReport:
+    return WorkerReport(WorkerPhase.READY, iteration, "127.0.0.9", 600 + local_rank)
+
+
+def plan(iteration: int, generation: int = 1, role: Role = Role.ACTIVE) -> Plan:
+    ranks = tuple(RankPlan(i, i if role is Role.ACTIVE else None, RankReason.FIRST) for i in (0, 1))
+    return Plan(generation, iteration, role, 4, "127.0.0.9", 600, ranks, ("r1",), 2)
+
+
+def interrupt(iteration: int, generation: int = 1) -> Interrupt:
+    return Interrupt(generation, iteration, Cause.EXCEPTION, 3, "digits-1", "boom")
+
+
+def phases(actions: list[Action]) -> list[tuple[WorkerPhase, int, int]]:
+    """Return (phase, iteration, incarnation) of each worker in the only Report."""
+    (report,) = [a.message for a in actions if isinstance(a, TellRendezvous) and isinstance(a.message, Report)]
+    return [(worker.phase, worker.iteration, worker.incarnation) for worker in report.workers]
+
+
+def faults(pod: Pod) -> list[Fault | None]:
+    return [worker.fault for worker in pod.member.workers]
+
+
+def test_first_hello_is_sent_at_once_with_workers_that_are_starting() -> None:
+    starting = tuple(WorkerState(rank, 0, WorkerPhase.STARTING) for rank in (0, 1))
+    assert Pod().step(Connected()) == [TellRendezvous(replace(IDENTITY, workers=starting))]
+
+
+def test_in_process_workers_are_started_when_the_launcher_has_told_what_it_has() -> None:
+    pod = Pod()
+    assert pod.step(LauncherAttached()) == []
+    spawns = [TellLauncher(Spawn(rank, 0, {})) for rank in (0, 1)]
+    assert pod.step(LauncherSaid(processes())) == spawns
+    assert pod.step(LauncherSaid(processes())) == []
+
+
+def test_launcher_that_reconnects_gets_its_orders_again() -> None:
+    pod = Pod()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    assert len(pod.step(LauncherLost(), LauncherAttached(), LauncherSaid(processes()))) == 2
+
+
+def test_events_of_one_pass_make_one_report() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.hear(plan(0))
+    for rank in (0, 1):
+        pod.member.take(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0, has_progress=True)), pod.now_s)
+    assert phases(pod.member.settle(pod.now_s)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
+
+
+def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    actions = pod.hear(plan(0))
+    enters = [TellWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2)) for rank in (0, 1)]
+    assert [action for action in actions if isinstance(action, TellWorker)] == enters
+    assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
+    assert pod.hear(plan(0)) == []
+
+
+def test_spare_is_told_its_part_and_stays_ready() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    actions = pod.hear(plan(0, role=Role.SPARE))
+    enters = [a.message for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Enter)]
+    assert [enter.rank for enter in enters] == [None, None]
+    assert phases(actions) == [(WorkerPhase.READY, 0, 0)] * 2
+
+
+def test_interruption_is_passed_to_both_workers_once_and_readiness_ends_its_time_box() -> None:
+    pod = Pod()
+    pod.run()
+    leaves = [TellWorker(rank, Leave(0, Cause.EXCEPTION, 3, "boom")) for rank in (0, 1)]
+    assert pod.hear(interrupt(0)) == leaves
+    assert pod.hear(interrupt(0)) == []
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
+    assert not any(isinstance(action, TellLauncher) for action in pod.after(1000))
+    assert [worker.fault for worker in pod.member.workers] == [None, None]
+
+
+def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> None:
+    """2.22"""
+    pod = Pod()
+    pod.run()
+    pod.hear(interrupt(0))
+    pod.step(WorkerSaid(0, 0, ready(0, 0)))
+    assert not any(isinstance(action, TellLauncher) for action in pod.after(19.9))
+    actions = pod.after(0.2)
+    assert TellLauncher(End(1, 0, 5)) in actions
+    actions = pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    assert phases(actions) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.GONE, 0, 0)]
+    fault = faults(pod)[1]
+    assert fault is not None
+    assert fault.cause is Cause.HARD_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "cause", "detail"),
+    [
+        pytest.param(-9, "", Cause.PROCESS_SIGNAL, "killed by signal 9 (SIGKILL)", id="signal"),
+        pytest.param(3, "ValueError: x", Cause.PROCESS_EXIT, "exited with code 3: ValueError: x", id="exit code"),
+        pytest.param(
+            0,
+            "",
+            Cause.PROCESS_EXIT,
+            "exited with code 0 before it completed (does the script call unbroken.inprocess.Wrapper?)",
+            id="no wrapper",
+        ),
+    ],
+)
+def test_end_of_a_process_is_reported_with_what_is_known(code: int, error: str, cause: Cause, detail: str) -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(LauncherSaid(processes(running(0), ended(1, code, error=error))))
+    assert faults(pod) == [None, Fault(cause, 0, detail)]
+    assert pod.member.workers[1].phase is WorkerPhase.GONE
+
+
+def test_own_word_of_a_worker_that_leaves_counts_more_than_its_exit_code() -> None:
+    pod = Pod()
+    pod.run()
+    own = Fault(Cause.BASE_EXCEPTION, 0, "SystemExit: 7")
+    pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=own)))
+    pod.step(LauncherSaid(processes(running(0), ended(1, 7))))
+    assert (faults(pod)[1], pod.member.workers[1].phase) == (own, WorkerPhase.GONE)
+
+
+def test_respawn_starts_the_next_incarnation_once_and_leaves_a_newer_one_alone() -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    respawn = Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL)
+    actions = pod.hear(respawn)
+    assert TellLauncher(Spawn(1, 1, {})) in actions
+    assert phases(actions)[1] == (WorkerPhase.STARTING, -1, 1)
+    assert pod.hear(respawn) == []
+
+
+def test_respawn_of_a_stuck_process_ends_it_first() -> None:
+    pod = Pod()
+    pod.run()
+    assert TellLauncher(End(1, 0, 5)) in pod.hear(Respawn(1, ((1, 0),), Cause.HARD_TIMEOUT))
+    assert pod.step(LauncherSaid(processes(running(0), ended(1, -9)))) == [TellLauncher(Spawn(1, 1, {}))]
+
+
+def test_new_process_does_not_enter_a_plan_that_was_made_for_the_old_one() -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL))
+    pod.step(LauncherSaid(processes(running(0), running(1, 1))), WorkerAttached(Attach(PROTOCOL, "worker", 9, 1, 1)))
+    actions = pod.step(WorkerSaid(1, 1, ready(1)))
+    assert not any(isinstance(action, TellWorker) for action in actions)
+    assert phases(actions)[1] == (WorkerPhase.READY, -1, 1)
+
+
+def test_older_generation_is_not_obeyed() -> None:
+    pod = Pod()
+    pod.run()
+    pod.hear(Welcome(PROTOCOL, 5, 5.0))
+    for message in (interrupt(0), plan(9), Respawn(1, ((1, 0),), Cause.EXCEPTION)):
+        assert pod.hear(message) == []
+    (hang_up,) = pod.hear(Welcome(PROTOCOL, 4, 5.0))
+    assert isinstance(hang_up, HangUp)
+    assert "want at least 5, got 4" in hang_up.reason
+
+
+def test_refusal_closes_the_connection_and_slows_the_next_try() -> None:
+    pod = Pod()
+    pod.step(Connected())
+    assert pod.hear(Refused("want job digits, got mnist")) == [
+        HangUp("refused by the rendezvous: want job digits, got mnist", 5.0)
+    ]
+
+
+def test_training_goes_on_while_the_rendezvous_is_away_and_hello_tells_all_afterwards() -> None:
+    pod = Pod()
+    pod.run()
+    assert pod.step(Disconnected()) == []
+    assert pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.COMPLETED, 0))) == []
+    (action,) = pod.step(Connected())
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Hello)
+    assert (action.message.plan, action.message.generation, action.message.domains) == (plan(0), 1, ("r1",))
+    assert [worker.phase for worker in action.message.workers] == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
+
+
+def test_heartbeat_is_sent_when_there_is_nothing_else_to_say() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    assert pod.after(4.9) == []
+    assert pod.member.next_deadline_s == pytest.approx(pod.now_s + 0.1)
+    (action,) = pod.after(0.1)
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Heartbeat)
+
+
+def test_restarted_agent_waits_for_its_workers_before_it_joins_and_interrupts_nobody() -> None:
+    first = Pod()
+    first.run()
+    memory = Memory(1, -1, plan(0), (0, 0))
+    pod = Pod(memory=memory)
+    assert pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == []
+    for rank in (0, 1):
+        assert pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0))) == []
+    pod.member.take(WorkerSaid(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)), pod.now_s)
+    (action,) = pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Hello)
+    assert action.message.plan == plan(0)
+    assert action.message.workers == first.member.workers
+
+
+def test_restarted_agent_joins_without_a_worker_that_does_not_come_back() -> None:
+    pod = Pod(memory=Memory(1, -1, plan(0), (0, 0)))
+    pod.step(Connected())
+    assert pod.member.next_deadline_s is not None
+    (action,) = pod.after(2.0)
+    assert isinstance(action, TellRendezvous)
+
+
+def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:
+    pod = Pod()
+    pod.run()
+    now_ns = int(pod.now_s * 1e9)
+    fresh = Slot(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
+    stale = replace(fresh, pid=51, alive_ns=now_ns - int(11e9), main_ns=now_ns - int(11e9), step=2)
+    pod.step(Ticked((fresh, stale)))
+    assert [fault and fault.cause for fault in faults(pod)] == [None, Cause.SOFT_TIMEOUT]
+    assert [worker.step for worker in pod.member.workers] == [3, 2]
+    assert pod.step(Ticked((fresh, stale))) == []
+
+
+def test_stamps_of_a_former_incarnation_are_ignored() -> None:
+    pod = Pod()
+    pod.run()
+    now_ns = int(pod.now_s * 1e9)
+    old = Slot(50, 0, now_ns - int(99e9), now_ns - int(99e9), 0, 3, FLAG_IN_FUNCTION, 7)
+    assert pod.step(Ticked((old, old))) == []
+
+
+def test_process_that_never_attaches_is_remarked_on() -> None:
+    pod = Pod()
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    assert not any(worker.fault for worker in pod.member.workers)
+    pod.after(60)
+    details = [fault.detail for fault in faults(pod) if fault is not None]
+    assert details == ["has not attached for 60 s: does it call unbroken.inprocess.Wrapper?"] * 2
+
+
+def test_end_of_the_launcher_is_the_end_of_the_pod() -> None:
+    pod = Pod()
+    pod.run()
+    (action,) = pod.step(LauncherLost())
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Report)
+    assert action.message.is_leaving
+    assert [worker.phase for worker in action.message.workers] == [WorkerPhase.GONE] * 2
+
+
+def test_sigterm_is_told_and_the_agent_ends_with_the_launcher() -> None:
+    pod = Pod()
+    pod.run()
+    (action,) = pod.step(Terminated())
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Report)
+    assert action.message.is_leaving
+    assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
+
+
+@pytest.mark.parametrize(("outcome", "code", "grace_s"), [(JobPhase.COMPLETE, 0, 600.0), (JobPhase.FAILED, 1, 5.0)])
+def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, code: int, grace_s: float) -> None:
+    pod = Pod()
+    pod.run()
+    finish = Finish(1, outcome, Reason.COMPLETED, "over")
+    releases = [TellWorker(rank, Release(outcome, "over")) for rank in (0, 1)]
+    assert pod.hear(finish) == [*releases, TellLauncher(Shutdown(code, grace_s, "over"))]
+    assert pod.hear(finish) == []
+    pod.step(LauncherSaid(processes(ended(0, 0), ended(1, 0))))
+    assert faults(pod) == [None, None]
+    assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
+
+
+# ---------------------------------------------------------------------------------------------- process restarts
+
+
+def started_process_pod() -> Pod:
+    """Return a pod of a job with process restarts, in iteration 0."""
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.hear(plan(0))
+    pod.step(LauncherSaid(processes(running(0), running(1))))
+    return pod
+
+
+def test_place_without_a_process_is_ready_with_its_held_port() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    expected = [WorkerState(rank, 0, WorkerPhase.READY, -1, "127.0.0.9", 700 + rank) for rank in (0, 1)]
+    assert list(pod.member.workers) == expected
+
+
+def test_plan_becomes_processes_with_torchrun_variables() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    actions = pod.hear(plan(0))
+    spawns = [a.message for a in actions if isinstance(a, TellLauncher) and isinstance(a.message, Spawn)]
+    assert [(spawn.local_rank, spawn.incarnation) for spawn in spawns] == [(0, 0), (1, 0)]
+    assert spawns[1].environment == {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "4",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.9",
+        "MASTER_PORT": "600",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
+        "TORCHELASTIC_RUN_ID": "digits",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
+
+
+def test_spare_of_a_process_job_starts_nothing() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    assert pod.hear(plan(0, role=Role.SPARE)) == []
+
+
+def test_interruption_ends_processes_and_their_places_become_ready_by_themselves() -> None:
+    pod = started_process_pod()
+    ends = [TellLauncher(End(rank, 0, 5)) for rank in (0, 1)]
+    assert [a for a in pod.hear(interrupt(0)) if isinstance(a, TellLauncher)] == ends
+    actions = pod.step(LauncherSaid(processes(ended(0, -15), ended(1, 1))))
+    assert phases(actions) == [(WorkerPhase.READY, 0, 1)] * 2
+    assert [worker.port for worker in pod.member.workers] == [800, 801]
+    spawned = [a.message for a in pod.hear(plan(1)) if isinstance(a, TellLauncher)]
+    assert [(s.local_rank, s.incarnation) for s in spawned if isinstance(s, Spawn)] == [(0, 1), (1, 1)]
+
+
+def test_exit_code_0_is_completion_and_another_one_a_fault() -> None:
+    pod = started_process_pod()
+    actions = pod.step(LauncherSaid(processes(ended(0, 0), ended(1, 2, error="x"))))
+    assert phases(actions) == [(WorkerPhase.COMPLETED, 0, 0), (WorkerPhase.GONE, 0, 0)]
+    assert faults(pod)[1] == Fault(Cause.PROCESS_EXIT, 0, "exited with code 2: x")
+    actions = pod.hear(interrupt(0))
+    assert phases(actions) == [(WorkerPhase.READY, 0, 1), (WorkerPhase.GONE, 0, 0)]
+    actions = pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_EXIT))
+    assert phases(actions) == [(WorkerPhase.READY, 0, 1), (WorkerPhase.READY, 0, 1)]
+
+
+def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes() -> None:
+    pod = Pod(PROCESS, Memory(1, -1, plan(4), (2, 2)))
+    pod.step(Connected(), LauncherAttached())
+    (action,) = pod.step(LauncherSaid(processes(running(0, 2), running(1, 2))))
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Hello)
+    states = [(w.phase, w.iteration, w.incarnation) for w in action.message.workers]
+    assert states == [(WorkerPhase.RUNNING, 4, 2)] * 2
