@@ -5,6 +5,8 @@ deleted while no operator runs; owner references remove what belongs to it.
 """
 
 import asyncio
+import contextlib
+import logging
 from typing import Any
 
 import kopf
@@ -13,7 +15,10 @@ from unbroken_operator import layout
 from unbroken_operator.jobs import Jobs
 from unbroken_operator.kube import Connection, load_connection
 
+logger = logging.getLogger(__name__)
+
 SERVER_TIMEOUT_S = 290
+RESTART_S = 5.0
 
 
 def _settings() -> kopf.OperatorSettings:
@@ -24,6 +29,8 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.connect_timeout = 10.0
     settings.networking.request_timeout = 60.0
+    # kopf starts over after the last one, so that jobs are seen again soon after the API server is back.
+    settings.networking.error_backoffs = (0.5, 1.0, 2.0, 3.0, 5.0)
     return settings
 
 
@@ -57,12 +64,21 @@ async def run_operator(
     jobs: Jobs, kubeconfig: str | None, namespaces: tuple[str, ...], stop: asyncio.Event, ready: asyncio.Event
 ) -> None:
     """Watch jobs until `stop` is set or the process is told to end by a signal."""
-    await kopf.operator(
-        registry=_registry(jobs, kubeconfig),
-        settings=_settings(),
-        namespaces=namespaces,
-        clusterwide=not namespaces,
-        standalone=True,
-        stop_flag=stop,
-        ready_flag=ready,
-    )
+    while not stop.is_set():
+        try:
+            await kopf.operator(
+                registry=_registry(jobs, kubeconfig),
+                settings=_settings(),
+                namespaces=namespaces,
+                clusterwide=not namespaces,
+                standalone=True,
+                stop_flag=stop,
+                ready_flag=ready,
+            )
+        except Exception:
+            # An answer that kopf takes for fatal, such as 5xx for a minute, is no reason to give all jobs up.
+            logger.exception("watch of jobs ended, starting again in_s=%.0f", RESTART_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), RESTART_S)
+        else:
+            return

@@ -129,8 +129,9 @@ class Jobs:
                 logger.warning("sweep failed error=%s", error)
                 continue
             uids = {job["metadata"]["uid"] for job in jobs}
-            for key in [key for key, (worker, _) in self._workers.items() if worker.uid not in uids]:
-                self._workers[key][0].wake()
+            for worker in [worker for worker, _ in self._workers.values() if worker.uid not in uids]:
+                await worker.check_existence()
+                worker.wake()
             for job in jobs:
                 self.observe(None, job)
 

@@ -126,7 +126,7 @@ class Kube:
             async for line in response.content:
                 yield _watch_event(line)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise KubeUnavailable(f"watch of {path}: {error!r}") from error
+            raise KubeUnavailable(f"watch of {path}: {_text(error)}") from error
         finally:
             response.close()
 
@@ -145,7 +145,7 @@ class Kube:
             data = await response.read()
             parsed = json.loads(data)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise KubeUnavailable(f"{method} {path}: unreadable answer: {error!r}") from error
+            raise KubeUnavailable(f"{method} {path}: unreadable answer: {_text(error)}") from error
         finally:
             response.release()
         if not isinstance(parsed, dict):
@@ -179,7 +179,7 @@ class Kube:
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._on_call(verb, resource, "error")
-            raise KubeUnavailable(f"{method} {path}: {error!r}") from error
+            raise KubeUnavailable(f"{method} {path}: {_text(error)}") from error
         response: aiohttp.ClientResponse = answer.response
         self._on_call(verb, resource, str(response.status))
         if response.status >= 400:
@@ -213,6 +213,10 @@ async def load_connection(kubeconfig: str | None) -> Connection:
         private_key_path=configuration.key_file,
         is_insecure=not configuration.verify_ssl,
     )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _watch_event(line: bytes) -> WatchEvent:

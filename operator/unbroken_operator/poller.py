@@ -5,12 +5,14 @@ import logging
 from collections.abc import Callable
 
 from unbroken_core.messages import JobStatus
+from unbroken_core.reasons import JobPhase
 from unbroken_operator.errors import RendezvousUnreachable
 from unbroken_operator.rendezvous_client import RendezvousClient, Target
 
 logger = logging.getLogger(__name__)
 
 MAX_DELAY_S = 5.0
+HOLD_S = 0.5
 NUM_FAILURES_SHOWN = 3
 """So many failures in a row are shown to the user; a rendezvous that starts fails once or twice."""
 
@@ -82,8 +84,11 @@ class Poller:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
         self.report, self.report_from = report, target.pod_uid
         self.is_reachable, self.unreachable_because = True, ""
-        if is_news:
-            self._on_change()
+        if not is_news:
+            return
+        # Most recoveries are over before anybody could read that they began: the end alone is worth a write.
+        hold_s = HOLD_S if report.phase in (JobPhase.INTERRUPTED, JobPhase.PLANNED) else 0.0
+        asyncio.get_running_loop().call_later(hold_s, self._on_change)
 
     def _fail(self, message: str, num_failures: int) -> None:
         was = (self.is_reachable, self.unreachable_because)

@@ -28,6 +28,11 @@ class SecretKeeper:
         self.token = ""
         """"" until it is known."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the Secret of that name belongs to someone else."""
+        return self.view is not None and self.view.owner_uid != self.uid
+
     async def refresh(self, max_age_s: float) -> None:
         """Read the Secret again unless that was done within `max_age_s`. Raises KubeError."""
         if self._read_at is not None and time.monotonic() - self._read_at <= max_age_s:
@@ -53,7 +58,7 @@ class SecretKeeper:
 
     def _take(self, item: Mapping[str, Any]) -> None:
         self.view = object_view(item)
-        if self.view.owner_uid != self.uid:
+        if self.is_foreign:
             return
         token = token_of(item)
         if token:

@@ -72,16 +72,24 @@ class JobWorker:
         wait_s: float | None = None
         num_errors = 0
         try:
-            while not self.is_gone:
+            while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), RESYNC_S if wait_s is None else min(wait_s, RESYNC_S))
                 self._wake.clear()
+                if self.is_gone:
+                    return
                 try:
                     wait_s = await self._reconcile()
                     num_errors = 0
                 except KubeError as error:
                     num_errors += 1
                     await self._back_off(error, num_errors)
+                    self._wake.set()
+                except Exception:
+                    # The boundary of one job: a bug that this one meets must not reach the others.
+                    logger.exception("plan failed by a bug, trying again job=%s/%s in_s=%.0f", *self.key, MAX_BACKOFF_S)
+                    self._shared.metrics.reconcile_errors.inc()
+                    await asyncio.sleep(MAX_BACKOFF_S)
                     self._wake.set()
                 await asyncio.sleep(MIN_PAUSE_S)
         finally:
@@ -107,7 +115,7 @@ class JobWorker:
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
         if not self.job["metadata"].get("deletionTimestamp"):
-            await self._keeper.refresh(secret_age_s)
+            await self._keeper.refresh(FRESH_SECRET_S if self._keeper.is_foreign else secret_age_s)
             await self._executor.refresh_foreign_service()
         pods = shared.pods.of_job(self.key)
         self._poller.follow(self._target(pods))
@@ -146,7 +154,7 @@ class JobWorker:
     async def _back_off(self, error: KubeError, num_errors: int) -> None:
         self._shared.metrics.reconcile_errors.inc()
         if not isinstance(error, KubeUnavailable):
-            await self._check_existence()
+            await self.check_existence()
         if self.is_gone:
             return
         delay_s = min(0.2 * 2 ** min(num_errors, 12), MAX_BACKOFF_S)
@@ -155,7 +163,7 @@ class JobWorker:
         logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
         await asyncio.sleep(delay_s)
 
-    async def _check_existence(self) -> None:
+    async def check_existence(self) -> None:
         """Notice a job that went without the watch telling of it."""
         try:
             job = await self._shared.kube.get(self._executor.job_path())

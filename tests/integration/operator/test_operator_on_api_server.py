@@ -330,6 +330,63 @@ def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: 
     asyncio.run(scenario())
 
 
+def test_a_job_that_is_deleted_and_made_again_at_once_starts_anew(kubeconfig: Path, tmp_path: Path) -> None:
+    """Two jobs of one name, one after the other: nothing of the first is used by the second."""
+
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            first = await made.apply("digits", replicas=2)
+            with operator(made):
+                await made.wait_for_pods("digits-0", "digits-1")
+                old = await made.kube.get(made.path("secrets", "digits-rendezvous"))
+                await made.kube.delete(made.path(layout.PLURAL, "digits"), first["metadata"]["uid"])
+                second = await made.apply("digits", replicas=2)
+
+                async def is_there() -> list[dict[str, Any]]:
+                    owner = second["metadata"]["uid"]
+                    pods = [
+                        item for item in await made.pods() if item["metadata"]["ownerReferences"][0]["uid"] == owner
+                    ]
+                    return pods if len(pods) == 2 else []
+
+                await eventually(is_there, "pods of the second job")
+                new = await made.kube.get(made.path("secrets", "digits-rendezvous"))
+                assert new["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
+                assert new["data"] != old["data"]
+
+                async def is_all() -> bool:
+                    return len(await made.pods()) == 2
+
+                await eventually(is_all, "only pods of the second job")
+
+    asyncio.run(scenario())
+
+
+def test_a_secret_and_a_service_that_someone_deleted_come_back(kubeconfig: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            await made.apply("digits", replicas=1)
+            with operator(made):
+                await made.wait_for_pods("digits-0")
+                old = await made.kube.get(made.path("secrets", "digits-rendezvous"))
+                service = await made.kube.get(made.path("services", "digits-rendezvous"))
+                await made.kube.delete(made.path("services", "digits-rendezvous"), service["metadata"]["uid"])
+
+                async def is_back() -> bool:
+                    try:
+                        item = await made.kube.get(made.path("services", "digits-rendezvous"))
+                    except KubeNotFound:
+                        return False
+                    return bool(item["metadata"]["uid"] != service["metadata"]["uid"])
+
+                await eventually(is_back, "another Service")
+            await made.kube.delete(made.path("secrets", "digits-rendezvous"), old["metadata"]["uid"])
+            with operator(made):
+                await _token(made)
+
+    asyncio.run(scenario())
+
+
 def test_measures_of_a_job_go_with_the_job(kubeconfig: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made, aiohttp.ClientSession() as session:
