@@ -208,37 +208,21 @@ def test_every_assignment_is_valid(history: tuple[Rules, Topology, list[dict[str
         line = outcome
 
 
-@settings(max_examples=100, deadline=None)
-@given(histories())
-def test_survivors_of_a_full_replacement_keep_their_ranks(
-    history: tuple[Rules, Topology, list[dict[str, tuple[int, ...]]]],
-) -> None:
-    rule, topology, steps = history
-    if rule.may_split:
-        return
-    line: Assignment | None = None
-    for ready in steps:
-        if line is None:
-            outcome = assign_first(topology, rule, ready, set())
-        else:
-            outcome = assign_next(topology, rule, ready, line, True)
-            if isinstance(outcome, Assignment) and len(outcome.slots) >= len(line.slots):
-                kept = [
-                    (old, new)
-                    for old, new in zip(line.slots, outcome.slots, strict=False)
-                    if len(ready.get(old.pod_uid, ())) == rule.ranks_per_pod
-                ]
-                is_closed = any(slot not in outcome.slots for slot, _new in kept)
-                assert (
-                    is_closed or all(old == new for old, new in kept) or not _all_replaced(line, outcome, ready, rule)
-                )
-        if isinstance(outcome, Assignment):
-            line = outcome
-
-
-def _all_replaced(line: Assignment, outcome: Assignment, ready: dict[str, tuple[int, ...]], rule: Rules) -> bool:
-    survivors = sum(len(ready.get(slot.pod_uid, ())) == rule.ranks_per_pod for slot in line.slots)
-    return len(outcome.slots) - len(outcome.promoted) == survivors and outcome.num_closed == 0
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 8), st.integers(0, 8), st.data())
+def test_survivors_keep_their_ranks_while_spares_suffice(replicas: int, num_spares: int, data: st.DataObject) -> None:
+    pods = [f"p{n}" for n in range(replicas + num_spares)]
+    topology, rule = Topology(2), rules(replicas)
+    for pod in pods:
+        topology.place(pod, pod, [data.draw(st.sampled_from(["r1", "r2"])), data.draw(st.sampled_from(["a", "b"]))])
+    before = first(topology, rule, *pods)
+    active = [slot.pod_uid for slot in before.slots]
+    lost = data.draw(st.sets(st.sampled_from(active), max_size=min(num_spares, replicas)))
+    after = assign_next(topology, rule, whole(*(pod for pod in pods if pod not in lost)), before, True)
+    assert isinstance(after, Assignment)
+    assert len(after.promoted) == len(lost)
+    for old, new in zip(before.slots, after.slots, strict=True):
+        assert new == old if old.pod_uid not in lost else new.pod_uid in after.promoted
 
 
 @pytest.mark.parametrize("num_lost", [1, 3])

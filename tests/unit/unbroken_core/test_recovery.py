@@ -1,0 +1,124 @@
+"""Each row of the choice after an interruption."""
+
+from dataclasses import replace
+
+import pytest
+
+from unbroken_core.assignment import Assignment, Shortage, Slot
+from unbroken_core.reasons import Reason, Rung
+from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
+
+ALL = frozenset(Rung)
+SAME = Assignment((Slot("a", (0,)), Slot("b", (0,))), 2)
+SPARE = Assignment((Slot("a", (0,)), Slot("c", (0,))), 2, ("c",))
+SMALLER = Assignment((Slot("a", (0,)),), 1, (), 1)
+TOO_FEW = Shortage(1, 1, "1 healthy pods of at least 2")
+
+BASE = Situation(
+    now_s=100.0,
+    possible=ALL,
+    is_in_process=True,
+    is_job_rung=False,
+    healing=[],
+    heal_until_s=700.0,
+    outcome=SAME,
+    has_respawned=False,
+    num_lost_pods=0,
+    num_living_pods=2,
+    num_starting_pods=0,
+    replicas=2,
+    minimum_replicas=2,
+    shortage_until_s=700.0,
+)
+
+
+def chosen(**changes: object) -> str:
+    choice = choose(replace(BASE, **changes))  # type: ignore[arg-type]
+    match choice:
+        case Wait(reason=reason, rung=rung):
+            return f"wait {reason} {rung}"
+        case Cut(rung=rung):
+            return f"cut {rung}"
+        case RestartJob():
+            return "job"
+        case Fail(reason=reason):
+            return f"fail {reason}"
+
+
+def without(*rungs: Rung) -> frozenset[Rung]:
+    return ALL - set(rungs)
+
+
+DEAD = {"healing": ["pod-b"], "num_lost_pods": 1, "outcome": TOO_FEW}
+LOST = {"num_living_pods": 1, "num_lost_pods": 1, "outcome": TOO_FEW}
+JOB = {"is_job_rung": True, "outcome": TOO_FEW}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, "cut in-process", id="exception"),
+        pytest.param({"has_respawned": True}, "cut process", id="process came back"),
+        pytest.param({"is_in_process": False}, "cut process", id="job without in-process restarts"),
+        pytest.param(DEAD | {"outcome": SPARE}, "cut pod", id="process died, spare ready: promoted before respawned"),
+        pytest.param(
+            DEAD | {"outcome": SPARE, "is_in_process": False},
+            "wait WaitingForWorkers process",
+            id="without in-process restarts the process comes back first",
+        ),
+        pytest.param(DEAD, "wait WaitingForWorkers process", id="process died, no spare ready"),
+        pytest.param(
+            DEAD | {"outcome": SMALLER}, "wait WaitingForWorkers process", id="process is waited for before shrinking"
+        ),
+        pytest.param(DEAD | {"outcome": SMALLER, "heal_until_s": 100.0}, "cut world", id="process time box is over"),
+        pytest.param(DEAD | {"outcome": SMALLER, "possible": without(Rung.PROCESS)}, "cut world", id="no process rung"),
+        pytest.param(DEAD | {"possible": without(Rung.PROCESS)}, "job", id="no process rung, cannot shrink: job"),
+        pytest.param(
+            DEAD | {"possible": without(Rung.PROCESS, Rung.JOB)},
+            "fail RestartBudgetExhausted",
+            id="no rung is left",
+        ),
+        pytest.param(LOST | {"outcome": SPARE}, "cut pod", id="pod lost, spare ready"),
+        pytest.param(LOST | {"outcome": SMALLER}, "cut world", id="pod lost, no spare, may shrink"),
+        pytest.param(LOST, "wait BelowMinimumReplicas None", id="pod lost, no spare, may not shrink"),
+        pytest.param(LOST | {"shortage_until_s": 100.0}, "fail BelowMinimumReplicas", id="no pod came in time"),
+        pytest.param(
+            LOST | {"num_living_pods": 2, "num_starting_pods": 1},
+            "wait BelowMinimumReplicas None",
+            id="a new pod is starting: no reason to restart everything",
+        ),
+        pytest.param(
+            LOST | {"num_living_pods": 2, "num_starting_pods": 1, "shortage_until_s": 100.0},
+            "job",
+            id="the new pod did not start in time",
+        ),
+        pytest.param(
+            LOST | {"possible": without(Rung.POD, Rung.JOB)},
+            "fail BelowMinimumReplicas",
+            id="a new pod would be of no use",
+        ),
+        pytest.param(
+            LOST | {"hopeless": "pod-b worker 0 ended 5 times: exited with code 3", "shortage_until_s": 100.0},
+            "fail FailedBeforeReady",
+            id="a place was given up",
+        ),
+        pytest.param(JOB, "wait WaitingForWorkers job", id="job rung: processes are starting"),
+        pytest.param(JOB | {"outcome": SAME}, "cut job", id="job rung: all are ready"),
+        pytest.param(JOB | {"outcome": SMALLER}, "wait WaitingForWorkers job", id="job rung: waits for all"),
+        pytest.param(JOB | {"outcome": SMALLER, "heal_until_s": 100.0}, "cut job", id="job rung: goes on with fewer"),
+        pytest.param(JOB | {"heal_until_s": 100.0}, "fail RecoveryTimeout", id="job rung: too few in time"),
+        pytest.param(JOB | {"num_living_pods": 1}, "wait BelowMinimumReplicas None", id="job rung: a pod was lost"),
+    ],
+)
+def test_choice(changes: dict[str, object], expected: str) -> None:
+    assert chosen(**changes) == expected
+
+
+def test_a_failure_says_what_was_used_up_and_what_is_missing() -> None:
+    view = replace(
+        BASE, outcome=TOO_FEW, possible=frozenset({Rung.WORLD}), spent=("process (3 in 60 s)",), num_lost_pods=1
+    )
+    assert choose(view) == Fail(
+        Reason.BUDGET_EXHAUSTED,
+        "no rung of the ladder is left (possible: world; used up: process (3 in 60 s)); 1 healthy pods of at least 2",
+    )

@@ -1,0 +1,116 @@
+"""Messages as text: what was sent arrives, anything else is refused."""
+
+import json
+import typing
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Union
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unbroken_core import messages
+from unbroken_core.errors import WireError
+from unbroken_core.messages import Heartbeat, Hello, Observation, Report
+from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
+
+KINDS: list[type] = [
+    kind
+    for union in ("AgentMessage", "RendezvousMessage", "FromWorker", "FromLauncher", "ToWorker", "ToLauncher")
+    for kind in typing.get_args(getattr(messages, union))
+] + [messages.Observation, messages.JobStatus]
+
+
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for any type that messages are made of."""
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.integers(-(2**63), 2**63),
+        str: st.text(max_size=8),
+        bool: st.booleans(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+    }
+    if kind in plain:
+        return plain[kind]
+    if typing.get_args(kind):
+        return containers_of(typing.get_origin(kind), typing.get_args(kind))
+    if issubclass(kind, Enum):
+        return st.sampled_from(list(kind))
+    assert is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
+
+
+def containers_of(origin: Any, arguments: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=4), values_of(arguments[1]), max_size=2)
+    return st.one_of(st.none(), *(values_of(part) for part in arguments if part is not type(None)))
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(KINDS), ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
+    message = data.draw(values_of(kind))
+    text = encode(message)
+    assert "\n" not in text
+    assert decode(text, kind) == message
+    assert decode(text.encode(), Union[kind, Heartbeat]) == message
+
+
+HEARTBEAT = {"type": "Heartbeat", "seq": 1, "max_step": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "message: want JSON, got 'nonsense'"),
+        ("[1]", "message: want a JSON object, got '[1]'"),
+        ("{}", "type: want one of ['Heartbeat', 'Report'], got None"),
+        ('{"type":"Plan"}', "type: want one of ['Heartbeat', 'Report'], got 'Plan'"),
+        (json.dumps({**HEARTBEAT, "more": 1}), "Heartbeat.more: unknown field; want only ['max_step', 'seq']"),
+        (json.dumps({**HEARTBEAT, "seq": "1"}), "Heartbeat.seq: want a JSON int, got '1'"),
+        (json.dumps({**HEARTBEAT, "seq": True}), "Heartbeat.seq: want a JSON int, got True"),
+        (json.dumps({**HEARTBEAT, "seq": 1.0}), "Heartbeat.seq: want a JSON int, got 1.0"),
+        ('{"type":"Heartbeat"}', "Heartbeat: missing 1 required positional argument: 'seq'"),
+        ('{"type":"Report","seq":1,"workers":{}}', "Report.workers: want a list, got {}"),
+        (
+            '{"type":"Report","seq":1,"workers":[{"local_rank":0,"incarnation":0,"phase":"lost"}]}',
+            "Report.workers[0].phase: want one of",
+        ),
+        ("[" * 100_000, "message: want JSON, got"),
+        ("\udcff", "message: want JSON, got"),
+    ],
+)
+def test_what_is_not_a_message_is_refused(text: str, message: str) -> None:
+    with pytest.raises(WireError) as caught:
+        decode(text, Union[Heartbeat, Report])
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 400
+
+
+def test_bytes_that_are_not_text_are_refused() -> None:
+    with pytest.raises(WireError, match="want JSON"):
+        decode(b"\xff\xfe\x00", Hello)
+
+
+def test_a_message_that_is_too_long_is_not_even_parsed() -> None:
+    with pytest.raises(WireError, match=f"want at most {MAX_MESSAGE_BYTES} bytes, got {MAX_MESSAGE_BYTES + 1}"):
+        decode("[" * (MAX_MESSAGE_BYTES + 1), Hello)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":NaN}'
+    with pytest.raises(WireError, match="want a finite number, got nan"):
+        decode(text, messages.Welcome)
+
+
+def test_an_observation_of_all_pods_of_the_largest_plan_fits() -> None:
+    pod = messages.PodObservation(
+        "a-training-job-16383", "node-16383.cluster.internal", ("block-1", "rack-12", "nvl-3")
+    )
+    assert len(encode(Observation({f"{number:036d}": pod for number in range(16_384)}))) < MAX_MESSAGE_BYTES
