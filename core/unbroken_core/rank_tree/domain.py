@@ -9,6 +9,10 @@ from unbroken_core.rank_tree.layers import TreeLayer
 
 _order: Callable[["Domain"], Any] = attrgetter("order")
 
+# Shared by all innermost domains, which have no children: thousands of empty lists would burden the garbage collector.
+_NO_DOMAINS: "list[Domain]" = []
+_NO_NAMES: "dict[str, Domain]" = {}
+
 
 class Domain:
     """A node of the tree. The innermost ones hold workers: consecutive indices from `first`.
@@ -37,16 +41,18 @@ class Domain:
         "spare_whole",
     )
 
-    def __init__(self, name: str, order: Any, parent: "Domain | None", layer: TreeLayer) -> None:
+    def __init__(
+        self, name: str, order: Any, parent: "Domain | None", layer: TreeLayer, is_innermost: bool = False
+    ) -> None:
         self.name = name
         self.order = order
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.minimum = layer.min_ranks
         self.maximum = layer.maximum
-        self.children: list[Domain] = []
+        self.children: list[Domain] = _NO_DOMAINS if is_innermost else []
         """In tree order; empty in an innermost domain."""
-        self.by_name: dict[str, Domain] = {}
+        self.by_name: dict[str, Domain] = _NO_NAMES if is_innermost else {}
         self.key = ""
         """Key of the place; "" above the innermost layer."""
         self.first = 0
@@ -62,9 +68,9 @@ class Domain:
         """How many spare workers below could become active at once, as far as the limits here and below allow it."""
         self.is_barred = False
         """Fewer healthy workers than the layer's minimum: none of them may be active."""
-        self.spare_used: list[Domain] = []
+        self.spare_used: list[Domain] = _NO_DOMAINS if is_innermost else []
         """Children with capacity that have active workers, in tree order."""
-        self.spare_whole: list[Domain] = []
+        self.spare_whole: list[Domain] = _NO_DOMAINS if is_innermost else []
         """Children with capacity and without active workers, in tree order."""
 
     @property

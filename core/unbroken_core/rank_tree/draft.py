@@ -39,23 +39,25 @@ class Draft:
     def vacate(self, leaves: Iterable[int], reason: RankReason | None = None) -> None:
         """Take the ranks of these leaves; the healthy ones become spare. `leaves` is in tree order."""
         tree = self.tree
-        counts: dict[Domain, list[int]] = {}
+        rank_of, by_rank, is_lost = tree.rank_of, tree.by_rank, tree.is_lost
+        by_host: dict[Domain, list[int]] = {}
         for leaf in leaves:
-            rank = tree.rank_of[leaf]
-            host = tree.host_of[leaf]
-            is_healthy = not tree.is_lost[leaf]
-            self.vacant[leaf] = rank
-            self.old_rank.setdefault(leaf, rank)
-            self.reason[leaf] = reason or (RankReason.STEPPED_ASIDE if is_healthy else RankReason.LOST)
-            tree.rank_of[leaf] = -1
-            tree.by_rank[rank] = HOLE
-            tree.may_grow[leaf] = 1
-            tree.mark_spare(leaf, is_healthy)
-            count = counts.setdefault(host, [0, 0])
-            count[0] -= 1
-            count[1] += is_healthy
-        for host, (active, spare) in counts.items():
-            host.adjust(0, active, spare, tree.suspects)
+            by_host.setdefault(tree.host_of[leaf], []).append(leaf)
+        for host, group in by_host.items():
+            num_healthy = 0
+            for leaf in group:
+                rank = rank_of[leaf]
+                self.vacant[leaf] = self.old_rank[leaf] = rank
+                rank_of[leaf] = by_rank[rank] = HOLE
+                tree.may_grow[leaf] = 1
+                if is_lost[leaf]:
+                    self.reason[leaf] = reason or RankReason.LOST
+                else:
+                    self.reason[leaf] = reason or RankReason.STEPPED_ASIDE
+                    num_healthy += 1
+                    tree.is_spare[leaf] = 1
+                    tree.growable[leaf] = None
+            host.adjust(0, -len(group), num_healthy, tree.suspects)
 
     def fill(self, pairs: list[tuple[int, int]]) -> None:
         """Give the ranks of vacated leaves to spare ones: (vacated, spare), all spares of one innermost domain."""
@@ -149,15 +151,11 @@ class Draft:
         changed = [leaf for leaf, old in self.old_rank.items() if rank_of[leaf] != old]
         before = [self.old_rank[leaf] for leaf in changed]
         reasons = [self._reason(leaf) for leaf in changed]
-        if self.shifted:
-            moved = [
-                (leaf, old)
-                for leaf, old in zip(self.shifted, self.shifted_before, strict=True)
-                if leaf not in self.old_rank
-            ]
-            changed += [leaf for leaf, _old in moved]
-            before += [old for _leaf, old in moved]
-            reasons += [RankReason.SHIFTED] * len(moved)
+        # Two passes over the columns instead of one over pairs: 100,000 tuples would cost a garbage collection.
+        is_explicit = self.old_rank.__contains__
+        before += [old for leaf, old in zip(self.shifted, self.shifted_before, strict=True) if not is_explicit(leaf)]
+        changed += [leaf for leaf in self.shifted if not is_explicit(leaf)]
+        reasons += [RankReason.SHIFTED] * (len(changed) - len(reasons))
         host_of = tree.host_of
         broken = (host for host in self.opened if host.active and tree.is_spare.find(1, *_span(host)) >= 0)
         tree.num_plans += 1

@@ -1,17 +1,14 @@
 """What the tree is built from: places, each with the names of its domains."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from unbroken_core.rank_tree.layers import TreeLayer
+from unbroken_core.topology import natural_key
 
 OrderKey = tuple[object, ...]
 Order = Callable[[str], OrderKey]
 """Sort key of a domain's name among its siblings."""
-
-_NUMBER = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,9 @@ class Place:
     num_workers: int
 
 
-@lru_cache(maxsize=65_536)
 def natural_order(name: str) -> OrderKey:
     """Sort `node-2` before `node-10`, and "" (unknown) last; names that differ have keys that differ."""
-    parts = _NUMBER.split(name)
-    return (not name, *(int(part) if index % 2 else part for index, part in enumerate(parts)), name)
+    return (0, natural_key(name)) if name else (1,)
 
 
 def in_tree_order(places: Iterable[Place], order: Order | None) -> list[Place]:

@@ -64,13 +64,13 @@ def recount(tree: Ranked) -> None:
     """Derive all counts from the flags of the leaves, bottom-up."""
 
     def visit(node: Domain) -> None:
-        node.spare_used, node.spare_whole = [], []
         if node.size:
             first, end = node.first, node.first + node.size
             node.healthy = node.size - tree.is_lost.count(1, first, end)
             node.spare = tree.is_spare.count(1, first, end)
         else:
             node.healthy = node.active = node.spare = 0
+            node.spare_used, node.spare_whole = [], []
             for child in node.children:
                 visit(child)
                 node.healthy += 0 if child.is_barred else child.healthy

@@ -41,7 +41,7 @@ class Replacement:
 
     def run(self) -> None:
         """Give the vacated ranks to spares, as far as there are any."""
-        if self._top > self._innermost:
+        if self._top > self._innermost or not self._tree.root.capacity:
             return
         groups: dict[Domain, list[int]] = {}
         for leaf in self._tree.in_order(self._draft.vacant):

@@ -161,29 +161,38 @@ class RankTree:
     def lose_leaves(self, leaves: Iterable[int]) -> None:
         """Count these leaves as lost."""
         self._last = None
+        counts: dict[Domain, list[int]] = {}
         for leaf in leaves:
             if self.is_lost[leaf]:
                 continue
-            was_spare = self.is_spare[leaf]
+            count = counts.setdefault(self.host_of[leaf], [0, 0])
+            count[0] -= 1
+            count[1] -= self.is_spare[leaf]
             self.is_lost[leaf] = 1
             self.num_lost += 1
             if self.rank_of[leaf] >= 0:
                 self.vacating[leaf] = None
             self.mark_spare(leaf, False)
-            self.host_of[leaf].adjust(-1, 0, -was_spare, self.suspects)
+        for host, (healthy, spare) in counts.items():
+            host.adjust(healthy, 0, spare, self.suspects)
 
     def restore_leaves(self, leaves: Iterable[int]) -> None:
         """Count these leaves as healthy again."""
         self._last = None
+        counts: dict[Domain, list[int]] = {}
         for leaf in leaves:
             if not self.is_lost[leaf]:
                 continue
+            is_spare = self.rank_of[leaf] < 0
+            count = counts.setdefault(self.host_of[leaf], [0, 0])
+            count[0] += 1
+            count[1] += is_spare
             self.is_lost[leaf] = 0
             self.num_lost -= 1
-            is_spare = self.rank_of[leaf] < 0
             self.vacating.pop(leaf, None)
             self.mark_spare(leaf, is_spare)
-            self.host_of[leaf].adjust(1, 0, int(is_spare), self.suspects)
+        for host, (healthy, spare) in counts.items():
+            host.adjust(healthy, 0, spare, self.suspects)
 
     def mark_spare(self, leaf: int, is_spare: bool) -> None:
         """Write the leaf's flag; the counts are the caller's."""
@@ -248,7 +257,7 @@ class RankTree:
 
     def _new_host(self, place: Place, first: int) -> Domain:
         if place.path:
-            host = Domain(place.path[-1], self._order_key(place.path[-1]), None, self.layers[-1])
+            host = Domain(place.path[-1], self._order_key(place.path[-1]), None, self.layers[-1], is_innermost=True)
         else:
             host = self.root
         host.key, host.first, host.size = place.key, first, place.num_workers

@@ -1,7 +1,7 @@
 """The tree as workers number themselves: by initial rank, and by rank among the living, in the order of the tree."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
@@ -28,15 +28,15 @@ class RankedWorld:
     def __init__(
         self,
         layers: Sequence[TreeLayer],
-        paths: Sequence[tuple[Hashable, ...]],
+        paths: Mapping[int, tuple[Hashable, ...]],
         world_rule: Callable[[int], int] | None = None,
     ) -> None:
         """Build from the domain names of each initial rank, one a layer below the root, outermost first.
 
-        Siblings stand in the order in which they first appear. Raises InputError as RankTree does.
+        Siblings stand in the order in which they first appear in `paths`. Raises InputError as RankTree does.
         """
         members: dict[tuple[str, ...], list[int]] = {}
-        for initial_rank, path in enumerate(paths):
+        for initial_rank, path in paths.items():
             members.setdefault(tuple(map(str, path)), []).append(initial_rank)
         places = [Place("/".join(map(repr, path)), path, len(ranks)) for path, ranks in members.items()]
         self.tree = RankTree(layers, places, world_rule, order=None)
@@ -47,6 +47,9 @@ class RankedWorld:
         self._leaf = {initial_rank: leaf for leaf, initial_rank in enumerate(self._initial_rank)}
         self._living = list(range(len(paths)))
         self._is_started = False
+
+    def __contains__(self, initial_rank: object) -> bool:
+        return initial_rank in self._leaf
 
     @property
     def world_size(self) -> int:
@@ -60,10 +63,10 @@ class RankedWorld:
     def step(self, terminated_ranks: Iterable[int]) -> TreePlan:
         """Take out these workers, by their rank among the living, and cut the plan; the first step hands out ranks.
 
-        In the first step ranks are initial ranks. Raises InputError, and changes nothing, for a rank that nobody has
-        and for a world rule that fails.
+        In the first step they are initial ranks. Raises InputError, and changes nothing, for a rank that nobody has and
+        for a world rule that fails.
         """
-        leaves = [self._leaf_of(rank) for rank in sorted(set(terminated_ranks))]
+        leaves = [self._leaf_of(rank) for rank in terminated_ranks]
         tree = self.tree
         if not self._is_started:
             tree.activate(only_usable=False)
@@ -83,7 +86,7 @@ class RankedWorld:
         """Return what this worker is; None when it was taken out. Raises InputError for an unknown initial rank."""
         leaf = self._leaf.get(initial_rank)
         if leaf is None:
-            raise InputError(f"initial_rank: want 0 to {len(self._leaf) - 1}, got {initial_rank}")
+            raise InputError(f"initial_rank: want one of the {len(self._leaf)} ranks of the tree, got {initial_rank}")
         if self.tree.is_lost[leaf]:
             return None
         active_rank = self.tree.rank_of[leaf]
@@ -95,6 +98,8 @@ class RankedWorld:
         )
 
     def _leaf_of(self, rank: int) -> int:
-        if not 0 <= rank < len(self._living):
-            raise InputError(f"terminated_ranks: want ranks from 0 to {len(self._living) - 1}, got {rank}")
-        return self._living[rank] if self._is_started else self._leaf[rank]
+        if self._is_started and 0 <= rank < len(self._living):
+            return self._living[rank]
+        if not self._is_started and rank in self._leaf:
+            return self._leaf[rank]
+        raise InputError(f"terminated_ranks: want ranks from 0 to {len(self._living) - 1}, got {rank}")
