@@ -1,0 +1,122 @@
+"""Output of workers: lines for the console, raw bytes for the file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unbroken.launch.error_file import read_error
+from unbroken.launch.output import Console, Log, LogFile, Stream
+
+
+class Pipes:
+    """A worker's pipe and a console that is a pipe, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.read_end, self.worker = os.pipe()
+        self.console_end, self.console_write = os.pipe()
+        self.console = Console(self.console_write)
+        self.file = LogFile(folder, 1, 0)
+        self.stream = Stream(self.read_end, b"[p/1] ", self.console, Log(self.file, self.console))
+
+    def write(self, *pieces: bytes) -> bytes:
+        """Let the worker write and end; return what the console shows."""
+        for piece in pieces:
+            os.write(self.worker, piece)
+            self.stream.pump()
+        os.close(self.worker)
+        self.stream.drain()
+        shown = b""
+        os.set_blocking(self.console_end, False)
+        while self.console.has_output:
+            self.console.flush_some()
+            shown += os.read(self.console_end, 1 << 20)
+        return shown
+
+    def close(self) -> None:
+        for descriptor in {self.console_end, self.console_write, self.console.fileno()}:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Iterator[Pipes]:
+    made = Pipes(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        pytest.param([b"one\ntwo\n"], b"[p/1] one\n[p/1] two\n", id="lines"),
+        pytest.param([b"on", b"e\ntw", b"o"], b"[p/1] one\n[p/1] two\n", id="a line in pieces, the last without end"),
+        pytest.param([b"\r10%\r20%"], b"[p/1] \n[p/1] 10%\n[p/1] 20%\n", id="progress bar"),
+        pytest.param([b"one\r", b"\ntwo\n"], b"[p/1] one\n[p/1] two\n", id="end of line that is cut in two"),
+        pytest.param([b"a\x00\x07b\x1b[1mc\xff\n"], b"[p/1] a??b\x1b[1mc\xff\n", id="control characters, not colours"),
+        pytest.param([b"\n"], b"[p/1] \n", id="empty line"),
+    ],
+)
+def test_console_shows_whole_lines_with_a_prefix(pipes: Pipes, pieces: list[bytes], shown: bytes) -> None:
+    assert pipes.write(*pieces) == shown
+    assert pipes.file.path.read_bytes() == b"".join(pieces)
+
+
+def test_very_long_line_is_cut_for_the_console_and_whole_in_the_file(pipes: Pipes) -> None:
+    data = b"x" * 40_000 + b"\n"
+    shown = pipes.write(data)
+    assert [len(line) for line in shown.split(b"\n")] == [16390, 16390, 7238, 0]
+    assert pipes.file.path.read_bytes() == data
+
+
+def test_log_of_a_former_process_is_never_overwritten(tmp_path: Path) -> None:
+    """4.29"""
+    files = [LogFile(tmp_path, 12, 0) for _ in range(3)]
+    for number, file in enumerate(files):
+        file.write(b"%d" % number)
+        file.close()
+    names = {path.name: path.read_bytes() for path in (tmp_path / "rank-12").iterdir()}
+    assert names == {"0.log": b"0", "0.1.log": b"1", "0.2.log": b"2"}
+
+
+def test_console_that_is_gone_costs_the_output_and_nothing_else(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    console = Console(write_end)
+    console.put(b"x")
+    os.close(read_end)
+    console.flush_some()
+    console.put(b"y")
+    assert not console.has_output
+    for descriptor in {write_end, console.fileno()}:
+        os.close(descriptor)
+
+
+def test_console_that_is_not_read_makes_workers_wait() -> None:
+    read_end, write_end = os.pipe()
+    console = Console(write_end)
+    console.put(b"x" * (2 << 20))
+    for _ in range(10):
+        console.flush_some()
+    assert console.is_full
+    for descriptor in {read_end, write_end, console.fileno()}:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param('{"message": {"message": "ValueError: x\\nmore", "extraInfo": {}}}', "ValueError: x", id="record"),
+        pytest.param('{"message": "out of memory"}', "out of memory", id="ours"),
+        pytest.param("\n  plain text\nmore", "plain text", id="text"),
+        pytest.param("[1, 2]", "", id="other JSON"),
+        pytest.param("", "", id="empty"),
+    ],
+)
+def test_first_line_of_an_error_file_is_found(tmp_path: Path, text: str, error: str) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(text)
+    assert read_error(path) == error
+
+
+def test_missing_error_file_is_no_error(tmp_path: Path) -> None:
+    assert read_error(tmp_path / "none") == ""

@@ -1,0 +1,94 @@
+"""Parts of the rendezvous that need no socket."""
+
+import logging
+import struct
+from pathlib import Path
+
+import pytest
+
+from unbroken.rendezvous.peer import Peer, text_frame
+from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.token import TokenFile
+from unbroken_core.errors import InputError
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_token_is_accepted_as_bearer_only(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    token = TokenFile(path)
+    answers = {
+        text: token.accepts(text) for text in (f"Bearer {TOKEN}", f"Basic {TOKEN}", TOKEN, "", "Bearer ", "Bearer é")
+    }
+    assert [text for text, is_accepted in answers.items() if is_accepted] == [f"Bearer {TOKEN}"]
+
+
+def test_changed_token_file_is_read_again_and_a_missing_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    token = TokenFile(path)
+    path.unlink()
+    assert token.accepts(f"Bearer {TOKEN}")
+    path.write_text(TOKEN[::-1] + "0")
+    assert not token.accepts(f"Bearer {TOKEN}")
+    assert token.accepts(f"Bearer {TOKEN[::-1]}0")
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("short", "want a token of at least 16"), (None, "No such file")])
+def test_unusable_token_file_is_named_at_the_start(tmp_path: Path, text: str | None, wanted: str) -> None:
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=wanted):
+        TokenFile(path)
+
+
+def test_refusals_are_all_counted_and_logged_once_a_peer_and_minute(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals()
+    with caplog.at_level(logging.WARNING):
+        for now_s in (0.0, 1.0, 59.0, 61.0):
+            refusals.note(Refusal.MALFORMED, "127.0.0.2", "want JSON", now_s)
+        refusals.note(Refusal.MALFORMED, "127.0.0.3", "want JSON", 61.0)
+    assert refusals.counts[Refusal.MALFORMED] == 5
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("length", "header"),
+    [
+        (125, b"\x81\x7d"),
+        (126, b"\x81\x7e\x00\x7e"),
+        (65_536, b"\x81\x7f" + struct.pack(">Q", 65_536)),
+    ],
+)
+def test_frame_has_the_length_that_rfc_6455_wants(length: int, header: bytes) -> None:
+    assert text_frame("x" * length) == header + b"x" * length
+
+
+class SlowTransport:
+    """A transport whose peer does not read."""
+
+    def __init__(self) -> None:
+        self.unsent = 0
+        self.is_aborted = False
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes) -> None:
+        self.unsent += len(data)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
+    transport = SlowTransport()
+    peer = Peer("s", "pod", transport, 0.0)  # type: ignore[arg-type]
+    answers = [peer.send(b"x" * (300 << 10)) for _ in range(4)]
+    assert (answers, transport.is_aborted) == ([True, True, True, False], True)
+    assert peer.send(b"x")
