@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
-from unbroken_local.apiserver import problems
+from unbroken_local.apiserver import problems, protobuf
 from unbroken_local.apiserver.documents import Document, as_dict, encode
 from unbroken_local.apiserver.kinds import Catalogue, Resource
 from unbroken_local.apiserver.operations import DeleteOptions, PatchType, WriteOptions
@@ -233,6 +233,8 @@ def patch_type(content_type: str) -> PatchType:
 
 def read_body(raw: bytes, content_type: str) -> Any:
     """Return the parsed body. Raises ApiProblem: 400 for malformed text, 415 for a type that is not read."""
+    if content_type == protobuf.MEDIA:
+        return protobuf.decode(raw)
     if content_type in ("application/yaml", "application/apply-patch+yaml"):
         return _read_yaml(raw)
     if content_type not in ("application/json", "", "application/octet-stream", *_PATCHES):

@@ -74,6 +74,22 @@ def test_kubectl_applies_on_the_server_side(target: Target, namespace: str) -> N
     assert target.get(f"/api/v1/namespaces/{namespace}/configmaps/a").ok()["data"] == {"x": "1"}
 
 
+def test_kubectl_creates_by_its_own_commands(target: Target, namespace: str) -> None:
+    """These commands send protobuf, nothing else."""
+    scope = ("-n", namespace)
+    target.kubectl("create", *scope, "configmap", "c", "--from-literal=x=1", "--from-literal=y=2")
+    target.kubectl("create", *scope, "secret", "generic", "s", "--from-literal=a=b")
+    assert target.get(f"/api/v1/namespaces/{namespace}/configmaps/c").ok()["data"] == {"x": "1", "y": "2"}
+    assert target.get(f"/api/v1/namespaces/{namespace}/secrets/s").ok()["data"] == {"a": "Yg=="}
+    target.kubectl("create", "namespace", f"{namespace}-made")
+    target.kubectl("delete", "namespace", f"{namespace}-made", "--wait=false")
+
+
+@needs("reviews")
+def test_kubectl_asks_what_it_may_do(target: Target) -> None:
+    assert target.kubectl("auth", "can-i", "delete", "pods").stdout.strip() == "yes"
+
+
 @needs("openapi-v3")
 def test_kubectl_explains_a_custom_kind(target: Target, widgets: str) -> None:
 
