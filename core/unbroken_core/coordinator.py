@@ -182,9 +182,9 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
         if told.get(local_rank) is None or state is None:
             place.told_iteration = -1
             continue
-        # An agent that holds the plan has told its ready workers. Who is still ready will never enter it: the plan was
+        # An agent that holds the plan has told its ready workers. Who is not in it now never will be: the plan was
         # interrupted before, or made for the process before.
-        is_passed_over = state.phase is WorkerPhase.READY and state.iteration < iteration
+        is_passed_over = state.iteration < iteration
         if is_passed_over or place.told_iteration != iteration:
             place.told_incarnation = -1 if is_passed_over else state.incarnation
         place.told_iteration = iteration
@@ -342,8 +342,6 @@ def _expire(job: Job, now_s: float) -> None:
         if now_s < member.heard_at_s + timeouts.heartbeat_s:
             job.wake(member.heard_at_s + timeouts.heartbeat_s)
             return
-        if member.session is not None:
-            job.close(member.session)
         detail = f"it was silent for {silent_s:.1f} s"
         lose(job, member, Cause.HEARTBEAT_LOST, now_s, detect_s=silent_s, detail=detail)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
-from unbroken_core.messages import Plan, Respawn
+from unbroken_core.messages import Finish, Plan, Respawn, Welcome
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ class Ledger:
             raise Violation(f"iteration {iteration}: active ranks are {ranks}, want 0..{world_size - 1}")
         self._check_rules(iteration, ledger, world_size)
         self._check_ready(iteration, ledger)
+        self._check_master(iteration, ledger)
 
     def _check_rules(self, iteration: int, ledger: dict[tuple[str, int], int | None], world_size: int) -> None:
         settings = self.world.settings
@@ -129,9 +130,38 @@ class Ledger:
             worker = pod.workers[local_rank]
             if rank is None or not pod.is_alive:
                 continue
+            is_told = pod.is_leaving and pod.is_welcome and not pod.is_muted
+            if is_told and self.world.now_s > pod.left_at_s + 0.1:
+                raise Violation(f"iteration {iteration} gives ranks to {pod.name}, which is leaving")
             if worker.phase in INSIDE:
                 where = f"{pod.name}/{local_rank} is {worker.phase} in {worker.iteration}"
                 raise Violation(f"iteration {iteration} was cut while {where}")
+
+    def check_welcome(self, pod: Pod, message: Welcome, former: int) -> None:
+        """Check that a new rendezvous comes with a higher generation than its pods have seen."""
+        if pod.epoch not in (-1, self.world.epoch) and former > 0 and message.generation <= former:
+            raise Violation(f"{pod.name} obeyed generation {former}, a new rendezvous has {message.generation}")
+        pod.epoch = self.world.epoch
+
+    def check_finish(self, message: Finish) -> None:
+        """Check that a job is complete only when all of its workers are."""
+        if message.outcome is JobPhase.COMPLETE:
+            entries = self.world.entries[max(self.world.entries)]
+            late = [
+                pod.name
+                for pod, worker in entries.values()
+                if worker.phase is not WorkerPhase.COMPLETED and pod.is_alive
+            ]
+            if late:
+                raise Violation(f"the job is called complete while {late} still train")
+
+    def _check_master(self, iteration: int, ledger: dict[tuple[str, int], int | None]) -> None:
+        uid, local_rank = next(place for place, rank in ledger.items() if rank == 0)
+        pod = self.world.pods[uid]
+        worker = pod.workers[local_rank]
+        endpoint = (self.frames[iteration][1], self.frames[iteration][2])
+        if pod.is_alive and worker.phase is WorkerPhase.READY and endpoint != (pod.node, worker.port):
+            raise Violation(f"iteration {iteration}: rank 0 listens at {pod.node}:{worker.port}, not at {endpoint}")
 
     def _check_plan(self, session: str, plan: Plan) -> None:
         pod = self.world.connections[session].pod

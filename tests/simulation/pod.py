@@ -62,6 +62,9 @@ class Pod:
         self.is_muted = False
         """The network swallows what it says, without closing its connection."""
         self.is_leaving = False
+        self.left_at_s = 0.0
+        self.epoch = -1
+        """Life of the rendezvous that welcomed it last."""
         self.is_done = False
         self.connection: str | None = None
         self.is_welcome = False
@@ -152,9 +155,10 @@ class Pod:
             raise AssertionError(f"{self.name} was refused: {message.reason}")
         if message.generation < self.generation:
             return
-        self.generation = message.generation
+        former, self.generation = self.generation, message.generation
         match message:
             case Welcome():
+                self.world.ledger.check_welcome(self, message, former)
                 self.is_welcome = True
                 self.heartbeat_interval_s = message.heartbeat_interval_s
                 self.report()
@@ -170,6 +174,7 @@ class Pod:
                         self.world.check_respawn(self, worker, message)
                         self._respawn(worker)
             case Finish():
+                self.world.ledger.check_finish(message)
                 self.is_done = True
             case _:
                 assert_never(message)
@@ -292,6 +297,7 @@ class Pod:
         """The pod is told to end, and ends after its grace."""
         if self.is_alive and not self.is_leaving:
             self.is_leaving = True
+            self.left_at_s = self.world.now_s
             self.report()
             grace_s = self.world.settings.timeouts.termination_grace_s
             self.world.after(grace_s, lambda: self.die(is_silent=False), f"{self.name} has left")

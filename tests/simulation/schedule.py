@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unbroken_core.reasons import Reason, Rung, WorkerPhase
+from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget
 
 if TYPE_CHECKING:
@@ -25,12 +25,23 @@ class FaultPlan:
 
 
 @dataclass(frozen=True)
+class Ambush:
+    """A fault so soon after the coordinator entered a phase for the n-th time."""
+
+    phase: JobPhase
+    turn: int
+    fault: FaultPlan
+    """Its `at_s` counts from the change of phase."""
+
+
+@dataclass(frozen=True)
 class Schedule:
     """All that a seed decides."""
 
     seed: int
     settings: JobSettings
     faults: tuple[FaultPlan, ...]
+    ambushes: tuple[Ambush, ...]
     num_racks: int
     work_s: float
     checkpoint_s: float
@@ -63,6 +74,7 @@ def make_schedule(seed: int) -> Schedule:
         seed=seed,
         settings=settings,
         faults=tuple(faults),
+        ambushes=tuple(_ambush(rng) for _number in range(rng.choice([0, 0, 1, 2, 4]))),
         num_racks=rng.randint(1, 3),
         work_s=rng.choice([5.0, 40.0]),
         checkpoint_s=5.0,
@@ -99,6 +111,11 @@ def _rungs(rng: random.Random) -> tuple[RungBudget, ...]:
         return DEFAULT_RUNGS
     rungs = [rung for rung in Rung if rng.random() < 0.75] or [Rung.JOB]
     return tuple(RungBudget(rung, rng.choice([None, 1, 3]), rng.choice([60.0, 3600.0])) for rung in rungs)
+
+
+def _ambush(rng: random.Random) -> Ambush:
+    phase = rng.choice([JobPhase.PLANNED, JobPhase.PLANNED, JobPhase.INTERRUPTED, JobPhase.RUNNING])
+    return Ambush(phase, rng.randint(1, 3), _fault(rng, rng.choice([0.0, 0.003, 0.006, 0.05, 1.0]) * rng.random()))
 
 
 def _fault(rng: random.Random, at_s: float) -> FaultPlan:

@@ -7,10 +7,11 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.pod import Pod, Worker
-from tests.simulation.schedule import Schedule
+from tests.simulation.schedule import Ambush, Schedule
 
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
@@ -71,8 +72,9 @@ class World:
         self._num_timers = 0
         self._num_ports = 20_000
         self._num_pods = 0
-        self._epoch = 0
+        self.epoch = 0
         self._tick_at_s: float | None = None
+        self._num_ambushes: dict[Ambush, int] = {}
         self._created: dict[str, Role] = {}
         self.ledger = Ledger(self)
         self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
@@ -121,7 +123,7 @@ class World:
         if self.coordinator is None or pod.is_muted:
             return None
         name = f"{pod.name}#{len(self.connections)}"
-        self.connections[name] = Connection(pod, self._epoch)
+        self.connections[name] = Connection(pod, self.epoch)
         return name
 
     def to_coordinator(self, name: str, message: AgentMessage, is_lost: bool) -> None:
@@ -134,7 +136,7 @@ class World:
 
     def _arrive(self, name: str, message: AgentMessage) -> None:
         connection = self.connections[name]
-        if not connection.is_open or connection.epoch != self._epoch or self.coordinator is None:
+        if not connection.is_open or connection.epoch != self.epoch or self.coordinator is None:
             return
         event: Event = AgentJoined(name, message) if isinstance(message, Hello) else AgentReported(name, message)
         self.step(event)
@@ -165,7 +167,7 @@ class World:
         self.after(self.random.uniform(0.0002, 0.01), lambda: self._notice(name), "")
 
     def _notice(self, name: str) -> None:
-        if self.connections[name].epoch == self._epoch and self.coordinator is not None:
+        if self.connections[name].epoch == self.epoch and self.coordinator is not None:
             self.step(AgentDisconnected(name))
 
     # ------------------------------------------------------------------------------------------------------ rendezvous
@@ -180,6 +182,7 @@ class World:
         phase = coordinator.phase
         actions = coordinator.step(event, self.now_s)
         if coordinator.phase is not phase:
+            self._ambush(coordinator.phase)
             status = coordinator.status(self.now_s, str)
             self.tell(f"== {coordinator.phase} {status.reason}: {status.message}")
         for action in actions:
@@ -191,6 +194,14 @@ class World:
             elif isinstance(action, Close):
                 self.break_connection(action.session)
         self._plan_tick()
+
+    def _ambush(self, phase: JobPhase) -> None:
+        """Strike at a moment that no clock would find: so soon after the coordinator changed its mind."""
+        for ambush in self.schedule.ambushes:
+            if ambush.phase is phase:
+                self._num_ambushes[ambush] = self._num_ambushes.get(ambush, 0) + 1
+                if self._num_ambushes[ambush] == ambush.turn:
+                    self.after(ambush.fault.at_s, partial(ambush.fault.strike, self), f"{ambush.fault.text} (ambush)")
 
     def _plan_tick(self) -> None:
         if self.coordinator is None:
@@ -211,7 +222,7 @@ class World:
         if self.coordinator is None or self.coordinator.phase in OVER:
             return
         self.coordinator = None
-        self._epoch += 1
+        self.epoch += 1
         self._tick_at_s = None
         for name in list(self.connections):
             self.break_connection(name)
@@ -314,7 +325,7 @@ class World:
                 continue
             incarnation = worker.incarnation
             if self.random.random() < self.schedule.consequences:
-                delay_s = self.random.uniform(0.05, 0.3)
+                delay_s = self.random.uniform(0.0055, 0.03)
                 self.after(delay_s, lambda p=pod, w=worker, i=incarnation: self._consequence(p, w, i, iteration), "")  # type: ignore[misc]
             else:
                 self._block(pod, worker)

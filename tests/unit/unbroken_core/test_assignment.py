@@ -105,6 +105,7 @@ def test_the_world_grows_back_from_the_healthy_count() -> None:
         line = assign_next(topology, rule, whole(*alive), line, True)
         assert isinstance(line, Assignment)
         sizes.append(line.world_size)
+    assert isinstance(line, Assignment)
     assert sizes == [8, 8, 8, 8]
     assert len(line.slots) == 6
 

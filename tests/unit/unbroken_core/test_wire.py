@@ -2,6 +2,7 @@
 
 import json
 import typing
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union
@@ -36,9 +37,11 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return containers_of(typing.get_origin(kind), typing.get_args(kind))
     if issubclass(kind, Enum):
         return st.sampled_from(list(kind))
+    assert isinstance(kind, type)
     assert is_dataclass(kind)
     hints = typing.get_type_hints(kind)
-    return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
+    build: Callable[..., Any] = kind
+    return st.builds(build, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
 
 
 def containers_of(origin: Any, arguments: tuple[Any, ...]) -> st.SearchStrategy[Any]:
