@@ -10,7 +10,8 @@ their first collective after the restart.
   (rungs in-process and world), as the peer does not replace it either.
 - nvrx-default, nvrx-tight: nvidia-resiliency-ext 0.4.1 with an added Abort that frees gloo; default options, and every
   interval 10 ms with last_call_wait 0. nvrx-documented: as it comes, with a gloo timeout of 10 s. Its workers are
-  forked from a process that has imported torch, and one c10d store serves all iterations.
+  forked from a process that has imported torch, and one c10d store serves all iterations. c10d's reverse DNS lookups,
+  which can stall either side for five seconds, are switched off for it as they are for us.
 - floor: gloo's sockets shut down, the old group destroyed in the background, init_process_group and an all_reduce, by
   workers that know the instant beforehand: no detection, no coordination.
 """

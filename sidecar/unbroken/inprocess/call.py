@@ -24,6 +24,7 @@ from typing import Any
 from unbroken.inprocess import failure
 from unbroken.inprocess.abort import free_sockets
 from unbroken.inprocess.endpoint import Endpoint
+from unbroken.inprocess.env_store import interruptible_env
 from unbroken.inprocess.environment import Place, export
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
 from unbroken.inprocess.gate import Gate, Outcome, RankShouldRestart
@@ -45,7 +46,8 @@ ATOMIC_POLL_S = 0.05
 
 _live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
 _kept_store: list[Any] = []
-"""The last iteration's store outlives the call: other ranks may still shut their groups down."""
+"""The iteration's store, where this worker serves it. It lives until the next plan, when all ranks have left: a client
+that finds no server tries again for long. After the last iteration it outlives the call: others may shut down late."""
 
 
 def _forget_all() -> None:
@@ -221,6 +223,8 @@ class CallWrapper:
             raise InternalError("endpoint: want one that was bound before READY, got none")
         # There is a plan: all ranks have left the former iteration.
         release_connections()
+        self._undertaker.bury(_kept_store[:])
+        _kept_store.clear()
         self._set_state(enter)
         export(self._place, enter)
         if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
@@ -261,7 +265,8 @@ class CallWrapper:
             self._gate.leave("the iteration was over before it began")
             outcome = Outcome(error=RankShouldRestart("the iteration was over before it began"))
         else:
-            outcome = self._gate.run(body)
+            with interruptible_env():
+                outcome = self._gate.run(body)
         self._progress.end()
         return outcome
 
@@ -298,8 +303,7 @@ class CallWrapper:
     def _recover(self, error: BaseException | None) -> None:
         """Bring the process into a state in which the function may start again."""
         options, state = self._options, self._current_state()
-        self._old += take_groups() + _kept_store
-        _kept_store.clear()
+        self._old += take_groups()
         try:
             if options.finalize is not None:
                 options.finalize(state.freeze())

@@ -72,10 +72,11 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """End connection and thread."""
+        """End connection and thread, if it was started."""
         self._is_closing = True
-        self._wake_writer.send(b"x")
-        self._thread.join(SEND_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._wake_writer.send(b"x")
+            self._thread.join(SEND_TIMEOUT_S)
         self._drop_connection()
         self._wake_reader.close()
         self._wake_writer.close()

@@ -93,7 +93,7 @@ def test_killed_worker_leaves_the_others_with_fewer_ranks(tmp_path: Path, victim
         (tmp_path / "done").touch()
         job.wait_for_end()
         assert values(job) == [2, 2]
-        assert job.leaves[0].cause is Cause.PROCESS_SIGNAL
+        assert job.iteration == 1
 
 
 def test_killed_worker_comes_back_in_a_new_process(tmp_path: Path) -> None:
@@ -132,6 +132,20 @@ def test_worker_lost_while_the_others_connect_to_it_holds_nobody_up(tmp_path: Pa
         codes = job.wait_for_end(limit_s=30)
         assert sorted(codes.values()) == [-9, 0, 0, 0]
         assert values(job) == [3, 3, 3]
+
+
+def test_worker_that_connects_to_a_store_whose_server_died_is_freed(tmp_path: Path) -> None:
+    """2.24: torch alone tries again for 30 minutes, and nothing ends that."""
+    with start(tmp_path, "store_is_gone", Policy(3, 3, does_interrupt=False)) as job:
+        job.wait_for_event("waits", 3)
+        server = next(rank for rank, worker in job.workers.items() if worker.rank == 0)
+        job.kill(server)
+        job.wait_for(lambda: server not in job.workers, "the server's end")
+        (tmp_path / "go").touch()
+        job.wait_for_event("connects", 2)
+        job.leave(Cause.PROCESS_SIGNAL)
+        job.wait_for_end()
+        assert values(job) == [2, 2]
 
 
 @pytest.mark.parametrize("how", ["holding the GIL", "stopped", "in C", "in an atomic section", "in finally"])

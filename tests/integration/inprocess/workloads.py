@@ -139,6 +139,20 @@ def lost_before_connecting() -> None:
     note("returned", value=train())
 
 
+def store_is_gone() -> None:
+    """In the first iteration all but rank 0 connect once the file TEST_GO is there: to a store whose server is dead."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        note("waits")
+        while is_first(call) and not exists("TEST_GO"):
+            time.sleep(0.01)
+        note("connects")
+        return int(start())
+
+    note("returned", value=train())
+
+
 def steps() -> None:
     """Steps until the file TEST_DONE is there; every step is an all_reduce and a ping."""
 
@@ -535,3 +549,46 @@ def raises_again_and_again() -> None:
         return int(total())
 
     note("returned", value=train())
+
+
+def health_fails_after_fault() -> None:
+    """As `plugins`; rank 1's health check fails only after the fault, as its finalize does."""
+
+    class HealthAfterFault(Noting):
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            return state if state.fn_exception is None else super().__call__(state)
+
+    @inprocess.Wrapper(
+        finalize=Noting("finalize"), health_check=HealthAfterFault("health_check"), terminate=NotingEnd("terminate")
+    )
+    def train(call: inprocess.CallWrapper) -> int:
+        start()
+        if is_first(call):
+            if my_rank() == 1:
+                raise ValueError("injected")
+            total()
+        return int(total())
+
+    try:
+        note("returned", value=train())
+    except BaseException as error:
+        note("raised", error=type(error).__name__, text=str(error), cause=type(error.__cause__).__name__)
+        raise
+
+
+def calls_twice() -> None:
+    """Calls the wrapped function again, first with the group still there, then without."""
+
+    @inprocess.Wrapper()
+    def train(name: str) -> None:
+        start()
+        note(name)
+
+    train("first")
+    refused = ""
+    try:
+        train("second")
+    except ValueError as error:
+        refused = str(error)
+    dist.destroy_process_group()
+    note("second", refused=refused, threads=[thread.name for thread in threading.enumerate()])

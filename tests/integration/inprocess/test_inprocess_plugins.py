@@ -1,0 +1,139 @@
+"""Plug-ins of the wrapper and the ends of a call, with real workers."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from unbroken_core.messages import WorkerReport
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+
+
+def _load_double() -> ModuleType:
+    """Import the file beside this one, which is no package."""
+    name = "inprocess_agent_double"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("agent_double.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+double = _load_double()
+Policy = double.Policy
+
+
+def start(folder: Path, function: str, policy: Any, **variables: str) -> Any:
+    """Return a double."""
+    files = {"TEST_GO": str(folder / "go"), "TEST_DONE": str(folder / "done")}
+    return double.AgentDouble(folder, function, policy, files | variables)
+
+
+def calls(job: Any, local_rank: int) -> list[tuple[str, int, str | None]]:
+    """Return (plug-in, iteration, exception that it was shown) of one worker, in order."""
+    return [
+        (event.values["plugin"], event.values["iteration"], event.values["fault"])
+        for event in job.events("called")
+        if event.values["local"] == str(local_rank)
+    ]
+
+
+def test_plugins_run_in_the_order_of_the_reference(tmp_path: Path) -> None:
+    """2.10, 2.14: initialize and health check before the function; abort, finalize and health check after a fault."""
+    with start(tmp_path, "plugins", Policy(2, 2)) as job:
+        assert set(job.wait_for_end().values()) == {0}
+        culprit = next(rank for rank, cause in job.faults() if cause is Cause.EXCEPTION)
+        for rank in (0, 1):
+            shown = "ValueError" if rank == culprit else None
+            assert calls(job, rank) == [
+                ("initialize", 0, None),
+                ("health_check", 0, None),
+                ("abort", 0, None),
+                ("finalize", 0, shown),
+                ("health_check", 0, shown),
+                ("initialize", 1, None),
+                ("health_check", 1, None),
+                ("completion", 1, None),
+            ]
+
+
+@pytest.mark.parametrize("fail", ["abort", "completion", "initialize@1"])
+def test_failure_that_the_reference_tolerates_is_tolerated(tmp_path: Path, fail: str) -> None:
+    """2.20: a bad abort and a bad completion change nothing; a bad initialize is one more fault."""
+    with start(tmp_path, "plugins", Policy(2, 2), TEST_FAIL=fail) as job:
+        assert set(job.wait_for_end().values()) == {0}
+        assert [event.values["value"] for event in job.events("returned")] == [2, 2]
+        assert job.iteration == (2 if fail == "initialize@1" else 1)
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "cause", "fault"),
+    [
+        ("finalize@0", "OSError", "ValueError", Cause.BASE_EXCEPTION),
+        ("health_check@0", "HealthCheckError", "OSError", Cause.UNHEALTHY),
+    ],
+)
+def test_worker_that_cannot_go_on_leaves_and_the_others_restart(
+    tmp_path: Path, fail: str, error: str, cause: str, fault: Cause
+) -> None:
+    """2.14, 2.18: a failed finalize is raised without a restart, a failed health check as HealthCheckError."""
+    with start(tmp_path, "health_fails_after_fault", Policy(3, 3), TEST_FAIL=fail) as job:
+        assert sorted(job.wait_for_end().values()) == [0, 0, 1]
+        (raised,) = job.events("raised")
+        assert (raised.values["error"], raised.values["cause"]) == (error, cause)
+        assert [event.values["value"] for event in job.events("returned")] == [2, 2]
+        assert fault in {cause for _, cause in job.faults()}
+        assert [event.values["plugin"] for event in job.events("called")].count("terminate") == 1
+
+
+def test_retry_controller_runs_the_function_so_often_and_no_more(tmp_path: Path) -> None:
+    """2.20: max_iterations=4 runs it exactly four times, then RestartAbort."""
+    with start(tmp_path, "limited", Policy(1, 1)) as job:
+        job.wait_for_end()
+        assert len(job.events("ran")) == 4
+        (aborted,) = job.events("aborted")
+        assert "want an iteration below 4, got 4" in aborted.values["text"]
+
+
+def test_failed_job_raises_restart_abort_in_every_worker(tmp_path: Path) -> None:
+    """Release with FAILED, in the middle of a function."""
+    with start(tmp_path, "limited", Policy(2, 2, does_interrupt=False)) as job:
+        job.wait_for_event("ran", 2)
+        job.wait_for(lambda: len(job.faults()) == 2, "both faults")
+
+        async def fail() -> None:
+            job.release(JobPhase.FAILED, "budget exhausted")
+
+        job.call(fail())
+        job.wait_for_end()
+        assert {event.values["text"] for event in job.events("aborted")} == {"the job has failed: budget exhausted"}
+
+
+def test_second_call_in_one_process_works(tmp_path: Path) -> None:
+    """2.3: state belongs to the call."""
+    with start(tmp_path, "calls_twice", Policy(1, 1)) as job:
+        job.wait_for_event("first")
+        job.wait_for_end()
+        (again,) = job.events("second")
+        assert again.values["threads"] == ["MainThread"]
+        assert "not initialised when the wrapped function is called" in again.values["refused"]
+
+
+def test_reports_tell_the_whole_life_of_a_worker(tmp_path: Path) -> None:
+    """The contract with the agent: endpoint in READY only, fault in STOPPING, then READY again with a new endpoint."""
+    with start(tmp_path, "limited", Policy(1, 1)) as job:
+        job.wait_for_end()
+        reports: list[WorkerReport] = [report for _, report in job.reports]
+        ready, stopping = WorkerPhase.READY, WorkerPhase.STOPPING
+        phases = [(report.phase, report.iteration) for report in reports[:4]]
+        assert phases == [(ready, -1), (WorkerPhase.RUNNING, 0), (stopping, 0), (ready, 0)]
+        ports = [report.port for report in reports if report.phase is ready]
+        assert all(ports)
+        assert len(set(ports)) == len(ports)
+        assert {report.port for report in reports if report.phase is not ready} == {0}
+        assert [report.fault is not None for report in reports[:4]] == [False, False, True, False]

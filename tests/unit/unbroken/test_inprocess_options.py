@@ -1,0 +1,153 @@
+"""Options of the wrapper, and what the decorator itself does."""
+
+import datetime
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from unbroken import inprocess
+from unbroken.inprocess.call import CallWrapper
+from unbroken.inprocess.exception import NoAgentError
+
+SECONDS = {
+    "monitor_thread_interval": 1,
+    "monitor_process_interval": 1,
+    "heartbeat_interval": 1,
+    "progress_watchdog_interval": 1,
+    "soft_timeout": 60,
+    "hard_timeout": 90,
+    "heartbeat_timeout": 30,
+    "barrier_timeout": 120,
+    "completion_timeout": 120,
+    "last_call_wait": 1,
+    "termination_grace_time": 5,
+}
+
+
+def seconds(value: float) -> datetime.timedelta:
+    """Return a timedelta."""
+    return datetime.timedelta(seconds=value)
+
+
+def test_options_are_keyword_only_with_the_defaults_of_the_reference() -> None:
+    """2.1"""
+    parameters = inspect.signature(inprocess.Wrapper).parameters
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {name: parameters[name].default for name in SECONDS} == {k: seconds(v) for k, v in SECONDS.items()}
+    assert isinstance(parameters["abort"].default, inprocess.abort.AbortTorchDistributed)
+    assert parameters["enabled"].default is True
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initialize": 1}, "initialize: want Initialize or None, got 1 of type int"),
+        ({"abort": len}, "abort: want Abort or None"),
+        ({"finalize": "x"}, "finalize: want Finalize or None"),
+        ({"health_check": 1.0}, "health_check: want HealthCheck or None"),
+        ({"completion": 1}, "completion: want Completion or None"),
+        ({"terminate": 1}, "terminate: want Terminate or None"),
+        ({"soft_timeout": 60}, "soft_timeout: want timedelta, got 60 of type int"),
+        ({"last_call_wait": None}, "last_call_wait: want timedelta, got None"),
+        ({"enabled": 1}, "enabled: want bool, got 1"),
+        ({"store_kwargs": []}, "store_kwargs: want Mapping or None"),
+        ({"store_factory": "TCPStore"}, "store_factory: want a class or None"),
+        ({"monitor_process_logfile": 1}, "monitor_process_logfile: want str or None"),
+        ({"rank_assignment": 1}, "rank_assignment: want RankAssignment or None"),
+    ],
+)
+def test_option_of_a_wrong_type_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    """2.2"""
+    with pytest.raises(TypeError, match=message):
+        inprocess.Wrapper(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"soft_timeout": seconds(90)}, r"soft_timeout: want less than hard_timeout \(90 s\), got 90 s"),
+        ({"hard_timeout": seconds(120)}, r"hard_timeout: want less than barrier_timeout \(120 s\), got 120 s"),
+        ({"heartbeat_timeout": seconds(120)}, "heartbeat_timeout: want less than barrier_timeout"),
+        ({"heartbeat_interval": seconds(30)}, "heartbeat_interval: want less than heartbeat_timeout"),
+        ({"monitor_process_interval": seconds(30)}, "monitor_process_interval: want less than heartbeat_timeout"),
+        ({"monitor_thread_interval": seconds(60)}, "monitor_thread_interval: want less than soft_timeout"),
+        ({"progress_watchdog_interval": seconds(60)}, "progress_watchdog_interval: want less than soft_timeout"),
+        ({"soft_timeout": seconds(0)}, "soft_timeout: want more than 0 seconds, got 0"),
+        ({"last_call_wait": seconds(-1)}, "last_call_wait: want more than 0 seconds, got -1"),
+        ({"monitor_process_logfile": "log"}, "monitor_process_logfile: want an absolute path, got 'log'"),
+        ({"rank_assignment": inprocess.rank_assignment.ShiftRanks()}, "minReplicas, world and topology"),
+        ({"rank_filter": inprocess.rank_assignment.MaxActiveWorldSize(2)}, "world.maxRanks"),
+    ],
+)
+def test_option_out_of_order_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    """2.2, 2.25"""
+    with pytest.raises(ValueError, match=message):
+        inprocess.Wrapper(**options)
+
+
+def test_disabled_wrapper_returns_the_function_itself() -> None:
+    """2.3"""
+
+    def train() -> None: ...
+
+    assert inprocess.Wrapper(enabled=False)(train) is train
+
+
+def test_wrapped_function_keeps_its_metadata() -> None:
+    """2.3"""
+
+    def train(one: int) -> int:
+        """Train."""
+        return one
+
+    wrapped = inprocess.Wrapper()(train)
+    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("train", "Train.", train)  # type: ignore[attr-defined]
+
+
+def test_generator_and_coroutine_are_refused() -> None:
+    """What runs after the call returns cannot be restarted."""
+
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    for function in (coroutine, generator):
+        with pytest.raises(TypeError, match="want one that runs when it is called"):
+            inprocess.Wrapper()(function)
+
+
+def test_call_without_an_agent_says_how_to_start_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No environment is an error that helps."""
+    monkeypatch.delenv("UNBROKEN_DIR", raising=False)
+    with pytest.raises(NoAgentError, match="unbroken run --pods"):
+        inprocess.Wrapper()(lambda: None)()
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    """The import is cheap."""
+    import subprocess
+    import sys
+
+    code = "import sys, unbroken.inprocess; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "False\n"
+
+
+def test_call_wrapper_is_given_where_it_is_annotated() -> None:
+    """2.9: CallWrapper and Optional[CallWrapper], by any spelling of the annotation."""
+    from unbroken.inprocess.parameters import bind_by_annotation
+
+    def plain(one: int, call: CallWrapper, two: int = 2) -> None: ...
+
+    def optional(call: CallWrapper | None = None, *, also: "inprocess.CallWrapper") -> None: ...
+
+    def without(one: int) -> None: ...
+
+    given = object()
+    assert bind_by_annotation(plain, (1,), {}, CallWrapper, given) == ((1, given, 2), {})
+    assert bind_by_annotation(optional, (), {}, CallWrapper, given) == ((given,), {"also": given})
+    assert bind_by_annotation(without, (1,), {}, CallWrapper, given) == ((1,), {})
+    with pytest.raises(TypeError, match="missing a required argument: 'one'"):
+        bind_by_annotation(plain, (), {}, CallWrapper, given)

@@ -1,0 +1,296 @@
+"""The parts of the wrapper that decide without a socket."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken import inprocess
+from unbroken.inprocess import failure
+from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
+from unbroken.inprocess.environment import Place, read_place, variables
+from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
+from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
+from unbroken.inprocess.initialize import RetryController
+from unbroken.inprocess.link import Orders
+from unbroken.inprocess.progress import Progress
+from unbroken.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    MaxActiveWorldSize,
+    RankAssignmentCtx,
+    RankDiscarded,
+    ShiftRanks,
+)
+from unbroken.inprocess.state import FrozenState, Mode, State
+from unbroken_core import stamps
+from unbroken_core.messages import Enter, Leave
+from unbroken_core.reasons import Cause
+
+PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
+
+
+def enter(iteration: int, rank: int | None = 3) -> Enter:
+    """Return a plan."""
+    return Enter(generation=1, iteration=iteration, rank=rank, world_size=4, master_host="127.0.1.1", master_port=4000)
+
+
+def leave(iteration: int) -> Leave:
+    """Return an end."""
+    return Leave(iteration, Cause.EXCEPTION, 0, "")
+
+
+def assign(step: Any, rank: int, world_size: int, dead: set[int]) -> State:
+    """Return the state after one step."""
+    state: State = step(RankAssignmentCtx(State(rank=rank, world_size=world_size), None, set(dead))).state
+    return state
+
+
+def test_shift_ranks_keeps_the_order_and_discards_the_dead() -> None:
+    """0.1, 0.2, 0.5, 0.10, 0.11"""
+    dead = {1, 4, 5}
+    survivors = [assign(ShiftRanks(), rank, 8, dead) for rank in range(8) if rank not in dead]
+    assert [(state.rank, state.world_size) for state in survivors] == [(rank, 5) for rank in range(5)]
+    ctx = RankAssignmentCtx(State(rank=0, world_size=8), None, set(dead))
+    assert ShiftRanks()(ctx) is ctx
+    assert ctx.terminated_ranks == set()
+    for rank in dead:
+        with pytest.raises(
+            RankDiscarded, match=rf"rank {rank} was discarded: terminated ranks are \[1, 4, 5\]"
+        ) as caught:
+            assign(ShiftRanks(), rank, 8, dead)
+        assert isinstance(caught.value, RestartError)
+
+
+def test_all_ranks_are_activated() -> None:
+    """0.6"""
+    state = assign(ActivateAllRanks(), 2, 4, set())
+    assert (state.mode, state.active_rank, state.active_world_size) == (Mode.ACTIVE, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "rank", "expected"),
+    [(2, 1, (Mode.ACTIVE, 1, 2)), (2, 2, (Mode.INACTIVE, None, 2)), (None, 3, (Mode.ACTIVE, 3, 4))],
+)
+def test_active_world_is_limited(limit: int | None, rank: int, expected: tuple[Mode, int | None, int]) -> None:
+    """0.7, 0.8"""
+    state = assign(MaxActiveWorldSize(limit), rank, 4, set())
+    assert (state.mode, state.active_rank, state.active_world_size) == expected
+    assert state.world_size == 4
+
+
+def test_active_world_is_a_multiple_also_after_a_limit() -> None:
+    """0.9: chains, and the result may be 0."""
+    chain = inprocess.Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(3))
+    assert assign(chain, 1, 4, set()).active_world_size == 2
+    assert assign(ActiveWorldSizeDivisibleBy(8), 1, 4, set()).active_world_size == 0
+
+
+def test_compose_calls_from_right_to_left_and_is_of_the_common_class() -> None:
+    """2.1: a composition passes the type check of its parts."""
+    calls: list[str] = []
+
+    class One(inprocess.initialize.Initialize):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, state: FrozenState) -> FrozenState:
+            calls.append(self.name)
+            return state
+
+    composed = inprocess.Compose(One("a"), One("b"), RetryController())
+    state = State(rank=0, world_size=1, active_world_size=1).freeze()
+    assert composed(state) is state
+    assert calls == ["b", "a"]
+    assert isinstance(composed, inprocess.initialize.Initialize)
+    inprocess.Wrapper(initialize=composed)
+    with pytest.raises(TypeError, match="want at least one callable"):
+        inprocess.Compose()
+
+
+def test_frozen_state_rejects_mutation_and_carries_any_exception() -> None:
+    """0.46, 2.20: the exception is handed over, not copied."""
+
+    class ThreeArguments(Exception):
+        def __init__(self, one: int, two: int, three: int) -> None: ...
+
+    error = ThreeArguments(1, 2, 3)
+    frozen = State(rank=0, world_size=2, fn_exception=error).freeze()
+    assert frozen.fn_exception is error
+    assert frozen.without_exception().fn_exception is None
+    with pytest.raises(AttributeError):
+        frozen.rank = 1  # type: ignore[misc]
+
+
+def test_state_advances_and_forgets_the_exception() -> None:
+    """0.4, 2.17"""
+    state = State(rank=1, world_size=2, fn_exception=ValueError())
+    state.advance()
+    assert (state.iteration, state.fn_exception, state.initial_rank, state.initial_world_size) == (1, None, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("controller", "text"),
+    [
+        (RetryController(max_iterations=4), "max_iterations: want an iteration below 4, got 4"),
+        (RetryController(min_world_size=9), "min_world_size: want at least 9, got 8"),
+        (RetryController(min_active_world_size=7), "min_active_world_size: want at least 7, got 6"),
+    ],
+)
+def test_retry_controller_ends_the_call_past_its_limits(controller: RetryController, text: str) -> None:
+    """2.20"""
+    with pytest.raises(RestartAbort, match=text):
+        controller(State(rank=0, world_size=8, active_world_size=6, iteration=4).freeze())
+    state = State(rank=0, world_size=9, active_world_size=9, iteration=3).freeze()
+    assert controller(state) is state
+
+
+def test_fault_counter_counts_only_this_process() -> None:
+    """2.20"""
+    counter = FaultCounter(max_rank_faults=1)
+    calm, failed = State(rank=0, world_size=1).freeze(), State(rank=0, world_size=1, fn_exception=ValueError()).freeze()
+    for state in (calm, failed, calm):
+        counter(state)
+    with pytest.raises(FaultCounterExceeded, match="want at most 1, got 2"):
+        counter(failed)
+
+
+def test_interruption_record_reads_its_own_text() -> None:
+    """2.21"""
+    record = InterruptionRecord(3, Interruption.SOFT_TIMEOUT)
+    assert InterruptionRecord.from_str(repr(record)) == record
+    with pytest.raises(ValueError, match="want the text of its repr"):
+        InterruptionRecord.from_str("rank=1")
+    text = format_interruption_records([record, InterruptionRecord(1, Interruption.SOFT_TIMEOUT)])
+    assert text == "Interruption.SOFT_TIMEOUT on ranks=[1, 3]"
+
+
+def test_variables_are_those_of_torchrun() -> None:
+    """2.8"""
+    assert variables(PLACE, enter(iteration=2), "job") == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "127.0.1.1",
+        "MASTER_PORT": "4000",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "2",
+        "TORCHELASTIC_RUN_ID": "job",
+    }
+
+
+def test_place_needs_the_launchers_variables() -> None:
+    """Bad input says which variable."""
+    with pytest.raises(NoAgentError, match="UNBROKEN_LOCAL_RANK: want a number"):
+        read_place({"UNBROKEN_DIR": "/x", "UNBROKEN_LOCAL_RANK": "one"})
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_over"),
+    [
+        (Orders(), False),
+        (Orders(enter=enter(2)), False),
+        (Orders(enter=enter(2), leave=leave(1)), False),
+        (Orders(enter=enter(2), leave=leave(2)), True),
+        (Orders(enter=enter(3)), True),
+    ],
+)
+def test_iteration_is_over_by_an_end_or_by_a_newer_plan(orders: Orders, is_over: bool) -> None:
+    """A Leave that was missed while the agent restarted changes nothing."""
+    assert orders.has_left(2) is is_over
+
+
+def test_dropped_exception_frees_the_locals_of_its_frames() -> None:
+    """0.47, 2.17: also those of its cause, its context and a group's members."""
+    import weakref
+
+    class Tensor: ...
+
+    alive: list[weakref.ref[Tensor]] = []
+
+    def fail() -> None:
+        tensor = Tensor()
+        alive.append(weakref.ref(tensor))
+        raise ValueError("inner")
+
+    def chain() -> None:
+        tensor = Tensor()
+        alive.append(weakref.ref(tensor))
+        try:
+            fail()
+        except ValueError as error:
+            raise RuntimeError("outer") from error
+
+    kept: list[BaseException] = []
+    try:
+        chain()
+    except RuntimeError as error:
+        kept.append(error)
+    assert [reference() is None for reference in alive] == [False, False]
+    failure.drop(kept[0])
+    assert [reference() is None for reference in alive] == [True, True]
+
+
+def test_fault_is_described_in_one_bounded_line() -> None:
+    """0.46: whatever the exception's class does."""
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    assert failure.describe(Odd()) == "Odd: (its text cannot be shown)"
+    assert failure.describe(ValueError("two\nlines")) == "ValueError: two lines"
+    assert len(failure.describe(ValueError("x" * 10_000))) == 2000
+    assert failure.describe(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def read_slot(path: Path) -> stamps.Slot:
+    """Return slot 1."""
+    return stamps.unpack_slot(path.read_bytes(), 1)
+
+
+def test_progress_writes_its_slot_and_no_other(tmp_path: Path) -> None:
+    """2.7, 2.23: flags say when timeouts apply; the first ping of an iteration arms the manual timeout."""
+    path = tmp_path / "stamps"
+    path.write_bytes(stamps.pack_header(3).ljust(stamps.page_bytes(3), b"\0"))
+    progress = Progress(local_rank=1, incarnation=4)
+    assert progress.ping(1) is False
+    progress.attach(path)
+    assert (read_slot(path).incarnation, read_slot(path).flags, read_slot(path).step) == (4, 0, -1)
+    progress.begin(iteration=7)
+    assert (read_slot(path).iteration, read_slot(path).flags) == (7, stamps.FLAG_IN_FUNCTION)
+    assert [progress.ping(5), progress.ping(6)] == [True, False]
+    assert read_slot(path).flags == stamps.FLAG_IN_FUNCTION | stamps.FLAG_PING_ARMED
+    assert (read_slot(path).step, read_slot(path).ping_ns > 0) == (6, True)
+    progress.set_protection(is_on=False)
+    assert read_slot(path).flags & stamps.FLAG_PROTECTION_OFF
+    progress.end()
+    assert read_slot(path).flags == 0
+    page = path.read_bytes()
+    assert stamps.unpack_slot(page, 0) == stamps.unpack_slot(page, 2) == stamps.Slot(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_progress_stops_in_a_forked_child_and_refuses_a_strange_page(tmp_path: Path) -> None:
+    """A child's stamps would say that its parent lives."""
+    path = tmp_path / "stamps"
+    path.write_bytes(stamps.pack_header(2).ljust(stamps.page_bytes(2), b"\0"))
+    progress = Progress(local_rank=1, incarnation=0)
+    progress.attach(path)
+    progress.begin(0)
+    before = path.read_bytes()
+    progress.forget()
+    progress.ping(9)
+    progress.beat()
+    assert path.read_bytes() == before
+    path.unlink()
+    path.write_bytes(struct.pack("<2Q", 1, 1).ljust(4096, b"\0"))
+    with pytest.raises(inprocess.exception.InternalError, match="want a page of stamps with slot 1"):
+        Progress(local_rank=1, incarnation=0).attach(path)
