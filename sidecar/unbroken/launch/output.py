@@ -78,6 +78,10 @@ class LogFile:
         parent.mkdir(parents=True, exist_ok=True)
         self.path, self._descriptor = _create_new(parent, str(incarnation))
 
+    def fileno(self) -> int:
+        """Descriptor of the file."""
+        return self._descriptor
+
     def write(self, data: bytes) -> None:
         """Append. Raises OSError."""
         view = memoryview(data)

@@ -74,7 +74,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise InputError(message)
+        raise InputError(f"{message}; `unbroken run --help` lists all options")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="unbroken run",
         description="Run a training script on this machine as a job that survives faults.",
         epilog=_EPILOG,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     shape = parser.add_argument_group("shape of the job")

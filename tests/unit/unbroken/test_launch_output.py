@@ -79,6 +79,15 @@ def test_log_of_a_former_process_is_never_overwritten(tmp_path: Path) -> None:
     assert names == {"0.log": b"0", "0.1.log": b"1", "0.2.log": b"2"}
 
 
+def test_full_disk_is_told_once_and_ends_the_log_but_not_the_output(pipes: Pipes) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, pipes.file.fileno())
+    os.close(full)
+    shown = pipes.write(b"one\n", b"two\n")
+    assert shown.count(b"No space left on device; this log ends here, the console goes on") == 1
+    assert shown.endswith(b"[p/1] one\n[p/1] two\n")
+
+
 def test_console_that_is_gone_costs_the_output_and_nothing_else(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     console = Console(write_end)

@@ -1,0 +1,101 @@
+"""Options and narration of `unbroken run`, and the packages that an init container copies."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unbroken.install import install
+from unbroken.run.narration import narrate
+from unbroken.run.options import read_options
+from unbroken_core.errors import InputError
+from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.settings import DEFAULT_RUNGS, RungBudget
+
+
+def test_script_becomes_a_job_of_its_name() -> None:
+    options = read_options(["--pods", "4", "--spares", "1", "--ranks-per-pod", "2", __file__, "--epochs", "3"])
+    settings = options.settings
+    assert (settings.job, settings.replicas, settings.spares, settings.ranks_per_pod) == ("test-run-options", 4, 1, 2)
+    assert options.command[1:] == (__file__, "--epochs", "3")
+    assert (settings.rungs, settings.layers, options.domains) == (DEFAULT_RUNGS, (), ((),) * 5)
+
+
+def test_rungs_have_limits_and_windows() -> None:
+    rungs = read_options(["--rungs", "process:3/60,pod:1,world", "true"]).settings.rungs
+    assert rungs == (RungBudget(Rung.PROCESS, 3, 60.0), RungBudget(Rung.POD, 1), RungBudget(Rung.WORLD))
+
+
+def test_each_pod_is_a_domain_of_its_own_unless_told() -> None:
+    options = read_options(["--pods", "2", "--layers", "rack,host", "true"])
+    assert options.domains == (("rack-0", "host-0"), ("rack-0", "host-1"))
+    options = read_options(["--pods", "2", "--layers", "rack,host", "--domains", "r1/a,r2/b", "true"])
+    assert options.domains == (("r1", "a"), ("r2", "b"))
+
+
+def test_hard_and_barrier_timeout_follow_the_soft_one() -> None:
+    timeouts = read_options(["--soft-timeout", "100", "true"]).settings.timeouts
+    assert (timeouts.soft_s, timeouts.hard_s, timeouts.barrier_s) == (100.0, 150.0, 300.0)
+
+
+HELP = "; `unbroken run --help` lists all options"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "script: want `unbroken run [options] script.py [arguments]`, got no script"),
+        (["no-such.py"], "script: want a Python file, got 'no-such.py', which is not there"),
+        (["no-such-command"], "script: want a .py file or a command that is in PATH, got 'no-such-command'"),
+        (["--podz", "2", "true"], f"unrecognized arguments: --podz{HELP}"),
+        (["--pods", "x", "true"], f"argument --pods: invalid int value: 'x'{HELP}"),
+        (["--pods", "300", "true"], "--pods, --spares: want at most 250 pods on one machine, got 300"),
+        (["--pods", "2", "--min-pods", "3", "true"], "minReplicas: want 1 to replicas (2), got 3"),
+        (["--layers", "a,,b", "true"], "--layers: want names with commas between them, got 'a,,b'"),
+        (["--domains", "a", "true"], "--domains: want --layers with the names of the layers, got only --domains a"),
+        (["--layers", "a", "--domains", "x/y", "true"], "--domains: want A for each pod, got 'x/y'"),
+        (["--job", "Digits", "true"], "--job: want lower-case letters, digits and dashes, at most 52, got 'Digits'"),
+    ],
+)
+def test_bad_option_says_what_was_seen_and_wanted(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_options(arguments)
+    assert str(caught.value) == message
+
+
+STATUS = JobStatus(PROTOCOL, "j", 1, 1, JobPhase.RUNNING, Reason.TRAINING, "", 0, 8, 2, 0, (), {}, {}, (), -1, None)
+RECOVERY = Recovery(
+    1, Cause.PROCESS_SIGNAL, Rung.POD, 3, "j-1", "n", "", "killed", 0, 1, ("j-4",), {"stop": 0.02, "plan": 1.5}, "x", ""
+)
+
+
+def test_recovery_is_told_from_fault_to_end() -> None:
+    broken = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(RECOVERY,))
+    healed = replace(STATUS, iteration=1, recoveries=(replace(RECOVERY, ended_at="y"),))
+    assert narrate(None, STATUS) == ["training: iteration 0, 8 ranks, 2 spare"]
+    assert narrate(STATUS, STATUS) == []
+    assert narrate(STATUS, broken) == ["fault 1: process-signal of rank 3 in j-1: killed"]
+    assert narrate(broken, healed) == [
+        "recovered 1: rung pod, j-4 took over in 1.5 s (stop 20 ms, plan 1.5 s)",
+        "training: iteration 1, 8 ranks, 2 spare",
+    ]
+
+
+def test_installed_packages_are_whole_and_importable_and_replace_older_ones(tmp_path: Path) -> None:
+    install(tmp_path)
+    stale = tmp_path / "unbroken" / "stale.py"
+    stale.touch()
+    install(tmp_path)
+    assert not stale.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["unbroken", "unbroken_core"]
+    source = Path(install.__code__.co_filename).parents[1]
+    names = {path.relative_to(source) for path in source.rglob("*.py")}
+    assert {path.relative_to(tmp_path / "unbroken") for path in (tmp_path / "unbroken").rglob("*.py")} == names
+
+
+def test_install_into_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(InputError, match=r"file: want a folder that can be written"):
+        install(path)
