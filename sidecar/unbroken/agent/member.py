@@ -345,8 +345,9 @@ class Member:
             self._exit_by_s = now_s + self.orders.shutdown_grace_s + 2 * _LAST_WORD_S
         if self._exit_by_s is None:
             return []
-        is_over = self.standing.finish is not None or self._is_terminated
-        if (is_over and self._is_launcher_lost) or now_s >= self._exit_by_s:
+        is_released = self._is_terminated and not self._has_launcher
+        is_over = self.standing.finish is not None and self._is_launcher_lost
+        if is_released or is_over or now_s >= self._exit_by_s:
             return [Exit(0)]
         return []
 

@@ -398,6 +398,10 @@ def test_sigterm_is_told_and_the_agent_ends_with_the_launcher() -> None:
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
 
 
+def test_sigterm_ends_an_agent_without_a_launcher_at_once() -> None:
+    assert Exit(0) in Pod().member.step(Terminated(), 1000.0)
+
+
 @pytest.mark.parametrize(("outcome", "code", "grace_s"), [(JobPhase.COMPLETE, 0, 600.0), (JobPhase.FAILED, 1, 5.0)])
 def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, code: int, grace_s: float) -> None:
     pod = Pod()

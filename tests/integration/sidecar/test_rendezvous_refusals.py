@@ -1,0 +1,130 @@
+"""The rendezvous as a process: what strangers and broken agents send it is refused, counted, and changes nothing."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from unbroken.run.addresses import AddressBlock
+from unbroken_core import wire
+from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, Welcome
+from unbroken_core.settings import JobSettings
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+LIMIT_S = 60.0
+HELLO = wire.encode(Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0", 1))
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Start a rendezvous; return its address."""
+    (tmp_path / "token").write_text(TOKEN)
+    block = AddressBlock()
+    host = block.rendezvous
+    environment = {
+        **os.environ,
+        "UNBROKEN_SETTINGS": wire.settings_to_json(JobSettings("digits")),
+        "UNBROKEN_TOKEN_FILE": str(tmp_path / "token"),
+        "UNBROKEN_LISTEN": f"{host}:29600",
+        "UNBROKEN_METRICS_LISTEN": f"{host}:29601",
+    }
+    process = subprocess.Popen([sys.executable, "-m", "unbroken.rendezvous"], env=environment)
+    yield host
+    process.terminate()
+    assert process.wait(LIMIT_S) == 0
+    block.release()
+
+
+async def wait_until_up(session: aiohttp.ClientSession, host: str) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            async with session.get(f"http://{host}:29601/healthz") as response:
+                assert await response.text() == "ok\n"
+                return
+        except aiohttp.ClientConnectionError:
+            assert time.monotonic() < until_s
+            await asyncio.sleep(0.02)
+
+
+async def talk(session: aiohttp.ClientSession, host: str, *frames: str | bytes) -> tuple[list[str], int | None]:
+    """Send frames as one agent; return the texts that came back and the close code."""
+    texts: list[str] = []
+    async with session.ws_connect(f"http://{host}:29600/v1/agents") as connection:
+        for frame in frames:
+            # What is too large is cut off before all of it was sent.
+            with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+                await (connection.send_str(frame) if isinstance(frame, str) else connection.send_bytes(frame))
+        async for message in connection:
+            texts.append(str(message.data))
+        return texts, connection.close_code
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason", "code"),
+    [
+        pytest.param(["not json"], "malformed", 1008, id="not JSON"),
+        pytest.param([b"\x00\x01"], "malformed", 1008, id="binary"),
+        pytest.param(["[]"], "malformed", 1008, id="no object"),
+        pytest.param([json.dumps({"type": "Hello", "protocol": 1})], "malformed", 1008, id="fields missing"),
+        pytest.param(["x" * (10 << 20)], "too-large", 1009, id="10 MB"),
+        pytest.param([wire.encode(Heartbeat(1))], "out-of-place", 1008, id="heartbeat before hello"),
+        pytest.param([HELLO, HELLO], "out-of-place", 1008, id="second hello"),
+    ],
+)
+def test_bad_message_closes_its_connection_and_is_counted(
+    address: str, frames: list[str | bytes], reason: str, code: int
+) -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await wait_until_up(session, address)
+            _, close_code = await talk(session, address, *frames)
+            assert close_code in (code, 1006)
+            async with session.get(f"http://{address}:29601/metrics") as response:
+                counts = dict(re.findall(r'unbroken_refused_total{reason="(.*?)"} (\d)', await response.text()))
+            assert {name: count for name, count in counts.items() if count != "0"} == {reason: "1"}
+            # Others are not disturbed.
+            async with session.ws_connect(f"http://{address}:29600/v1/agents") as connection:
+                await connection.send_str(HELLO)
+                assert isinstance(wire.decode((await connection.receive(LIMIT_S)).data, Welcome), Welcome)
+
+    asyncio.run(scenario())
+
+
+def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await wait_until_up(session, address)
+            texts, _ = await talk(session, address, HELLO.replace('"job":"digits"', '"job":"mnist"'))
+            assert len(texts) == 1
+            assert json.loads(texts[0])["type"] == "Refused"
+            assert "digits" in json.loads(texts[0])["reason"]
+
+    asyncio.run(scenario())
+
+
+def test_status_waits_for_a_change(address: str) -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await wait_until_up(session, address)
+            url = f"http://{address}:29600/v1/status"
+            async with session.get(url) as response:
+                known = json.loads(await response.text())
+            query = {"after": str(known["revision"]), "generation": str(known["generation"]), "timeout": "50"}
+            waiting = asyncio.create_task(session.get(url, params=query))
+            async with session.ws_connect(f"http://{address}:29600/v1/agents") as connection:
+                await connection.send_str(HELLO)
+                async with await asyncio.wait_for(waiting, 40) as response:
+                    newer = json.loads(await response.text())
+            assert newer["revision"] > known["revision"]
+
+    asyncio.run(scenario())
