@@ -6,8 +6,9 @@ From the instant of the fault (CLOCK_MONOTONIC, read by the failing worker) unti
 their first collective after the restart.
 
 - unbroken: `unbroken run` with one pod of N workers: real rendezvous, agent and launcher. The launcher starts each
-  worker as a process of its own, which imports torch itself; nobody is forked. A killed worker is not replaced here
-  (rungs in-process and world), as the peer does not replace it either.
+  worker as a process of its own, which imports torch itself; nobody is forked. For a kill there are N pods of one
+  worker, each with its agent and launcher; the killed one is not replaced (rungs in-process and world), as the peer
+  does not replace it either.
 - nvrx-default, nvrx-tight: nvidia-resiliency-ext 0.4.1 with an added Abort that frees gloo; default options, and every
   interval 10 ms with last_call_wait 0. nvrx-documented: as it comes, with a gloo timeout of 10 s. Its workers are
   forked from a process that has imported torch, and one c10d store serves all iterations. c10d's reverse DNS lookups,
@@ -71,7 +72,9 @@ def command(job: Job) -> list[str]:
     if job.system == "unbroken":
         options = ["--pods", "1", "--ranks-per-pod", str(job.size), "--quiet"]
         if job.kind == "kill":
-            options += ["--rungs", "in-process,world", "--min-ranks-per-pod", "1"]
+            # A pod is lost whole with its worker.
+            options = ["--pods", str(job.size), "--ranks-per-pod", "1", "--quiet"]
+            options += ["--rungs", "in-process,world", "--min-pods", "1", "--max-replacements", "0"]
         return [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "recovery_unbroken.py")]
     python = sys.executable if job.system == "floor" else str(peer_python())
     return [python, str(HERE / "recovery_peers.py"), job.system, str(job.size)]
