@@ -138,7 +138,7 @@ def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
 
 
 def _interruption(recovery: Recovery) -> dict[str, Any]:
-    return _without_none(
+    return _without_empty(
         {
             "time": recovery.started_at,
             "cause": recovery.cause.value,
@@ -152,7 +152,7 @@ def _interruption(recovery: Recovery) -> dict[str, Any]:
 
 
 def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
-    return _without_none(
+    return _without_empty(
         {
             "generation": generation,
             "number": recovery.number,
@@ -176,5 +176,6 @@ def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
     return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
 
 
-def _without_none(item: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if value is not None}
+def _without_empty(item: dict[str, Any]) -> dict[str, Any]:
+    # Kubernetes 1.20 takes an empty string for null and refuses the whole status.
+    return {key: value for key, value in item.items() if value is not None and value != ""}

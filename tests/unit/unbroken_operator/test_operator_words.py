@@ -67,6 +67,17 @@ def test_the_written_status_is_what_the_schema_allows() -> None:
     Status.model_validate_json(json.dumps(status))
 
 
+def test_what_is_unknown_of_a_recovery_is_left_out_since_an_old_api_server_refuses_empty_strings() -> None:
+    world = running_world()
+    say(world, recoveries=(dataclasses.replace(a_recovery(), domain="", detail="", rank=None),))
+    world.settle()
+    status = world.job["status"]
+    unknown = {"domain", "detail", "rank"}
+    assert unknown.isdisjoint(status["lastInterruption"])
+    assert "" not in status["lastInterruption"].values()
+    assert unknown.isdisjoint(status["lastRecovery"])
+
+
 def test_a_recovery_is_told_once_with_culprit_cause_rung_and_seconds() -> None:
     world = running_world()
     running = a_recovery(ended_at="")
