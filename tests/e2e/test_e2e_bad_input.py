@@ -27,10 +27,24 @@ def changed(path: str, value: Any) -> Json:
     return document
 
 
+def test_unknown_field_is_refused_at_apply_or_dropped_by_an_old_api_server(bench: Bench) -> None:
+    async def scenario() -> None:
+        async with bench.namespace("unknown-field") as namespace:
+            refusal = await bench.refusal(namespace, changed("spec.replica", 3))
+            if bench.has_rules:
+                assert refusal is not None
+                assert "replica" in refusal
+                return
+            assert refusal is None
+            stored = json.loads(await bench.cluster.kubectl("get", "rtj", "bad", "-n", namespace, "-o", "json"))
+            assert "replica" not in stored["spec"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        pytest.param("spec.replica", 3, "replica", id="unknown field"),
         pytest.param("spec.replicas", "four", "replicas", id="wrong type"),
         pytest.param("spec.template", {}, "template", id="empty template"),
         pytest.param("spec.template.spec.containers.0.image", None, "image", id="missing image"),
@@ -51,7 +65,7 @@ def test_malformed_job_is_refused_at_apply(bench: Bench, path: str, value: Any, 
     ("path", "value", "named"),
     [
         pytest.param("spec.minReplicas", 2, "minReplicas", id="minReplicas above replicas"),
-        pytest.param("spec.timeouts.softSeconds", 6, "softSeconds", id="soft not below hard"),
+        pytest.param("spec.timeouts.softSeconds", 6, "soft", id="soft not below hard"),
         pytest.param("spec.template.spec.containers.0.command", None, "command", id="missing command"),
         pytest.param("metadata.name", "n" * 60, "name", id="name too long for its pods"),
     ],
