@@ -52,7 +52,7 @@ class TreePlan:
     origins: dict[int, Domain] = field(default_factory=dict, repr=False)
     """Innermost domain from which a replaced, filled or lost rank came, by leaf; others stayed where they were."""
     barred: tuple[Domain, ...] = field(default=(), repr=False)
-    """Domains below their minimum that gave up ranks in this plan."""
+    """Domains that changed since the last plan and are below their minimum."""
     broken_spares: tuple[tuple[str, ...], ...] = ()
     """Paths of the innermost domains that were wholly spare, and of which this plan used a part."""
     shortfall: str = ""

@@ -125,9 +125,11 @@ def _lost_or_barred(tree: Ranked, draft: Draft) -> list[int]:
     rank_of = tree.rank_of
     found = {leaf: None for leaf in tree.vacating if tree.is_lost[leaf] and rank_of[leaf] >= 0}
     for domain in tree.suspects:
-        if not domain.is_barred or not domain.active:
+        if not domain.is_barred:
             continue
         draft.barred[domain] = None
+        if not domain.active:
+            continue
         for host in domain.innermost():
             span = range(host.first, host.first + host.size)
             found.update((leaf, None) for leaf in span if rank_of[leaf] >= 0)

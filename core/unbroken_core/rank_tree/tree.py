@@ -220,11 +220,10 @@ class RankTree:
             return sorted(leaves)
         return sorted(leaves, key=self._tree_key)
 
-    def barred_leaves(self) -> Iterator[int]:
-        """Yield the healthy workers of all domains that are below their minimum, in tree order."""
-        for host in self.root.innermost():
-            if not host.is_usable():
-                yield from (leaf for leaf in range(host.first, host.first + host.size) if not self.is_lost[leaf])
+    def leaves_below(self, domain: Domain) -> Iterator[int]:
+        """Yield all leaves of a domain, in tree order."""
+        for host in domain.innermost():
+            yield from range(host.first, host.first + host.size)
 
     # ---------------------------------------------------------------------------------------------------- internals
 

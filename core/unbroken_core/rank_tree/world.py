@@ -77,8 +77,8 @@ class RankedWorld:
         except InputError:
             tree.restore_leaves(leaves)
             raise
-        if plan.shortfall or plan.barred:
-            tree.lose_leaves(list(tree.barred_leaves()))
+        barred = (tree.root,) if plan.shortfall else plan.barred
+        tree.lose_leaves([leaf for domain in barred for leaf in tree.leaves_below(domain)])
         self._living = [leaf for leaf in self._living if not tree.is_lost[leaf]]
         return plan
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +12,8 @@ from unbroken_core.rank_tree.world import RankedWorld
 
 Path = tuple[str, ...]
 Rule = Callable[[int], int]
+Serve = Callable[[Any, Path, dict[int, int]], bool]
+Where = Callable[[Any], Path]
 
 
 class Model:
@@ -142,7 +144,7 @@ class Model:
                     blocks += [c for c in self.children(block) if any(worker in vacant for worker in self.members(c))]
         self.match(region, sorted(singles), vacant, self.replace_worker, lambda worker: self.paths[worker])
 
-    def match(self, region, requests, vacant, serve, place):  # type: ignore[no-untyped-def]
+    def match(self, region: Path, requests: list[Any], vacant: dict[int, int], serve: Serve, place: Where) -> list[Any]:
         """Nearest first; when not all find a spare, as many of the first requests as could be served, again nearest."""
         before = (dict(self.rank), dict(vacant))
         unserved = self.one_pass(region, requests, vacant, serve, place)
@@ -156,7 +158,9 @@ class Model:
             unserved += self.one_pass(region, rest, vacant, serve, place)
         return unserved
 
-    def one_pass(self, region, requests, vacant, serve, place):  # type: ignore[no-untyped-def]
+    def one_pass(
+        self, region: Path, requests: list[Any], vacant: dict[int, int], serve: Serve, place: Where
+    ) -> list[Any]:
         pending = list(requests)
         # The nearest neighbourhood is the domain around the request; of a single worker its own innermost domain.
         depth = max((len(place(request)) for request in pending), default=0)
