@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
@@ -92,7 +92,8 @@ class Server:
             return _decode(frame.data, expected)
         if frame.type is WSMsgType.BINARY:
             raise _Refused(Refusal.MALFORMED, "frame: want text, got binary")
-        if connection.close_code == WSCloseCode.MESSAGE_TOO_BIG:
+        error = frame.data if frame.type is WSMsgType.ERROR else None
+        if isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG:
             raise _Refused(Refusal.TOO_LARGE, f"message: want at most {MAX_AGENT_MESSAGE_BYTES} bytes, got more")
         return None
 

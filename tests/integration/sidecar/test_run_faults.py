@@ -50,7 +50,7 @@ def test_spare_takes_over_a_killed_pod_in_local_order(start_job: Start, workload
         assert (after[0], after[1]) == (before[0], before[1])
     promoted = next(pod for pod in job.status()["pods"] if pod["ranks"] == [2, 3])
     assert promoted["pod"] == spare["pod"]
-    assert f"{pod['pod']} was killed by SIGKILL: replaced by" in job.text()
+    job.wait_for(lambda: f"{pod['pod']} was killed by SIGKILL: replaced by" in job.text(), "replacement")
     assert job.complete() == 0
 
 
