@@ -18,7 +18,8 @@ def while_forming(job: Job, now_s: float) -> None:
     elif job.last_call_s is None:
         job.last_call_s = now_s
     startup_end_s = job.started_s + settings.timeouts.startup_s
-    job.wake(startup_end_s)
+    if now_s < startup_end_s:
+        job.wake(startup_end_s)
     if _is_hopeless(job):
         finish(job, JobPhase.FAILED, Reason.FAILED_BEFORE_READY, hopeless_text(job) + "; " + _count_text(job))
     elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):

@@ -5,6 +5,7 @@ from unbroken_core.errors import assert_never
 from unbroken_core.forming import first_outcome, hopeless_text
 from unbroken_core.history import FaultRecord, Incident
 from unbroken_core.job import Interruption, Job
+from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
 from unbroken_core.planning import cut_plan, finish, late_fault
@@ -159,6 +160,9 @@ def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) 
     census = job.census
     if not census.leaving or interruption.job_rung_at_s is not None:
         return False
+    _release_passed_over(job, interruption, now_s)
+    if not census.leaving:
+        return False
     deadline_s = interruption.at_s + job.settings.timeouts.barrier_s
     if now_s < deadline_s:
         job.wake(deadline_s)
@@ -177,6 +181,27 @@ def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) 
                 condemn(job, member, place)
     # What is left is away and has its own, shorter grace.
     return bool(census.leaving)
+
+
+def _release_passed_over(job: Job, interruption: Interruption, now_s: float) -> None:
+    """Believe those to be ready who say so long after they were told to leave.
+
+    An agent that takes a Plan and the Interrupt of that plan at once never enters it, and its workers stay READY
+    without having been in the iteration. A word of the agent from well after the order shows that this was so.
+    """
+    patience_s = heartbeat_interval_s(job.settings.timeouts)
+    heard_from_s = interruption.at_s + patience_s
+    if now_s < heard_from_s + patience_s:
+        job.wake(heard_from_s + patience_s)
+        return
+    for uid in list(job.census.leaving):
+        member = job.census.by_uid[uid]
+        if member.heard_at_s < heard_from_s:
+            continue
+        for place in member.places.values():
+            if place.state.phase is WorkerPhase.READY and not place.is_dead:
+                place.told_incarnation = -1
+        job.sort(member)
 
 
 def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -70,8 +71,11 @@ class Pod:
         self.is_welcome = False
         self.generation = 0
         self.plan: Plan | None = None
+        self.is_plan_new = False
+        self.is_settling = False
         self.interrupted = -1
         self.seq = 0
+        self.heartbeat_interval_s = 6.0
         self.num_starts = 0
         for worker in self.workers:
             self._start(worker)
@@ -122,9 +126,7 @@ class Pod:
             self.say(Heartbeat(self.seq))
             self.world.after(self.heartbeat_interval_s, self._heartbeat_of(self.connection), "")
 
-    heartbeat_interval_s = 6.0
-
-    def _heartbeat_of(self, connection: str | None):  # type: ignore[no-untyped-def]
+    def _heartbeat_of(self, connection: str | None) -> Callable[[], None]:
         return lambda: self.heartbeat() if self.connection == connection else None
 
     def states(self) -> tuple[WorkerState, ...]:
@@ -168,24 +170,45 @@ class Pod:
             case Plan():
                 self._take_plan(message)
             case Respawn():
-                for local_rank, incarnation in message.places:
-                    worker = self.workers[local_rank]
-                    if worker.incarnation == incarnation:
-                        self.world.check_respawn(self, worker, message)
-                        self._respawn(worker)
+                self._replace(message)
             case Finish():
                 self.world.ledger.check_finish(message)
                 self.is_done = True
             case _:
                 assert_never(message)
-        self._settle()
+        if not self.world.schedule.is_batching:
+            self._settle()
+        elif not self.is_settling:
+            # A busy agent takes several messages before it acts: an Interrupt may overtake the Plan before it.
+            self.is_settling = True
+            self.world.after(self.world.random.uniform(0.0, 0.01), self._settle, "")
 
     def _take_plan(self, plan: Plan) -> None:
-        if self.plan is not None and (plan.generation, plan.iteration) <= (self.plan.generation, self.plan.iteration):
+        present = self.plan
+        if present is None or (plan.generation, plan.iteration) > (present.generation, present.iteration):
+            self.plan, self.is_plan_new = plan, True
+
+    def _replace(self, order: Respawn) -> None:
+        for local_rank, incarnation in order.places:
+            worker = self.workers[local_rank]
+            if worker.incarnation == incarnation:
+                self.world.check_respawn(self, worker, order)
+                self._respawn(worker)
+
+    def _settle(self) -> None:
+        self.is_settling = False
+        if not self._acts():
             return
-        self.plan = plan
-        if plan.iteration <= self.interrupted:
-            return
+        over = max(self.interrupted, -1 if self.plan is None else self.plan.iteration - 1)
+        for worker in self.workers:
+            if worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and worker.iteration <= over:
+                self._leave(worker)
+        if self.plan is not None and self.is_plan_new:
+            self.is_plan_new = False
+            if self.plan.iteration > over:
+                self._enter(self.plan)
+
+    def _enter(self, plan: Plan) -> None:
         for part in plan.ranks:
             worker = self.workers[part.local_rank]
             if worker.phase is WorkerPhase.READY and worker.iteration < plan.iteration and part.rank is not None:
@@ -194,12 +217,6 @@ class Pod:
                 worker.fault = None
                 self.world.entered(self, worker, plan)
         self.report()
-
-    def _settle(self) -> None:
-        over = max(self.interrupted, -1 if self.plan is None else self.plan.iteration - 1)
-        for worker in self.workers:
-            if worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and worker.iteration <= over:
-                self._leave(worker)
 
     def _leave(self, worker: Worker) -> None:
         worker.phase = WorkerPhase.STOPPING
@@ -328,6 +345,7 @@ class Pod:
 
     def _agent_up(self) -> None:
         self.is_agent_up = True
+        self._settle()
         for worker in self.workers:
             # What the agent had found out by itself is forgotten; it looks at the stamps again.
             if worker.is_hung and worker.phase is WorkerPhase.RUNNING:

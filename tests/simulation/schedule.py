@@ -48,6 +48,8 @@ class Schedule:
     completion_spread_s: float
     consequences: float
     """Share of peers that raise when a worker leaves; the others block."""
+    is_batching: bool
+    """Whether agents take several messages before they act."""
     bad_start: float
     """Share of processes that end before they are ready."""
     allowed_failures: tuple[Reason, ...]
@@ -80,6 +82,7 @@ def make_schedule(seed: int) -> Schedule:
         checkpoint_s=5.0,
         completion_spread_s=rng.choice([0.01, 0.2, 10.0]),
         consequences=rng.choice([0.0, 0.3, 1.0]),
+        is_batching=rng.random() < 0.4,
         bad_start=bad_start,
         allowed_failures=allowed,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s),
