@@ -23,7 +23,7 @@ from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-LIMIT_S = 30.0
+LIMIT_S = 100.0
 
 
 @dataclass
