@@ -31,11 +31,10 @@ def test_unknown_field_is_refused_at_apply_or_dropped_by_an_old_api_server(bench
     async def scenario() -> None:
         async with bench.namespace("unknown-field") as namespace:
             refusal = await bench.refusal(namespace, changed("spec.replica", 3))
-            if bench.has_rules:
-                assert refusal is not None
+            if refusal is not None:
                 assert "replica" in refusal
                 return
-            assert refusal is None
+            assert not bench.has_rules
             stored = json.loads(await bench.cluster.kubectl("get", "rtj", "bad", "-n", namespace, "-o", "json"))
             assert "replica" not in stored["spec"]
 

@@ -68,10 +68,7 @@ class Observer:
                     await self._changed.wait()
         except TimeoutError as error:
             snapshot = self.snapshot
-            seen = snapshot.status.message if snapshot.status else "no word of the rendezvous"
-            raise TooLateError(
-                f"{what}: want it within {limit_s:.0f} s, got state {snapshot.state!r}: {seen}"
-            ) from error
+            raise TooLateError(f"{what}: want it within {limit_s:.0f} s, got {describe(snapshot)}") from error
 
     async def _follow_rendezvous(self) -> None:
         timeout = aiohttp.ClientTimeout(total=POLL_S + 10.0, connect=2.0)
@@ -101,6 +98,17 @@ class Observer:
     async def _token(self) -> str:
         secret = await self._client.get(f"/api/v1/namespaces/{self._namespace}/secrets/{self._job}-rendezvous")
         return base64.b64decode(secret["data"]["token"]).decode().strip()
+
+
+def describe(snapshot: Snapshot) -> str:
+    """Return what is known of a job, in one line."""
+    status = snapshot.status
+    if status is None:
+        return f"state {snapshot.state or 'none'}, and no word of the rendezvous"
+    last = [f"{item.number} {item.cause}/{item.rung} {sorted(item.phase_s)}" for item in status.recoveries[-2:]]
+    pods = [f"{pod.name} {','.join(pod.workers) or pod.phase}" for pod in snapshot.pods]
+    noted = [item.get("number") for item in snapshot.history]
+    return f"state {snapshot.state}: {status.message}; recoveries {last}, noted {noted}; pods {pods}"
 
 
 def _label(item: Json, name: str) -> str | None:
