@@ -10,9 +10,12 @@ Every step is a pure function of the tree's state. There is no randomness, and n
 """
 
 from unbroken_core.rank_tree.domain import Domain
+from unbroken_core.rank_tree.explanation import explain
 from unbroken_core.rank_tree.layers import TreeLayer, layer_violations
+from unbroken_core.rank_tree.picture import picture
 from unbroken_core.rank_tree.places import Place, nesting_violations
 from unbroken_core.rank_tree.plan import RankChange, TreePlan
+from unbroken_core.rank_tree.svg import svg_picture
 from unbroken_core.rank_tree.tree import RankTree
 
 __all__ = [
@@ -22,6 +25,9 @@ __all__ = [
     "RankTree",
     "TreeLayer",
     "TreePlan",
+    "explain",
     "layer_violations",
     "nesting_violations",
+    "picture",
+    "svg_picture",
 ]

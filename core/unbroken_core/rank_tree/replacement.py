@@ -69,6 +69,7 @@ class Replacement:
         """Split the vacated leaves into domains that are gone altogether, by depth, and single ones."""
         blocks: dict[Domain, None] = {}
         singles: list[int] = []
+        self._need, self._vacated = {}, {}
         for leaf in leaves:
             self._vacated.setdefault(self._tree.host_of[leaf], []).append(leaf)
         for host, vacated in self._vacated.items():

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from unbroken_core.rank_tree import TreeLayer
@@ -363,7 +363,17 @@ def run_case(case: Case) -> tuple[RankedWorld, Model]:
     return world, model
 
 
+TWO_REGIONS = Case(
+    (TreeLayer("layer-0"), TreeLayer("layer-1", max_ranks=3), TreeLayer("layer-2", replace_from=True)),
+    (("r0", "a"),) * 2 + (("r0", "b"),) * 4 + (("r1", "c"),) * 2 + (("r1", "d"),) * 4,
+    None,
+    ((0, 2, 8),),
+)
+"""Spares are sought in several regions of one plan, each of them alone."""
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(TWO_REGIONS)
 @given(cases())
 def test_ranks_are_those_of_the_model_of_the_rules(case: Case) -> None:
     """0.29 to 0.45"""
