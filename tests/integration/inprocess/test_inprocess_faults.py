@@ -47,8 +47,9 @@ def test_exception_restarts_all_workers_in_their_processes(tmp_path: Path, num_w
         assert set(job.wait_for_end().values()) == {0}
         assert values(job) == [f"value of {rank} in 1" for rank in range(num_workers)]
         assert job.faults() == [(1, Cause.EXCEPTION)]
-        started = [(event.rank, event.values["iteration"], event.values["world"]) for event in job.events("started")]
-        assert sorted(started) == [(r, i, float(num_workers)) for r in range(num_workers) for i in (0, 1)]
+        # In the first iteration a rank may be interrupted before it writes.
+        started = [(event.rank, event.values["world"]) for event in job.events("started") if event.values["iteration"]]
+        assert sorted(started) == [(rank, float(num_workers)) for rank in range(num_workers)]
         fault = next(report.fault for _, report in job.reports if report.fault is not None)
         assert fault.detail == "ValueError: injected"
         assert "in train" in fault.stack[-1]
