@@ -1,8 +1,8 @@
 """No test is left out silently: a skip needs a reason from the closed table below, anything else fails.
 
-A test skips by `pytest.skip(reason)` or `skipif(reason=)` with a reason that one pattern of NEEDS finds. The environment
-variable UNBROKEN_REQUIRE lists the needs that are met for sure on this machine (`cluster,helm`, as CI sets it): a skip
-for one of them fails as well, since it would mean that the test did not see what is there.
+A test skips by `pytest.skip(reason)` or `skipif(reason=)` with a reason that one pattern of NEEDS finds. The variable
+UNBROKEN_REQUIRE lists the needs that are met for sure on this machine (`cluster,helm`, as CI sets it): a skip for one
+of them fails as well, since it would mean that the test did not see what is there.
 """
 
 import os

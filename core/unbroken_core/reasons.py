@@ -1,4 +1,4 @@
-"""The closed vocabulary. These words feed conditions, Events, logs, metric labels and the docs; none is ever renamed."""
+"""The closed vocabulary: it feeds conditions, Events, logs, metric labels and the docs; no word is ever renamed."""
 
 from enum import Enum
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_bench import Bench, make_bench
+
+from .e2e_bench import Bench, make_bench
 
 PROFILES = ("local", "full", "modern")
 

@@ -6,7 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from e2e_bench import Bench, CommandError, Json, condition, job
+
+from .e2e_bench import Bench, CommandError, Json, condition, job
 
 PYTHON = ["python", "-c", "print('hello')"]
 TORCHRUN_RUNGS = {"rungs": [{"name": "process", "limit": 1}]}

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e_bench import ROOT
 
 from unbroken_local.demo.processes import find_worker, read_environments
 from unbroken_local.demo.tools import BIN
+
+from .e2e_bench import ROOT
 
 LIMIT_S = 90.0
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from e2e_bench import ROOT, Bench, Json
 
 from unbroken_core.reasons import Cause, Rung
 from unbroken_local.demo.faults import (
@@ -24,6 +23,8 @@ from unbroken_local.demo.manifest import with_folder
 from unbroken_local.demo.observer import Observer
 from unbroken_local.demo.processes import find_worker, read_environments
 from unbroken_local.demo.verdict import violations
+
+from .e2e_bench import ROOT, Bench, Json
 
 STEPS = 300
 LIMIT_S = 90.0

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_target import LACKS, Target, pod, wait_until
+
+from .kube_target import LACKS, Target, pod, wait_until
 
 
 def _given() -> dict[str, Path]:

@@ -10,7 +10,8 @@ from typing import Any
 import kubernetes
 import pytest
 import yaml
-from kube_target import Document, Target, config_map, definition, needs, pod, wait_until
+
+from .kube_target import Document, Target, config_map, definition, needs, pod, wait_until
 
 # The package's types are partly wrong (metadata as a dict is fine) and partly missing.
 client: Any = kubernetes.client

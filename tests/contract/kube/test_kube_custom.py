@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kube_target import Document, Target, definition, needs, wait_until
+
+from .kube_target import Document, Target, definition, needs, wait_until
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -1,7 +1,8 @@
 """Deletion: grace, finalizers, preconditions, owners."""
 
 import pytest
-from kube_target import Document, Target, config_map, needs, pod, wait_until
+
+from .kube_target import Document, Target, config_map, needs, pod, wait_until
 
 
 def maps(namespace: str) -> str:

@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from kube_target import Document, Target, config_map, needs, pod
+
+from .kube_target import Document, Target, config_map, needs, pod
 
 
 def maps(namespace: str) -> str:

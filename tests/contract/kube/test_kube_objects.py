@@ -2,7 +2,7 @@
 
 import time
 
-from kube_target import Target, config_map, definition, needs, pod, wait_until
+from .kube_target import Target, config_map, definition, needs, pod, wait_until
 
 
 def maps(namespace: str) -> str:

@@ -1,6 +1,6 @@
 """PATCH in all its kinds, and who owns which field."""
 
-from kube_target import Document, Target, config_map, needs, pod, wait_until
+from .kube_target import Document, Target, config_map, needs, pod, wait_until
 
 
 def maps(namespace: str) -> str:

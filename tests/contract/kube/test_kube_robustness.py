@@ -7,7 +7,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kube_target import Target, config_map, needs
+
+from .kube_target import Target, config_map, needs
 
 
 def maps(namespace: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_bench import FORCE, Bench, Space, new_name, unbroken_local
+
+from .local_bench import FORCE, Bench, Space, new_name, unbroken_local
 
 NODES = """
 - {name: gpu-1, labels: {rack: a}, allocatable: {nvidia.com/gpu: 8}}

@@ -6,7 +6,8 @@ import urllib.request
 from typing import Any
 
 import pytest
-from local_bench import Json, Space, condition, container, is_alive, is_ready, sh, wait_until
+
+from .local_bench import Json, Space, condition, container, is_alive, is_ready, sh, wait_until
 
 SERVER = (
     "import os, http.server as h\n"

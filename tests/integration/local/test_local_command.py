@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local, wait_until
+
+from .local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local, wait_until
 
 NODE = "- {name: n1}\n"
 

@@ -4,7 +4,8 @@ import os
 import signal
 
 import pytest
-from local_bench import (
+
+from .local_bench import (
     FORCE,
     Space,
     condition,
