@@ -150,7 +150,7 @@ class Ledger:
             late = [
                 pod.name
                 for pod, worker in entries.values()
-                if worker.phase is not WorkerPhase.COMPLETED and pod.is_alive
+                if not worker.has_completed and worker.phase is not WorkerPhase.COMPLETED and pod.is_alive
             ]
             if late:
                 raise Violation(f"the job is called complete while {late} still train")
@@ -231,10 +231,11 @@ class Ledger:
         """Check that a worker never enters an iteration that is not newer than its last, or that is over."""
         if plan.iteration <= worker.iteration:
             raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration} after {worker.iteration}")
+        # Nobody can stop a pod that is cut off; what counts is that it leaves as soon as it is back.
         newer = [
             (other.name, peer.local_rank) for other, peer in self.world.entries.get(plan.iteration + 1, {}).values()
         ]
-        if newer:
+        if newer and pod.is_welcome:
             raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration}, {newer} are in the next already")
 
     def check_repetition(self, event: Event) -> None:

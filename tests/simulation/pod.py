@@ -47,6 +47,8 @@ class Worker:
     """Does not react to anything but the end of its process."""
     is_stubborn: bool = False
     """Hangs, and its agent does not see it."""
+    has_completed: bool = False
+    """It has returned from the last iteration that it entered, whatever became of its process since."""
     stop_s: float | None = None
     """How long it takes to become READY the next time."""
 
@@ -214,7 +216,7 @@ class Pod:
             if worker.phase is WorkerPhase.READY and worker.iteration < plan.iteration and part.rank is not None:
                 self.world.check_entry(self, worker, plan)
                 worker.phase, worker.iteration, worker.rank = WorkerPhase.RUNNING, plan.iteration, part.rank
-                worker.fault = None
+                worker.fault, worker.has_completed = None, False
                 self.world.entered(self, worker, plan)
         self.report()
 
@@ -274,7 +276,7 @@ class Pod:
 
     def complete(self, worker: Worker) -> None:
         """The training function returned."""
-        worker.phase = WorkerPhase.COMPLETED
+        worker.phase, worker.has_completed = WorkerPhase.COMPLETED, True
         self.report()
 
     # ---------------------------------------------------------------------------------------------------------- faults
