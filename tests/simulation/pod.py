@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class Worker:
     rank: int | None = None
     port: int = 0
     fault: Fault | None = None
+    fault_at_s: float = 0.0
     is_hung: bool = False
     """Does not react to anything but the end of its process."""
     is_stubborn: bool = False
@@ -106,7 +107,7 @@ class Pod:
             self.plan.domains if self.plan is not None else (),
             self.generation,
             self.plan,
-            self.states(),
+            tuple(self._aged(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
         )
         self.say(hello)
 
@@ -145,6 +146,13 @@ class Pod:
             )
             for worker in self.workers
         )
+
+    def _aged(self, worker: Worker, state: WorkerState) -> WorkerState:
+        """Tell how old a fault is that nobody could be told of when it happened."""
+        if state.fault is None:
+            return state
+        age_s = max(state.fault.detect_s, self.world.now_s - worker.fault_at_s)
+        return replace(state, fault=replace(state.fault, detect_s=age_s))
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -266,6 +274,7 @@ class Pod:
 
     def _gone(self, worker: Worker, fault: Fault) -> None:
         worker.phase, worker.fault, worker.rank = WorkerPhase.GONE, fault, None
+        worker.fault_at_s = self.world.now_s - fault.detect_s
         self.report()
 
     def _respawn(self, worker: Worker) -> None:
@@ -284,6 +293,7 @@ class Pod:
     def raise_exception(self, worker: Worker, text: str, detect_s: float = 0.0) -> None:
         """The training function raises."""
         if worker.phase is WorkerPhase.RUNNING and not worker.is_hung and self.is_alive:
+            worker.fault_at_s = self.world.now_s
             worker.fault = Fault(Cause.EXCEPTION, worker.iteration, text, detect_s)
             iteration = worker.iteration
             self._leave(worker)
@@ -309,6 +319,7 @@ class Pod:
         """The agent finds the worker's stamps stale."""
         is_same = worker.incarnation == incarnation and worker.phase is WorkerPhase.RUNNING
         if is_same and worker.fault is None and self._acts():
+            worker.fault_at_s = self.world.now_s - age_s
             worker.fault = Fault(Cause.SOFT_TIMEOUT, worker.iteration, "no progress", age_s)
             self.report()
 
