@@ -28,12 +28,15 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
         place = member.places[local_rank]
         found = evidence(place, job.iteration)
         is_firm = _is_firm(place, job.iteration)
-        if found is None or (job.phase is JobPhase.INTERRUPTED and not is_firm):
+        if found is None:
             continue
         if is_adoption and not is_firm:
-            # The rendezvous before this one had ended the iteration: whom it blamed is not known any more.
+            # The rendezvous before this one had ended the iteration, or was away when it ended. What the others tell
+            # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
-            take_fault(job, FaultRecord(found.cause, "", None, now_s, detail=detail), now_s)
+            take_fault(job, FaultRecord(found.cause, "", None, job.started_s, detail=detail), now_s)
+            continue
+        if job.phase is JobPhase.INTERRUPTED and not is_firm:
             continue
         at_s = now_s - found.detect_s
         record = FaultRecord(
