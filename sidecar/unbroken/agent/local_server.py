@@ -8,6 +8,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from unbroken.agent.access import shared_mode
 from unbroken.agent.events import (
     Event,
     LauncherAttached,
@@ -57,6 +58,7 @@ class LocalServer:
             listener.bind(str(self._path))
         finally:
             os.umask(mask)
+        self._path.chmod(shared_mode(self._path.parent))
         listener.listen(_MAX_WORKER_CONNECTIONS)
         listener.setblocking(False)
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)

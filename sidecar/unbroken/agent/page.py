@@ -4,6 +4,7 @@ import mmap
 import os
 from pathlib import Path
 
+from unbroken.agent.access import shared_mode
 from unbroken_core.errors import InputError
 from unbroken_core.stamps import Slot, pack_header, page_bytes, unpack_slot
 
@@ -19,7 +20,7 @@ class StampPage:
             # Complete under another name first: a worker must never map a page that is too short.
             part = path.with_name(f"{path.name}.{os.getpid()}")
             part.write_bytes(pack_header(num_slots).ljust(size, b"\0"))
-            part.chmod(0o600)
+            part.chmod(shared_mode(path.parent))
             part.replace(path)
         with path.open("r+b") as file:
             seen = file.read(len(pack_header(num_slots)))
