@@ -8,6 +8,7 @@ Answers have cpu_s and wall_s of the call alone, the active world size, and with
 initial rank.
 """
 
+import gc
 import json
 import sys
 import time
@@ -71,6 +72,8 @@ class Driver:
         return self._call(reference.RankAssignmentCtx(state, None, ranks))
 
     def _call(self, context: Any) -> dict[str, Any]:
+        gc.collect()
+        gc.freeze()
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         try:
             self._tree(context)

@@ -147,7 +147,9 @@ class Domain:
     def refresh(self) -> None:
         """Derive `is_barred` and `capacity` from the counts."""
         self.is_barred = self.healthy < self.minimum
-        self.capacity = 0 if self.is_barred else max(min(self.spare, self.maximum - self.active), 0)
+        room = self.maximum - self.active
+        capacity = self.spare if self.spare < room else room
+        self.capacity = 0 if self.is_barred or capacity < 0 else capacity
 
     def relist(self, child: "Domain", had_active: int, had_capacity: int) -> None:
         """Keep the lists of children with spares after a child's counts changed."""

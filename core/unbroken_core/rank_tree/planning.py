@@ -1,5 +1,6 @@
 """The steps of a plan: vacate -> replace -> backfill -> shift -> world size."""
 
+from collections.abc import Sequence
 from heapq import nlargest
 
 from unbroken_core.errors import InputError
@@ -62,48 +63,55 @@ def first_plan(tree: Ranked) -> TreePlan:
 
 def recount(tree: Ranked) -> None:
     """Derive all counts from the flags of the leaves, bottom-up."""
+    _recount_below(tree, tree.root)
 
-    def visit(node: Domain) -> None:
-        if node.size:
-            first, end = node.first, node.first + node.size
-            node.healthy = node.size - tree.is_lost.count(1, first, end)
-            node.spare = tree.is_spare.count(1, first, end)
-        else:
-            node.healthy = node.active = node.spare = 0
-            node.spare_used, node.spare_whole = [], []
-            for child in node.children:
-                visit(child)
-                node.healthy += 0 if child.is_barred else child.healthy
-                node.active += child.active
-                node.spare += child.capacity
-                if child.capacity:
-                    (node.spare_used if child.active else node.spare_whole).append(child)
-        node.refresh()
-        if node.is_barred or node.active > node.maximum:
-            tree.suspects[node] = None
 
-    visit(tree.root)
+def _recount_below(tree: Ranked, node: Domain) -> None:
+    if node.size:
+        first, end = node.first, node.first + node.size
+        node.healthy = node.size - tree.is_lost.count(1, first, end)
+        node.spare = tree.is_spare.count(1, first, end)
+    else:
+        healthy = active = spare = 0
+        used: list[Domain] = []
+        whole: list[Domain] = []
+        for child in node.children:
+            _recount_below(tree, child)
+            active += child.active
+            if not child.is_barred:
+                healthy += child.healthy
+            if child.capacity:
+                spare += child.capacity
+                (used if child.active else whole).append(child)
+        node.healthy, node.active, node.spare = healthy, active, spare
+        node.spare_used, node.spare_whole = used, whole
+    node.refresh()
+    if node.is_barred or node.active > node.maximum:
+        tree.suspects[node] = None
 
 
 def activate(tree: Ranked, only_usable: bool) -> None:
     """Hand out ranks in the order of the tree: a worker gets one while each domain above it is below its maximum."""
     limited = [depth for depth, layer in enumerate(tree.layers) if layer.maximum < UNLIMITED]
     room: dict[Domain, int] = {}
+    rank_of, is_lost, by_rank = tree.rank_of, tree.is_lost, tree.by_rank
     for host in tree.root.innermost():
         if only_usable and not host.is_usable():
             continue
+        first, end = host.first, host.first + host.size
+        leaves: Sequence[int] = range(first, end)
+        if only_usable and is_lost.find(1, first, end) >= 0:
+            leaves = [leaf for leaf in leaves if not is_lost[leaf]]
         above = [host.ancestor(depth) for depth in limited]
-        count = min([host.size, *(room.setdefault(domain, domain.maximum) for domain in above)])
-        leaves = [
-            leaf for leaf in range(host.first, host.first + host.size) if not (only_usable and tree.is_lost[leaf])
-        ]
-        for rank, leaf in enumerate(leaves[:count], len(tree.by_rank)):
-            tree.rank_of[leaf] = rank
+        count = min([len(leaves), *(room.setdefault(domain, domain.maximum) for domain in above)])
+        leaves = leaves[:count]
+        for rank, leaf in enumerate(leaves, len(by_rank)):
+            rank_of[leaf] = rank
             tree.is_spare[leaf] = 0
-        tree.by_rank += leaves[:count]
-        host.active = min(count, len(leaves))
+        by_rank += leaves
+        host.active = count
         for domain in above:
-            room[domain] -= host.active
+            room[domain] -= count
     recount(tree)
 
 

@@ -64,7 +64,8 @@ class RankTree:
         self._free: dict[int, list[int]] = {}
         self._is_built_order = True
         self._num_names = 0
-        self._last: TreePlan | None = None
+        self._last_number: int | None = None
+        """Number of the plan that can be undone; the plan itself is the caller's to keep: it may be large."""
         self._build(in_tree_order(places, order))
 
     def __len__(self) -> int:
@@ -80,8 +81,7 @@ class RankTree:
     def start(self) -> TreePlan:
         """Hand out the first ranks, in the order of the tree, to usable workers within all limits; then the rule."""
         self.activate(only_usable=True)
-        self._last = planning.first_plan(self)
-        return self._last
+        return planning.first_plan(self)
 
     def activate(self, only_usable: bool) -> None:
         """Hand out ranks in the order of the tree within all maxima, without a plan.
@@ -99,15 +99,16 @@ class RankTree:
         when the world rule raises or does not return an int from 0 to its argument; the tree is then as before.
         """
         self._forget_removed()
-        self._last = planning.next_plan(self)
-        return self._last
+        plan = planning.next_plan(self)
+        self._last_number = plan.number
+        return plan
 
     def undo(self, plan: TreePlan) -> None:
         """Take the last plan back: ranks are as before it. Raises InputError for any other plan, or after a change."""
-        if plan is not self._last or plan.draft is None:
+        if plan.number != self._last_number or plan.draft is None:
             raise InputError(f"undo: want the last plan and no change of the tree after it, got plan {plan.number}")
         plan.draft.roll_back()
-        self._last = None
+        self._last_number = None
 
     # ------------------------------------------------------------------------------------------------------- changes
 
@@ -121,7 +122,7 @@ class RankTree:
 
     def add(self, place: Place) -> None:
         """Add a place; its workers are healthy spares that may be appended to the world."""
-        self._last = None
+        self._last_number = None
         self._check(place)
         first = self._allocate(place.num_workers)
         self._is_built_order = False
@@ -145,7 +146,7 @@ class RankTree:
 
     def move(self, key: str, path: tuple[str, ...]) -> None:
         """Put a place elsewhere in the tree; its workers keep their ranks unless a limit of the new domain forbids."""
-        self._last = None
+        self._last_number = None
         host = self._place(key)
         place = Place(key, path, host.size)
         if host.path == path:
@@ -160,7 +161,7 @@ class RankTree:
 
     def lose_leaves(self, leaves: Iterable[int]) -> None:
         """Count these leaves as lost."""
-        self._last = None
+        self._last_number = None
         counts: dict[Domain, list[int]] = {}
         for leaf in leaves:
             if self.is_lost[leaf]:
@@ -178,7 +179,7 @@ class RankTree:
 
     def restore_leaves(self, leaves: Iterable[int]) -> None:
         """Count these leaves as healthy again."""
-        self._last = None
+        self._last_number = None
         counts: dict[Domain, list[int]] = {}
         for leaf in leaves:
             if not self.is_lost[leaf]:
