@@ -1,6 +1,6 @@
 """The steps of a plan: vacate -> replace -> backfill -> shift -> world size."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import nlargest
 
 from unbroken_core.errors import InputError
@@ -13,7 +13,7 @@ from unbroken_core.rank_tree.replacement import Replacement
 from unbroken_core.reasons import RankReason
 
 
-def next_plan(tree: Ranked) -> TreePlan:
+def next_plan(tree: Ranked, use_spares: bool = True) -> TreePlan:
     """Cut the plan after the present one; see `RankTree.plan`."""
     if tree.root.is_gone:
         return _impossible(tree)
@@ -21,12 +21,12 @@ def next_plan(tree: Ranked) -> TreePlan:
     try:
         draft.vacate(_lost_or_barred(tree, draft))
         draft.vacate(_over_limit(tree), RankReason.STEPPED_ASIDE)
-        if draft.vacant:
+        if draft.vacant and use_spares:
             Replacement(draft).run()
         if draft.vacant:
             _backfill(draft)
         draft.close_holes()
-        _resize(draft)
+        _resize(draft, use_spares)
     except BaseException:
         draft.roll_back()
         raise
@@ -41,7 +41,7 @@ def first_plan(tree: Ranked) -> TreePlan:
         return _impossible(tree)
     draft = Draft(tree)
     try:
-        _resize(draft)
+        _resize(draft, use_spares=True)
     except BaseException:
         draft.roll_back()
         raise
@@ -90,12 +90,17 @@ def _recount_below(tree: Ranked, node: Domain) -> None:
         tree.suspects[node] = None
 
 
-def activate(tree: Ranked, only_usable: bool) -> None:
-    """Hand out ranks in the order of the tree: a worker gets one while each domain above it is below its maximum."""
+def activate(tree: Ranked, only_usable: bool, preferred: Collection[str] = ()) -> None:
+    """Hand out ranks: a worker gets one while each domain above it is below its maximum.
+
+    Workers of preferred places are chosen first; ranks follow the order of the tree all the same.
+    """
     limited = [depth for depth, layer in enumerate(tree.layers) if layer.maximum < UNLIMITED]
     room: dict[Domain, int] = {}
     rank_of, is_lost, by_rank = tree.rank_of, tree.is_lost, tree.by_rank
-    for host in tree.root.innermost():
+    chosen: dict[Domain, Sequence[int]] = {}
+    hosts = list(tree.root.innermost())
+    for host in sorted(hosts, key=lambda host: host.key not in preferred) if preferred else hosts:
         if only_usable and not host.is_usable():
             continue
         first, end = host.first, host.first + host.size
@@ -104,14 +109,29 @@ def activate(tree: Ranked, only_usable: bool) -> None:
             leaves = [leaf for leaf in leaves if not is_lost[leaf]]
         above = [host.ancestor(depth) for depth in limited]
         count = min([len(leaves), *(room.setdefault(domain, domain.maximum) for domain in above)])
-        leaves = leaves[:count]
+        chosen[host] = leaves[:count]
+        for domain in above:
+            room[domain] -= count
+    for host in hosts:
+        leaves = chosen.get(host, ())
         for rank, leaf in enumerate(leaves, len(by_rank)):
             rank_of[leaf] = rank
             tree.is_spare[leaf] = 0
         by_rank += leaves
-        host.active = count
-        for domain in above:
-            room[domain] -= count
+        host.active = len(leaves)
+    recount(tree)
+
+
+def adopt(tree: Ranked, leaf_by_rank: Sequence[int]) -> None:
+    """Give the ranks that workers have already."""
+    for rank, leaf in enumerate(leaf_by_rank):
+        tree.rank_of[leaf] = rank
+        tree.mark_spare(leaf, False)
+        tree.may_grow[leaf] = 1
+        tree.host_of[leaf].active += 1
+        if tree.is_lost[leaf]:
+            tree.vacating[leaf] = None
+        tree.by_rank.append(leaf)
     recount(tree)
 
 
@@ -196,25 +216,28 @@ def _highest(tree: Ranked, count: int) -> list[int]:
     return found[::-1]
 
 
-def _resize(draft: Draft) -> None:
+def _resize(draft: Draft, use_spares: bool) -> None:
     """Append all that may grow, then let the world rule cut the end: so each plan starts from all that is healthy."""
     tree = draft.tree
     if tree.growable and tree.root.capacity:
-        _grow(draft)
+        _grow(draft, use_spares)
     size = len(tree.by_rank)
     wanted = size if tree.world_rule is None else _ask(tree.world_rule, size)
     if wanted < size:
         draft.truncate(wanted)
 
 
-def _grow(draft: Draft) -> None:
-    """Append growable workers: those of places that are partly active first, then in the order of the tree."""
+def _grow(draft: Draft, use_spares: bool) -> None:
+    """Append growable workers: those of places that are partly active first, then in the order of the tree.
+
+    Without `use_spares`, only the former.
+    """
     tree = draft.tree
     by_host: dict[Domain, list[int]] = {}
     for leaf in tree.in_order(tree.growable):
         by_host.setdefault(tree.host_of[leaf], []).append(leaf)
     for host, leaves in sorted(by_host.items(), key=lambda item: item[0].active == 0):
-        count = min(host.capacity, len(leaves))
+        count = min(host.capacity, len(leaves)) if host.active or use_spares else 0
         while count and not (host.is_usable() and host.has_room(count)):
             count -= 1
         if count:

@@ -5,7 +5,7 @@ and moved places) only changes counts, O(changed + depth); ranks change in `plan
 comes back before the plan is cut keeps its rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from unbroken_core.errors import InputError
@@ -78,28 +78,47 @@ class RankTree:
 
     # -------------------------------------------------------------------------------------------------------- plans
 
-    def start(self) -> TreePlan:
-        """Hand out the first ranks, in the order of the tree, to usable workers within all limits; then the rule."""
-        self.activate(only_usable=True)
+    def start(self, preferred: Collection[str] = ()) -> TreePlan:
+        """Hand out the first ranks, in the order of the tree, to usable workers within all limits; then the rule.
+
+        Places in `preferred` (a set of keys: pods that were made to be active) are chosen before others.
+        """
+        self.activate(only_usable=True, preferred=preferred)
         return planning.first_plan(self)
 
-    def activate(self, only_usable: bool) -> None:
+    def adopt(self, ranks: Mapping[str, Mapping[int, int]]) -> None:
+        """Take over the ranks that workers have already: active rank by local rank by key of the place.
+
+        Raises InputError, and changes nothing, unless the ranks are 0 to n-1, each once, in a tree without ranks.
+        """
+        self._check_unranked("adopt")
+        by_rank: dict[int, int] = {}
+        for key, rank_by_local in ranks.items():
+            for leaf, rank in zip(self._leaves(key, rank_by_local), rank_by_local.values(), strict=True):
+                if by_rank.setdefault(rank, leaf) != leaf:
+                    raise InputError(f"adopt: want each rank once, got rank {rank} twice")
+        if sorted(by_rank) != list(range(len(by_rank))):
+            raise InputError(f"adopt: want ranks 0 to {len(by_rank) - 1}, got {sorted(by_rank)[:10]}")
+        planning.adopt(self, [by_rank[rank] for rank in range(len(by_rank))])
+
+    def activate(self, only_usable: bool, preferred: Collection[str] = ()) -> None:
         """Hand out ranks in the order of the tree within all maxima, without a plan.
 
         With `only_usable` False, domains below their minimum get ranks, too, and give them up in the next plan.
         """
-        if self.by_rank:
-            raise InputError(f"start: want a tree without ranks, got {len(self.by_rank)} active ranks")
-        planning.activate(self, only_usable)
+        self._check_unranked("start")
+        planning.activate(self, only_usable, preferred)
 
-    def plan(self) -> TreePlan:
+    def plan(self, use_spares: bool = True) -> TreePlan:
         """Cut the next plan. Without anything new since the last one it changes nothing.
+
+        Without `use_spares` nobody takes a lost rank but survivors: gaps are closed, the world shrinks.
 
         A plan that is not possible has a `shortfall`; ranks stay as they were, for a later plan. Raises InputError
         when the world rule raises or does not return an int from 0 to its argument; the tree is then as before.
         """
         self._forget_removed()
-        plan = planning.next_plan(self)
+        plan = planning.next_plan(self, use_spares)
         self._last_number = plan.number
         return plan
 
@@ -327,6 +346,10 @@ class RankTree:
             if parent.children:
                 return
             node = parent
+
+    def _check_unranked(self, what: str) -> None:
+        if self.by_rank:
+            raise InputError(f"{what}: want a tree without ranks, got {len(self.by_rank)} active ranks")
 
     def _place(self, key: str) -> Domain:
         host = self.places.get(key)

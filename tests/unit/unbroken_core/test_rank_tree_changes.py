@@ -293,6 +293,49 @@ def test_world_rule_with_an_impossible_answer_leaves_the_ranks_as_they_were(answ
     assert holders(tree) == whole(*range(1, 8))
 
 
+def test_preferred_places_are_chosen_first_and_ranks_still_follow_the_tree() -> None:
+    tree = RankTree(layers(root_max=8), pods(4))
+    tree.start({"uid-3", "uid-1"})
+    assert holders(tree) == whole(1, 3)
+
+
+def test_plan_without_spares_closes_the_gaps_and_the_next_one_grows_again() -> None:
+    tree = started(RankTree(layers(root_max=12, pod=(4, None)), pods(5)))
+    tree.lose("uid-1")
+    shrunk = tree.plan(use_spares=False)
+    assert (shrunk.world_size, holders(tree)) == (8, whole(0, 2))
+    tree.undo(shrunk)
+    assert tree.plan().world_size == 12
+    assert holders(tree) == whole(0, 3, 2)
+
+
+def test_ranks_of_a_running_job_are_taken_over_as_they_are() -> None:
+    tree = RankTree(layers(root_max=12, pod=(4, None)), pods(4))
+    tree.adopt({f"uid-{pod}": {local: first + local for local in range(4)} for pod, first in ((3, 0), (0, 4), (2, 8))})
+    assert holders(tree) == whole(3, 0, 2)
+    assert len(tree.plan()) == 0
+    tree.lose("uid-0")
+    tree.plan()
+    assert holders(tree) == whole(3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ({"uid-0": {0: 0}, "uid-1": {0: 0}}, "rank 0 twice"),
+        ({"uid-0": {0: 0, 1: 2}}, "want ranks 0 to 1"),
+        ({"uid-0": {4: 0}}, "want local ranks from 0 to 3"),
+        ({"nobody": {0: 0}}, "want a place of the tree"),
+    ],
+)
+def test_ranks_that_cannot_be_are_not_taken_over(ranks: dict[str, dict[int, int]], message: str) -> None:
+    tree = RankTree(layers(), pods(2))
+    with pytest.raises(InputError, match=message):
+        tree.adopt(ranks)
+    tree.start()
+    assert holders(tree) == whole(0, 1)
+
+
 def test_names_that_lie_in_two_domains_are_reported() -> None:
     places = [
         Place("a", ("z", "rack-1", "host"), 1),
