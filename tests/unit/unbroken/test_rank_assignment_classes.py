@@ -6,8 +6,10 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from unbroken.inprocess.compose import Compose
 from unbroken.inprocess.exception import RestartError
@@ -90,7 +92,7 @@ class Job:
         self.states: dict[int, State] = {rank: State(rank, num_ranks) for rank in range(num_ranks)}
         self.policies = {rank: policy() for rank in range(num_ranks)}
         self.errors: dict[int, BaseException] = {}
-        self.store = MemoryStore()
+        self.store: Any = MemoryStore()
 
     def step(self, terminated: set[int], absent: set[int] = frozenset()) -> dict[int, RankAssignmentCtx]:  # type: ignore[assignment]
         """Let every rank that is not absent call its policy; those that were discarded leave."""
@@ -519,3 +521,16 @@ def test_whole_spare_host_takes_over_in_local_order(flag: LayerFlag | None) -> N
 def test_bad_input_is_refused_with_what_was_seen_and_wanted(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_exchange_works_on_a_store_of_torch() -> None:
+    """0.15, 0.25"""
+    job = tree(8, 4, B)
+    job.store = dist.HashStore()  # type: ignore[attr-defined]
+    job.step(set())
+    job.step({1})
+    assert job.active_ranks(8) == [0, None, 2, 3, 4, 5, 6, 1]
+    groups = Job(8, lambda: pairs_only(timeout=PATIENT))
+    groups.store = dist.HashStore()  # type: ignore[attr-defined]
+    done = groups.step({1, 4, 5, 6})
+    assert [done[rank].terminated_ranks for rank in (0, 2, 3, 7)] == [{0, 1, 4, 5, 6, 7}] * 4
