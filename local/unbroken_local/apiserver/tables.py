@@ -177,7 +177,7 @@ def _initial_status(pod: Document) -> str | None:
         state = as_dict(status.get("state"))
         ended, waiting = state.get("terminated"), as_dict(state.get("waiting"))
         is_sidecar = as_dict(specs.get(status.get("name"))).get("restartPolicy") == "Always"
-        if isinstance(ended, dict) and ended.get("exitCode") == 0 and not is_sidecar:
+        if isinstance(ended, dict) and ended.get("exitCode") == 0:
             continue
         if is_sidecar and status.get("started"):
             continue
