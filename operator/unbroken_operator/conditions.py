@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.messages import JobStatus
-from unbroken_core.reasons import JobPhase, Reason, Role
+from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_operator.admission import Accepted, Refused
 from unbroken_operator.assessment import Assessment, job_outcome
+from unbroken_operator.recovery_words import culprit
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.status_models import ConditionType
 
@@ -124,7 +125,8 @@ def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pod
     yield _running(report, pods_ready)
     yield _recovering(report)
     yield _degraded(report)
-    yield _spares(verdict, assessment)
+    if report.iteration >= 0:
+        yield _spares(verdict, assessment)
 
 
 def _without_rendezvous(because: str, report: JobStatus | None, pods_ready: Finding) -> Finding:
@@ -154,10 +156,9 @@ def _recovering(report: JobStatus) -> Finding:
     last = report.recoveries[-1] if report.recoveries else None
     is_over = report.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
     if last is not None and not last.ended_at and not is_over:
-        message = f"recovery {last.number} by rung {last.rung}: {last.cause} in {last.pod or 'no pod'}: {last.detail}"
+        message = f"{culprit(last)}: {last.cause}: {last.detail}"
         return Finding(ConditionType.RECOVERING, True, Reason.RECOVERING, _cut(message.rstrip(": ")))
-    message = f"{sum(report.restarts_by_cause.values())} recoveries so far, none under way"
-    return Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, message)
+    return Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "no recovery is under way")
 
 
 def _degraded(report: JobStatus) -> Finding:
@@ -170,19 +171,21 @@ def _degraded(report: JobStatus) -> Finding:
 def _spares(verdict: Accepted, assessment: Assessment) -> Finding:
     wanted = verdict.settings.spares
     ready = sum(
-        assessment.role(pod) is Role.SPARE
-        and pod.uid in assessment.members
-        and assessment.members[pod.uid].is_connected
-        for pod in assessment.alive
+        assessment.role(pod) is Role.SPARE and _is_ready(assessment.members.get(pod.uid)) for pod in assessment.alive
     )
     is_exhausted = wanted > 0 and ready == 0
-    message = f"{ready} of {wanted} spare pods are ready"
+    message = f"{ready} spare pods are ready, {wanted} are wanted"
     if is_exhausted:
         message += (
             "; the next lost pod costs ranks or waits until a new pod is up. More spares or free nodes would help"
         )
     reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
     return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
+
+
+def _is_ready(member: PodStatus | None) -> bool:
+    # A pod is up long before its workers have imported and loaded what they need.
+    return member is not None and member.is_connected and set(member.workers) == {WorkerPhase.READY}
 
 
 def _ends(snapshot: Snapshot) -> Iterator[Finding]:

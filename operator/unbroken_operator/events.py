@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken_core.messages import Recovery
 from unbroken_core.reasons import Reason
 from unbroken_operator import layout
+from unbroken_operator.recovery_words import recovery_sentence
 from unbroken_operator.snapshot import Snapshot
 
 COMPONENT = "unbroken-operator"
@@ -41,6 +41,8 @@ def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, 
 
 def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     sign = (condition["type"], condition["status"])
+    if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
+        return True
     if condition["reason"] in _ORDINARY_WAITS:
         return False
     if condition["type"] == "SparesExhausted" and not stored:
@@ -64,33 +66,6 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         if recovery.ended_at and (report.generation, recovery.number) not in told:
             key = ("recovery", report.generation, recovery.number)
             yield _event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
-
-
-def recovery_sentence(recovery: Recovery) -> str:
-    """Return who failed, why, and what it took."""
-    who = "the job" if recovery.rank is None else f"rank {recovery.rank}"
-    place = ", ".join(
-        part
-        for part in (
-            recovery.pod and f"pod {recovery.pod}",
-            recovery.node and f"node {recovery.node}",
-            recovery.domain and f"domain {recovery.domain}",
-        )
-        if part
-    )
-    seconds = ", ".join(f"{phase} {value:.3f}" for phase, value in recovery.phase_s.items())
-    takers = f"; {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
-    world = (
-        f"; {recovery.world_size_before} -> {recovery.world_size_after} ranks"
-        if recovery.world_size_before != recovery.world_size_after
-        else ""
-    )
-    detail = f": {recovery.detail}" if recovery.detail else ""
-    return (
-        f"{who}{f' ({place})' if place else ''} was lost by {recovery.cause}{detail}; rung {recovery.rung}, "
-        f"iteration {recovery.iteration_before} -> {recovery.iteration_after}{takers}{world}, "
-        f"{sum(recovery.phase_s.values()):.3f} s ({seconds})"
-    )
 
 
 def _event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:

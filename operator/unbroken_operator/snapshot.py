@@ -221,7 +221,8 @@ def _is_true(status: Mapping[str, Any], kind: str) -> bool:
 
 
 def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    # The user's own first: our agent ends when they do, which is no news.
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
 
 
 def _problem(status: Mapping[str, Any]) -> Problem | None:

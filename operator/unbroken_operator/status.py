@@ -21,6 +21,8 @@ _STATES = {
     JobPhase.COMPLETE: State.COMPLETE,
     JobPhase.FAILED: State.FAILED,
 }
+ETTR_STEP = 0.05
+"""So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
 _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
 
 
@@ -62,10 +64,12 @@ def next_status(
 def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
 
-    ETTR moves all the time, so that it is written together with something else only.
+    ETTR moves all the time: a small change is written together with something else only.
     """
     patch = _difference(before, after)
-    return {} if set(patch) <= {"ettr"} else patch
+    if set(patch) == {"ettr"} and abs((before.get("ettr") or 0.0) - (patch["ettr"] or 0.0)) < ETTR_STEP:
+        return {}
+    return patch
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_the_report_of_the_rendezvous_becomes_status_labels_and_one_event(kubeco
                         return await made.events("Recovered")
 
                     (event,) = await eventually(is_told, "an Event of the recovery")
-                    assert event["message"].startswith("rank 1 (pod digits-1, node node-a, domain rack-1) was lost by")
+                    assert event["message"].startswith("rank 1 (pod digits-1, node node-a, domain rack-1): ")
 
                     async def is_recorded() -> dict[str, Any] | None:
                         status = (await made.job("digits"))["status"]

@@ -253,7 +253,8 @@ class World:
     def _member(self, name: str, role: Role, index: int) -> PodStatus:
         ranks = (2 * index, 2 * index + 1) if role is Role.ACTIVE else ()
         node = self.pods[name]["spec"].get("nodeName", "")
-        return PodStatus(name, self.uid_of(name), node, role, ranks, (), (WorkerPhase.RUNNING,) * 2, True)
+        phase = WorkerPhase.RUNNING if role is Role.ACTIVE else WorkerPhase.READY
+        return PodStatus(name, self.uid_of(name), node, role, ranks, (), (phase,) * 2, True)
 
 
 def a_recovery(number: int = 1, **fields: Any) -> Recovery:

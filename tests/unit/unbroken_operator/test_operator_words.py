@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import JobPhase, Rung
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_operator.actions import PostEvent, WriteStatus
+from unbroken_operator.recovery_words import recovery_sentence
 from unbroken_operator.schema import structural_schema
 from unbroken_operator.snapshot import pod_view
 from unbroken_operator.status import status_patch
@@ -91,8 +92,8 @@ def test_a_recovery_is_told_once_with_culprit_cause_rung_and_seconds() -> None:
     say(world, recoveries=(a_recovery(),), iteration=1, max_step=7)
     world.settle()
     assert messages(world, "Recovered") == [
-        "rank 3 (pod digits-1, node a, domain n1) was lost by exception: ValueError: boom; rung in-process, "
-        "iteration 0 -> 1, 0.060 s (detect 0.010, stop 0.050)"
+        "rank 3 (pod digits-1, node a, domain n1): exception: ValueError: boom; recovered by rung in-process in "
+        "0.060 s (detect 0.010, stop 0.050), iteration 0 -> 1"
     ]
     assert world.job["status"]["lastRecovery"]["seconds"] == {"detect": 0.01, "stop": 0.05}
 
@@ -106,10 +107,72 @@ def test_an_in_process_recovery_costs_one_status_write_and_one_event() -> None:
     assert world.actions() == ()
 
 
-def test_a_changed_ettr_alone_is_no_reason_to_write() -> None:
+def test_a_small_change_of_ettr_alone_is_no_reason_to_write() -> None:
     world = running_world()
     say(world, ettr=0.91)
+    world.settle()
+    say(world, ettr=0.94)
     assert world.actions() == ()
+
+
+def test_an_ettr_that_was_read_too_early_does_not_stay_for_ever() -> None:
+    world = running_world()
+    say(world, ettr=0.0)
+    world.settle()
+    say(world, ettr=0.8)
+    world.settle()
+    assert world.job["status"]["ettr"] == 0.8
+
+
+def test_a_spare_whose_workers_still_start_is_not_ready() -> None:
+    world = running_world()
+    say(world)
+    assert world.report is not None
+    starting = dataclasses.replace(world.report.pods[-1], workers=(WorkerPhase.READY, WorkerPhase.STARTING))
+    world.report = dataclasses.replace(world.report, pods=(*world.report.pods[:-1], starting))
+    world.settle()
+    assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
+
+
+def test_waiting_below_the_minimum_is_told_by_an_event() -> None:
+    world = running_world()
+    text = "waits for pods: 0 of 2 are there"
+    world.rendezvous_says(JobPhase.INTERRUPTED, [], [], reason=Reason.BELOW_MINIMUM, message=text)
+    world.settle()
+    assert world.condition("Running") == ("False", "BelowMinimumReplicas")
+    assert messages(world, "BelowMinimumReplicas") == [text]
+
+
+def test_a_lost_pod_is_told_as_a_pod_and_phases_in_their_order() -> None:
+    lost = a_recovery(
+        rank=None,
+        cause=Cause.POD_LEAVING,
+        detail="",
+        domain="a",
+        rung=Rung.POD,
+        replaced_by=("digits-2",),
+        world_size_after=2,
+        phase_s={"stop": 0.03, "enter": 0.01, "detect": 0.0},
+    )
+    assert recovery_sentence(lost) == (
+        "pod digits-1 (node a): pod-leaving; recovered by rung pod in 0.040 s "
+        "(detect 0.000, stop 0.030, enter 0.010), iteration 0 -> 1; digits-2 took over; 4 -> 2 ranks"
+    )
+
+
+def test_a_failed_pod_ends_by_its_own_container_rather_than_by_our_agent() -> None:
+    def ended(name: str, code: int) -> dict[str, Any]:
+        return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+
+    pod = {
+        "metadata": {"name": "digits-1", "uid": "u"},
+        "status": {
+            "phase": "Failed",
+            "initContainerStatuses": [ended("unbroken-install", 0), ended("unbroken-agent", 143)],
+            "containerStatuses": [ended("trainer", 1)],
+        },
+    }
+    assert pod_view(pod).end == "container trainer ended with exit code 1 Error"
 
 
 def test_restarts_are_summed_over_coordinators() -> None:
@@ -170,7 +233,7 @@ def test_spares_that_run_out_are_told_with_what_would_help() -> None:
     world.settle()
     assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
     (message,) = messages(world, "SparesExhausted")
-    assert "0 of 1 spare pods are ready" in message
+    assert "0 spare pods are ready, 1 are wanted" in message
     assert "would help" in message
 
 
@@ -240,7 +303,7 @@ def test_how_a_failed_pod_ended_is_read_from_its_containers() -> None:
         pytest.param({"a": 1, "b": 2}, {"a": 1}, {"b": None}, id="removed"),
         pytest.param({"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {"a": {"y": None}}, id="removed inside"),
         pytest.param({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}, id="lists are replaced"),
-        pytest.param({"ettr": 0.5}, {"ettr": 0.6}, {}, id="ettr alone"),
+        pytest.param({"ettr": 0.5}, {"ettr": 0.54}, {}, id="ettr alone"),
         pytest.param({"ettr": 0.5, "a": 1}, {"ettr": 0.6, "a": 2}, {"ettr": 0.6, "a": 2}, id="ettr with another"),
     ],
 )

@@ -1,0 +1,36 @@
+"""Pure: a recovery in words, for Events and conditions."""
+
+from unbroken_core.messages import Recovery
+from unbroken_core.reasons import Phase
+
+_ORDER = [phase.value for phase in Phase]
+
+
+def culprit(recovery: Recovery) -> str:
+    """Return who failed and where."""
+    who = [
+        "" if recovery.rank is None else f"rank {recovery.rank}",
+        recovery.pod and f"pod {recovery.pod}",
+        recovery.node and f"node {recovery.node}",
+        recovery.domain and recovery.domain != recovery.node and f"domain {recovery.domain}",
+    ]
+    first, *rest = [part for part in who if part] or ["the job"]
+    return f"{first} ({', '.join(rest)})" if rest else first
+
+
+def recovery_sentence(recovery: Recovery) -> str:
+    """Return who failed, why, and what it took."""
+    detail = f": {recovery.detail}" if recovery.detail else ""
+    takers = f"; {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
+    world = (
+        f"; {recovery.world_size_before} -> {recovery.world_size_after} ranks"
+        if recovery.world_size_before != recovery.world_size_after
+        else ""
+    )
+    phases = sorted(recovery.phase_s.items(), key=lambda item: _ORDER.index(item[0]) if item[0] in _ORDER else 99)
+    seconds = ", ".join(f"{phase} {value:.3f}" for phase, value in phases)
+    return (
+        f"{culprit(recovery)}: {recovery.cause}{detail}; recovered by rung {recovery.rung} in "
+        f"{sum(recovery.phase_s.values()):.3f} s ({seconds}), "
+        f"iteration {recovery.iteration_before} -> {recovery.iteration_after}{takers}{world}"
+    )
