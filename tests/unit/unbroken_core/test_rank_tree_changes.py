@@ -432,7 +432,7 @@ class Life(RuleBasedStateMachine):
         key = self._key(number)
         self.tree.move(key, (f"zone-{rack // 2}", f"rack-{rack}", self.tree.places[key].name))
 
-    @precondition(lambda self: len(self.tree.places) > 1)
+    @precondition(lambda self: len(self.tree.places) - len(self.tree._removed) > 1)
     @rule(number=st.integers(0, 99))
     def remove(self, number: int) -> None:
         key = self._key(number)
