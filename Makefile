@@ -25,7 +25,8 @@ $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
 	@touch $@
 
 test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
-	$(PYTEST) tests/unit tests/contract tests/simulation tests/integration --junitxml=$(TEST_OUTPUT)/test.xml $(ARGS)
+	$(PYTEST) -n 2 --dist worksteal -m 'not cluster' tests/unit tests/contract tests/simulation tests/integration \
+	    --junitxml=$(TEST_OUTPUT)/test.xml $(ARGS)
 
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
 	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)

@@ -42,7 +42,7 @@ def builtin_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         assert "Traceback" not in (folder / "log").read_text()
 
 
-@pytest.fixture(scope="session", params=["builtin", *LACKS])
+@pytest.fixture(scope="session", params=["builtin", *(pytest.param(name, marks=pytest.mark.cluster) for name in LACKS)])
 def target(request: pytest.FixtureRequest) -> Target:
     """One API server; real ones are skipped where no kubeconfig is given."""
     name = str(request.param)
