@@ -333,6 +333,7 @@ class RankTree:
             if any(not self.is_lost[leaf] for leaf in range(host.first, host.first + host.size)):
                 continue  # It was restored after all.
             self._unlink(host)
+            self.suspects.pop(host, None)
             del self.places[host.key]
             self.num_lost -= host.size
             self._free.setdefault(host.size, []).append(host.first)
@@ -342,7 +343,9 @@ class RankTree:
         while node.parent is not None:
             parent = node.parent
             parent.detach(node, self.suspects)
-            self.suspects.pop(node, None)
+            if node is not host:
+                # The host itself may move on while it is below its minimum, and has ranks to give up.
+                self.suspects.pop(node, None)
             if parent.children:
                 return
             node = parent

@@ -222,6 +222,14 @@ def test_place_that_moves_into_a_full_domain_makes_the_highest_ranks_step_aside(
     assert stepped == {("uid-6", rank) for rank in range(20, 24)}
 
 
+def test_place_below_its_minimum_gives_up_its_ranks_even_when_it_moves_before_the_plan() -> None:
+    tree = started(RankTree(layers(pod=(4, None)), pods(3)))
+    tree.lose("uid-0", [0])
+    tree.move("uid-0", ("zone-1", "rack-2", "pod-0"))
+    tree.plan()
+    assert holders(tree) == whole(1, 2)
+
+
 def test_removed_place_is_forgotten_after_the_plan_that_took_its_ranks() -> None:
     tree = started(RankTree(layers(), pods(4)))
     for number in range(200):
