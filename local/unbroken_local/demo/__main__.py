@@ -18,7 +18,7 @@ from unbroken_local.demo.render import Line, describe_all, describe_result
 from unbroken_local.demo.snapshot import Snapshot
 
 CHECKOUT = Path(__file__).parents[3]
-RECORDING_WIDTH, RECORDING_HEIGHT = 140, 60
+RECORDING_WIDTH, RECORDING_HEIGHT = 124, 60
 PLAIN_WIDTH = 120
 TAIL_LINES = 100
 

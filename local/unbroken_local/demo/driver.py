@@ -143,7 +143,9 @@ class Driver:
         self.say("all ranks train, all spares are ready", "green")
         for kind in FaultKind:
             await self._have_fault(kind)
-            await self._wait("spares ready again", lambda now: _is_whole(now, wanted), SPARES_LIMIT_S)
+            whole = await self._wait("spares ready again", lambda now: _is_whole(now, wanted), SPARES_LIMIT_S)
+            if kind is FaultKind.NODE_DOWN:
+                self.memorable = whole
         self.say("no more faults: training on at full speed")
         (self.places.control / "step-seconds").write_text("0\n")
         end = await self._wait("the job's end", lambda now: now.state in {"Complete", "Failed"}, END_LIMIT_S)
@@ -162,8 +164,8 @@ class Driver:
         await self._break(kind, victim)
         after = await self._wait(f"recovery: {kind.value}", lambda now: has_recovered(now, mark), RECOVERY_LIMIT_S)
         recovery = recoveries_after(after, mark)[0]
-        spare = ", ".join(recovery.replaced_by) or "nobody had to"
-        self.say(f"recovered by rung {recovery.rung} (cause {recovery.cause}); took over: {spare}", "green")
+        who = f"{', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else "in the same processes"
+        self.say(f"recovered from {recovery.cause} by rung {recovery.rung}: {who}", "green")
         if kind is FaultKind.NO_OPERATOR:
             self.say("starting the operator again")
             self._operator.start()
@@ -171,8 +173,6 @@ class Driver:
             "the operator's record", lambda now: record_after(now, mark) is not None, RECORD_LIMIT_S
         )
         self.problems += deviations(kind, recoveries_after(noted, mark))
-        if kind is FaultKind.NODE_DOWN:
-            self.memorable = noted
 
     async def _break(self, kind: FaultKind, victim: Victim) -> None:
         if kind in {FaultKind.RAISE, FaultKind.HANG}:

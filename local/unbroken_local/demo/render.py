@@ -82,7 +82,7 @@ def describe_cluster(snapshot: Snapshot) -> RenderableType:
         table.add_column(min_width=14)
         table.add_column(min_width=40)
         for nvlink, members in groupby(nodes, key=lambda node: node.nvlink):
-            table.add_row(Text(f"NVLink {nvlink}", style="dim"))
+            table.add_row(Text(f"NVLink {nvlink}" if nvlink else "no NVLink", style="dim"))
             for node in members:
                 table.add_row(*describe_node(node))
         racks.append(Panel(table, title=f"rack {rack}", title_align="left", box=box.SQUARE, border_style="dim"))
@@ -125,7 +125,7 @@ def describe_story(lines: Sequence[Line], num_lines: int) -> Text:
 
 def describe_all(snapshot: Snapshot, lines: Sequence[Line], height: int) -> Group:
     """Return the whole live view; `height` is the terminal's number of rows."""
-    num_lines = max(4, min(16, height - 16))
+    num_lines = max(4, min(24, height - 16))
     return Group(
         describe_cluster(snapshot),
         describe_legend(),
