@@ -2,7 +2,7 @@
 
     python tools/sum_results.py [--step NAME=EXIT_CODE ...] FILE.xml ...
 
-A step counts as one test of its own when no file tells of it; a file that is missing or broken counts as failed.
+Each step counts as one test of its own; a file that is missing or broken counts as failed.
 """
 
 import argparse
