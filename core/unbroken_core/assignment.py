@@ -136,9 +136,18 @@ def assign_first(topology: Topology, rules: Rules, ready: Mapping[str, Locals], 
 
 
 def assign_next(
-    topology: Topology, rules: Rules, ready: Mapping[str, Locals], previous: Assignment, may_promote: bool
+    topology: Topology,
+    rules: Rules,
+    ready: Mapping[str, Locals],
+    previous: Assignment,
+    *,
+    may_promote: bool,
+    may_grow: bool = False,
 ) -> Outcome:
-    """Return the assignment after `previous`. Spares are used only with `may_promote`."""
+    """Return the assignment after `previous`.
+
+    Lost ranks go to spares only with `may_promote`; a world that has shrunk takes in what is ready with either.
+    """
     fit = healthy(topology, rules, ready)
     slots = previous.slots if rules.may_split else _whole_slots(previous.slots, rules.ranks_per_pod)
     line = _Line(topology, rules, fit, slots)
@@ -148,7 +157,7 @@ def assign_next(
         if rules.may_split:
             line.replace_workers()
     line.close_gaps()
-    if may_promote:
+    if may_promote or may_grow:
         line.grow()
     return line.finish(previous)
 
@@ -207,8 +216,9 @@ class _Line:
         known = {slot.pod_uid for slot in slots}
         whole = (uid for uid, locals_ in fit.items() if len(locals_) == rules.ranks_per_pod and uid not in known)
         self._pool = SparePool(topology, whole)
-        kept = (slot for index, slot in enumerate(slots) if index not in self._lost)
-        self._capacity = _Capacity(topology, rules.layers, kept)
+        # Healthy workers of a lost slot hold their ranks until a whole pod takes the slot.
+        held = (slot if index not in self._lost else self._survivors(slot) for index, slot in enumerate(slots))
+        self._capacity = _Capacity(topology, rules.layers, held)
         self._num_filled = 0
 
     def replace_domains(self) -> None:
@@ -331,9 +341,15 @@ class _Line:
             return uid, chosen
         return None
 
+    def _survivors(self, slot: Slot) -> Slot:
+        alive = self._fit.get(slot.pod_uid, ()) if self._rules.may_split else ()
+        return Slot(slot.pod_uid, tuple(local_rank for local_rank in slot.local_ranks if local_rank in alive))
+
     def _fill(self, index: int, uid: str) -> None:
-        slot = Slot(uid, self._slots[index][0].local_ranks)
+        lost = self._slots[index][0]
+        slot = Slot(uid, lost.local_ranks)
         self._slots[index] = (slot,)
+        self._capacity.add(lost.pod_uid, -len(self._survivors(lost).local_ranks))
         self._capacity.add(uid, len(slot.local_ranks))
         self._holders.add(uid)
         del self._lost[index]

@@ -256,7 +256,7 @@ def _observe(job: Job, observation: Observation, now_s: float) -> None:
     for uid in [uid for uid in before if uid not in observation.pods]:
         member = job.census.by_uid.get(uid)
         if member is not None:
-            lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail="the API server does not know it any more")
+            lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail="the pod does not exist any more")
 
 
 def _observe_pod(job: Job, member: Member, pod: PodObservation, now_s: float) -> None:

@@ -11,6 +11,18 @@ from unbroken_core.messages import Recovery
 from unbroken_core.reasons import Cause, Phase, Rung
 
 MAX_RECOVERIES = 20
+STEADY_RUN_S = 60.0
+"""Where a script reports no steps, an iteration that ran for so long counts as progress."""
+SCRIPT_CAUSES = frozenset(
+    (
+        Cause.EXCEPTION,
+        Cause.BASE_EXCEPTION,
+        Cause.SOFT_TIMEOUT,
+        Cause.HARD_TIMEOUT,
+        Cause.PROCESS_EXIT,
+    )
+)
+"""Causes that a defect of the script has; lost pods and killed processes say nothing about it."""
 
 _HEIGHT = {rung: number for number, rung in enumerate(Rung)}
 
@@ -51,6 +63,8 @@ class Incident:
     planned_s: float | None = None
     ended_s: float | None = None
     phase_s: dict[str, float] = field(default_factory=dict)
+    is_barren: bool = False
+    """Whether the job made no progress since the recovery before."""
 
     @property
     def culprit(self) -> FaultRecord:
@@ -112,12 +126,22 @@ class History:
         self.by_rung: dict[Rung, int] = dict.fromkeys(Rung, 0)
         self.by_cause: dict[Cause, int] = dict.fromkeys(Cause, 0)
         self._num_incidents = 0
+        self._num_barren = 0
 
-    def open(self, now_s: float, iteration: int, world_size: int) -> Incident:
+    def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
         """Begin a recovery."""
         self._num_incidents += 1
-        self.running = Incident(self._num_incidents, now_s, iteration, world_size)
+        self.running = Incident(self._num_incidents, now_s, iteration, world_size, is_barren=is_barren)
         return self.running
+
+    @property
+    def num_barren(self) -> int:
+        """Recoveries in a row, the running one included, that the script may have caused, without progress."""
+        return self._num_barren if self.running is None else self._count_barren(self.running)
+
+    def _count_barren(self, incident: Incident) -> int:
+        num_barren = self._num_barren if incident.is_barren else 0
+        return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
     def close(self, now_s: float) -> None:
         """End the running recovery and count it, once."""
@@ -125,6 +149,7 @@ class History:
         if incident is None:
             return
         incident.finish(now_s)
+        self._num_barren = self._count_barren(incident)
         self.by_rung[incident.rung] += 1
         self.by_cause[incident.culprit.cause] += 1
         self.finished.append(incident)
@@ -152,9 +177,22 @@ class Progress:
         self._mark_s: float | None = None
         self._gained_s = 0.0
         self._ended_s: float | None = None
+        self._run_s: float | None = None
+        self._step_before = -1
+
+    def has_gained(self, now_s: float) -> bool:
+        """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
+        if self.max_step >= 0:
+            has_gained = self.max_step > self._step_before
+        else:
+            has_gained = self._run_s is not None and now_s - self._run_s >= STEADY_RUN_S
+        self._run_s = None
+        self._step_before = self.max_step
+        return has_gained
 
     def run(self, now_s: float) -> None:
         """All workers have entered an iteration."""
+        self._run_s = now_s
         if self._first_run_s is None:
             self._first_run_s = now_s
         self._mark_s = now_s

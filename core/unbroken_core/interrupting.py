@@ -109,7 +109,7 @@ def condemn(job: Job, member: Member, place: Place) -> None:
         place.replacing = place.state.incarnation
         place.is_order_sent = False
     if job.interruption is not None and member.ranks:
-        job.interruption.respawned[member.uid] = None
+        job.interruption.respawned.setdefault(member.uid, set()).add(place.state.local_rank)
     job.sort(member)
 
 
@@ -128,7 +128,7 @@ def heal(job: Job, now_s: float) -> None:
             place.replacing = place.state.incarnation if place.replacing is None else place.replacing
             place.is_order_sent = True
         if job.interruption is not None and member.ranks:
-            job.interruption.respawned[uid] = None
+            job.interruption.respawned.setdefault(uid, set()).update(place.state.local_rank for place in now)
         orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
         job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
         job.sort(member)
@@ -155,7 +155,8 @@ def _open_incident(job: Job, now_s: float) -> Incident:
         incident = None
     if incident is None:
         world_size = 0 if job.assignment is None else job.assignment.world_size
-        incident = job.history.open(now_s, job.iteration, world_size)
+        is_barren = not job.progress.has_gained(now_s)
+        incident = job.history.open(now_s, job.iteration, world_size, is_barren)
     return incident
 
 
@@ -227,7 +228,8 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     is_job_rung = interruption.job_rung_at_s is not None
     startup_s = settings.timeouts.startup_s
     outcome = _outcome(job, interruption, possible)
-    world = {slot.pod_uid for slot in outcome.active()} if isinstance(outcome, Assignment) else set[str]()
+    active = tuple(outcome.active()) if isinstance(outcome, Assignment) else ()
+    world = {slot.pod_uid for slot in active}
     waitable = [uid for uid in census.broken if uid in census.active and uid not in census.hopeless]
     healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
     heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
@@ -240,17 +242,21 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         healing=healing,
         heal_until_s=heal_from_s + startup_s,
         outcome=outcome,
-        has_respawned=any(uid in world for uid in interruption.respawned),
+        has_respawned=any(not interruption.respawned.get(uid, set()).isdisjoint(held) for uid, held in active),
         num_lost_pods=sum(uid not in world for uid in job.ranks) if world else 0,
         num_living_pods=job.num_living,
         num_starting_pods=sum(
             uid not in census.active and uid not in census.hopeless and uid not in census.out for uid in census.broken
         ),
+        num_possible_pods=settings.replicas + settings.spares - sum(uid not in census.out for uid in census.hopeless),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=shortage_from_s + startup_s,
         spent=job.ladder.spent(now_s),
         hopeless=hopeless_text(job),
+        num_barren=job.history.num_barren,
+        no_progress_limit=settings.no_progress_limit,
+        culprit=_fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
 
 
@@ -259,9 +265,20 @@ def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung]) ->
         return first_outcome(job)
     ready: dict[str, Locals] = job.census.ready
     if Rung.PROCESS not in possible:
-        # A new process at an old place is the process rung: such pods are spares of the next interruption at best.
-        ready = {uid: local_ranks for uid, local_ranks in ready.items() if uid not in interruption.respawned}
-    return assign_next(job.census.topology, job.rules, ready, job.assignment, Rung.POD in possible)
+        # A new process at an old place is the process rung: such places are spares of the next interruption at best.
+        new = interruption.respawned
+        ready = {
+            uid: tuple(rank for rank in local_ranks if rank not in new.get(uid, ()))
+            for uid, local_ranks in ready.items()
+        }
+    return assign_next(
+        job.census.topology,
+        job.rules,
+        ready,
+        job.assignment,
+        may_promote=Rung.POD in possible,
+        may_grow=Rung.WORLD in possible,
+    )
 
 
 def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:

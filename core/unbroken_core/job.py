@@ -26,8 +26,8 @@ class Interruption:
     at_s: float
     charged: set[Rung] = field(default_factory=set)
     """Rungs that this interruption has paid for."""
-    respawned: dict[str, None] = field(default_factory=dict)
-    """Pods with ranks in the iteration in which a process was started again."""
+    respawned: dict[str, set[int]] = field(default_factory=dict)
+    """Local ranks at which a process was started again, by uid of the pods with ranks in the iteration."""
     left_at_s: float | None = None
     """When the survivors had left the iteration."""
     shortage_at_s: float | None = None

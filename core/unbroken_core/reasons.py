@@ -140,6 +140,7 @@ class Reason(Word):
     BUDGET_EXHAUSTED = "RestartBudgetExhausted"
     STARTUP_TIMEOUT = "StartupTimeout"
     RECOVERY_TIMEOUT = "RecoveryTimeout"
+    NO_PROGRESS = "NoProgress"
     COMPLETED = "AllRanksCompleted"
     INVALID_SPEC = "InvalidSpec"
     TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"

@@ -1,6 +1,7 @@
 """What to do about an interrupted iteration once the survivors have left it: a pure choice in the order of the ladder.
 
     row                                                          choice
+    the script failed too often in a row without progress        fail
     every lost rank has a ready worker                           cut the plan: in-process, process or pod
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
     fewer ranks are allowed and enough                           cut the plan: world
@@ -43,6 +44,8 @@ class Situation:
     """Pods that could be active now or as soon as their processes are ready."""
     num_starting_pods: int
     """Those of them that had no ranks and are not ready yet."""
+    num_possible_pods: int
+    """Pods that the job can have at most: all that it wants, without those whose processes do not start."""
     replicas: int
     minimum_replicas: int
     shortage_until_s: float
@@ -50,6 +53,11 @@ class Situation:
     """Rungs whose budget is used up, for people."""
     hopeless: str = ""
     """How the processes of a place that is given up have ended; "" when there is none."""
+    num_barren: int = 0
+    """Recoveries in a row, this one included, after which the job got nowhere."""
+    no_progress_limit: int | None = None
+    culprit: str = ""
+    """The fault, for people."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,12 @@ Choice = Union[Wait, Cut, RestartJob, Fail]
 
 def choose(view: Situation) -> Choice:
     """Return what to do now."""
+    if view.no_progress_limit is not None and view.num_barren > view.no_progress_limit:
+        message = (
+            f"{view.num_barren} faults in a row without progress between them, "
+            f"at most {view.no_progress_limit} are allowed (restart.noProgressLimit); the last: {view.culprit}"
+        )
+        return Fail(Reason.NO_PROGRESS, message)
     if view.is_job_rung:
         return _after_job_restart(view)
     full = _full_world(view)
@@ -125,6 +139,8 @@ def _smaller_world(view: Situation) -> Cut | None:
 
 def _last_resort(view: Situation) -> Choice:
     may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
+    # A pod whose script does not start keeps its place: nobody replaces it, so that its ranks would be missed for ever.
+    may_wait = may_wait and view.num_possible_pods >= view.minimum_replicas
     is_help_near = view.num_living_pods < view.replicas or view.num_starting_pods > 0
     if is_help_near and may_wait:
         return _wait_for_pods(view)

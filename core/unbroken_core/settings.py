@@ -76,6 +76,8 @@ class JobSettings:
     """Enabled rungs in ladder order. With `in-process` the script must use unbroken.inprocess.Wrapper; without it
     every fault restarts the processes, and any script written for torchrun runs unchanged."""
     max_faults_per_rank: int | None = None
+    no_progress_limit: int | None = 10
+    """So many faults of the script in a row, without progress between them, are recovered; one more fails the job."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -149,6 +151,10 @@ def violations(settings: JobSettings) -> list[str]:
     check(
         len(set(rung_names)) == len(rung_names),
         f"restart.rungs: want each rung at most once, got {rung_names}",
+    )
+    check(
+        settings.no_progress_limit is None or settings.no_progress_limit >= 1,
+        f"restart.noProgressLimit: want at least 1, got {settings.no_progress_limit}",
     )
     for budget in settings.rungs:
         check(

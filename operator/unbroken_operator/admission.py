@@ -83,6 +83,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             for rung in sorted(spec.restart.rungs, key=lambda rung: list(Rung).index(rung.name))
         ),
         "max_faults_per_rank": spec.restart.max_faults_per_rank,
+        "no_progress_limit": spec.restart.no_progress_limit,
         "timeouts": Timeouts(
             soft_s=float(boxes.soft_seconds),
             hard_s=float(boxes.hard_seconds),

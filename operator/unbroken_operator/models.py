@@ -202,6 +202,9 @@ class Restart(Model):
     as it is."""
     max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
     """A place that faulted so often is not used again; empty means no limit."""
+    no_progress_limit: Annotated[int, Field(ge=1)] = 10
+    """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
+    where the script reports no steps, no run of a minute); one more fails the job."""
 
 
 class Timeouts(Model):

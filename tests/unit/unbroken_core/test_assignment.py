@@ -60,7 +60,7 @@ def test_a_lost_pods_ranks_go_to_the_nearest_spare_in_local_order() -> None:
     """0.43"""
     topology, rule = tree(EIGHT), rules(3)
     before = first(topology, rule, "p0", "p2", "p4")
-    after = assign_next(topology, rule, whole("p0", "p4", "p7", "p6", "p3"), before, True)
+    after = assign_next(topology, rule, whole("p0", "p4", "p7", "p6", "p3"), before, may_promote=True)
     assert pods_of(after) == ["p0", "p3", "p4"]
     assert isinstance(after, Assignment)
     assert after.promoted == ("p3",)
@@ -71,28 +71,28 @@ def test_a_lost_domain_goes_to_a_whole_spare_domain() -> None:
     topology, rule = tree(EIGHT), rules(4)
     before = first(topology, rule, "p0", "p1", "p4", "p5")
     # p2 is nearer to p0, but only p6 and p7 are a whole NVLink domain; p2's neighbour is not there.
-    after = assign_next(topology, rule, whole("p4", "p5", "p2", "p6", "p7"), before, True)
+    after = assign_next(topology, rule, whole("p4", "p5", "p2", "p6", "p7"), before, may_promote=True)
     assert pods_of(after) == ["p6", "p7", "p4", "p5"]
 
 
 def test_a_lost_domain_without_a_whole_spare_domain_is_filled_pod_by_pod() -> None:
     topology, rule = tree(EIGHT), rules(4)
     before = first(topology, rule, "p0", "p1", "p4", "p5")
-    after = assign_next(topology, rule, whole("p4", "p5", "p2", "p6"), before, True)
+    after = assign_next(topology, rule, whole("p4", "p5", "p2", "p6"), before, may_promote=True)
     assert pods_of(after) == ["p2", "p6", "p4", "p5"]
 
 
 def test_without_a_spare_those_behind_move_up() -> None:
     topology, rule = tree(EIGHT), rules(3)
     before = first(topology, rule, "p0", "p1", "p2")
-    after = assign_next(topology, rule, whole("p0", "p2"), before, True)
+    after = assign_next(topology, rule, whole("p0", "p2"), before, may_promote=True)
     assert after == Assignment((Slot("p0", (0, 1)), Slot("p2", (0, 1))), 4, (), 2)
 
 
 def test_spares_are_left_alone_when_they_may_not_be_promoted() -> None:
     topology, rule = tree(EIGHT), rules(2)
     before = first(topology, rule, "p0", "p1")
-    assert pods_of(assign_next(topology, rule, whole("p0", "p2"), before, False)) == ["p0"]
+    assert pods_of(assign_next(topology, rule, whole("p0", "p2"), before, may_promote=False)) == ["p0"]
 
 
 def test_the_world_grows_back_from_the_healthy_count() -> None:
@@ -102,7 +102,7 @@ def test_the_world_grows_back_from_the_healthy_count() -> None:
     sizes = [line.world_size] if isinstance(line, Assignment) else []
     for alive in (("p0", "p1", "p2", "p3", "p5"), ("p0", "p2", "p3", "p5"), ("p0", "p2", "p3", "p5", "p6", "p7")):
         assert isinstance(line, Assignment)
-        line = assign_next(topology, rule, whole(*alive), line, True)
+        line = assign_next(topology, rule, whole(*alive), line, may_promote=True)
         assert isinstance(line, Assignment)
         sizes.append(line.world_size)
     assert isinstance(line, Assignment)
@@ -113,7 +113,7 @@ def test_the_world_grows_back_from_the_healthy_count() -> None:
 def test_too_few_pods_are_a_shortage_with_numbers() -> None:
     topology, rule = tree(EIGHT), rules(3, minimum_replicas=3)
     before = first(topology, rule, "p0", "p1", "p2")
-    after = assign_next(topology, rule, whole("p0", "p2"), before, True)
+    after = assign_next(topology, rule, whole("p0", "p2"), before, may_promote=True)
     assert after == Shortage(2, 4, "2 healthy pods of at least 3")
 
 
@@ -127,7 +127,7 @@ def test_a_domain_with_too_few_ranks_gives_up_all_of_them() -> None:
     layers = (Layer("rack", "rack"), Layer("nvlink", "nvlink", min_ranks=4))
     rule = rules(4, layers=layers)
     before = first(tree(EIGHT), rule, "p0", "p1", "p2", "p3")
-    assert pods_of(assign_next(tree(EIGHT), rule, whole("p0", "p2", "p3"), before, True)) == ["p2", "p3"]
+    assert pods_of(assign_next(tree(EIGHT), rule, whole("p0", "p2", "p3"), before, may_promote=True)) == ["p2", "p3"]
 
 
 def test_a_domain_never_holds_more_active_ranks_than_it_may() -> None:
@@ -136,14 +136,14 @@ def test_a_domain_never_holds_more_active_ranks_than_it_may() -> None:
     rule = rules(4, layers=layers)
     before = first(tree(EIGHT), rule, "p0", "p1", "p2", "p4", "p5")
     assert pods_of(before) == ["p0", "p1", "p4", "p5"]
-    after = assign_next(tree(EIGHT), rule, whole("p0", "p1", "p2", "p3", "p5"), before, True)
+    after = assign_next(tree(EIGHT), rule, whole("p0", "p1", "p2", "p3", "p5"), before, may_promote=True)
     assert pods_of(after) == ["p0", "p1", "p5"]
 
 
 def test_a_split_pod_goes_on_with_the_workers_that_it_has() -> None:
     rule = rules(2, 4, minimum_ranks_per_pod=3)
     before = first(tree(EIGHT), rule, "p0", "p1")
-    after = assign_next(tree(EIGHT), rule, {"p0": (0, 1, 3), "p1": (0, 1, 2, 3)}, before, True)
+    after = assign_next(tree(EIGHT), rule, {"p0": (0, 1, 3), "p1": (0, 1, 2, 3)}, before, may_promote=True)
     assert isinstance(after, Assignment)
     assert (after.slots[0], after.world_size) == (Slot("p0", (0, 1, 3)), 7)
 
@@ -152,7 +152,7 @@ def test_a_single_lost_rank_is_taken_by_a_spare_worker() -> None:
     rule = rules(2, 4, minimum_ranks_per_pod=3)
     before = first(tree(EIGHT), rule, "p0", "p1")
     ready = {"p0": (0, 1, 3), "p1": (0, 1, 2, 3), "p2": (0, 2, 3)}
-    after = assign_next(tree(EIGHT), rule, ready, before, True)
+    after = assign_next(tree(EIGHT), rule, ready, before, may_promote=True)
     assert isinstance(after, Assignment)
     assert after.slots[:3] == (Slot("p0", (0, 1)), Slot("p2", (2,)), Slot("p0", (3,)))
     assert after.world_size == 8
@@ -181,6 +181,17 @@ def histories(draw: st.DrawFn) -> tuple[Rules, Topology, list[dict[str, tuple[in
     return rule, topology, draw(st.lists(ready, min_size=1, max_size=6))
 
 
+def test_a_survivor_of_a_split_pod_counts_towards_its_domains_maximum() -> None:
+    topology = Topology(1)
+    for pod in ("p0", "p1", "p2"):
+        topology.place(pod, pod, ["r1"])
+    rule = Rules(2, 1, 2, 1, None, 1, (Layer("rack", "rack", max_ranks=2),))
+    before = Assignment((Slot("p0", (0,)), Slot("p1", (0,))), 2)
+    after = assign_next(topology, rule, {"p1": (0,), "p2": (0, 1)}, before, may_promote=True)
+    assert isinstance(after, Assignment)
+    assert after.world_size <= 2
+
+
 @settings(max_examples=300, deadline=None)
 @given(histories())
 def test_every_assignment_is_valid(history: tuple[Rules, Topology, list[dict[str, tuple[int, ...]]]]) -> None:
@@ -191,7 +202,7 @@ def test_every_assignment_is_valid(history: tuple[Rules, Topology, list[dict[str
         outcome = (
             assign_first(topology, rule, ready, set())
             if line is None
-            else assign_next(topology, rule, ready, line, True)
+            else assign_next(topology, rule, ready, line, may_promote=True)
         )
         if isinstance(outcome, Shortage):
             continue
@@ -219,7 +230,7 @@ def test_survivors_keep_their_ranks_while_spares_suffice(replicas: int, num_spar
     before = first(topology, rule, *pods)
     active = [slot.pod_uid for slot in before.slots]
     lost = data.draw(st.sets(st.sampled_from(active), max_size=min(num_spares, replicas)))
-    after = assign_next(topology, rule, whole(*(pod for pod in pods if pod not in lost)), before, True)
+    after = assign_next(topology, rule, whole(*(pod for pod in pods if pod not in lost)), before, may_promote=True)
     assert isinstance(after, Assignment)
     assert len(after.promoted) == len(lost)
     for old, new in zip(before.slots, after.slots, strict=True):
@@ -231,5 +242,5 @@ def test_the_result_does_not_depend_on_the_order_of_the_ready_pods(num_lost: int
     topology, rule = tree(EIGHT), rules(4)
     before = first(topology, rule, "p0", "p1", "p4", "p5")
     alive = [pod for pod in EIGHT if pod not in ("p0", "p1", "p4")[:num_lost]]
-    outcomes = [assign_next(topology, rule, whole(*order), before, True) for order in (alive, alive[::-1])]
+    outcomes = [assign_next(topology, rule, whole(*order), before, may_promote=True) for order in (alive, alive[::-1])]
     assert outcomes[0] == outcomes[1]

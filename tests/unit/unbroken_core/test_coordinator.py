@@ -465,6 +465,77 @@ def test_when_the_in_process_budget_is_used_up_the_culprits_process_is_replaced(
     assert not sent(actions, Plan)
 
 
+def test_a_pod_that_may_be_split_goes_on_without_its_dead_worker() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=4, min_ranks_per_pod=1, rungs=rungs))
+    bench.run("p0")
+    bench.fault("p0", 3, Cause.PROCESS_SIGNAL, GONE)
+    for local_rank in range(2):
+        bench.worker("p0", local_rank, READY)
+    plan = sent(bench.worker("p0", 2, READY), Plan)["p0"]
+    assert (ranks(plan), plan.world_size) == ([0, 1, 2, None], 3)
+    for local_rank in range(3):
+        bench.worker("p0", local_rank, RUNNING, iteration=1)
+    assert bench.status().restarts_by_rung == {"world": 1}
+    bench.worker("p0", 3, READY, incarnation=1, iteration=-1)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    plans = [sent(bench.worker("p0", local_rank, READY), Plan) for local_rank in range(3)]
+    assert ranks(plans[-1]["p0"]) == [0, 1, 2, 3], "the world grows back at the next plan"
+
+
+def _fail_again(bench: Bench, iteration: int, step: int) -> None:
+    """Run both pods to this step, then let a rank raise, and bring them into the next iteration."""
+    for pod in ("p0", "p1"):
+        bench.states[pod] = [replace(state, step=step) for state in bench.workers(RUNNING, iteration)]
+        bench.report(pod)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, iteration, "p0", "p1")
+
+
+def test_a_script_that_fails_again_and_again_without_progress_fails_the_job() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(4):
+        assert bench.status().phase in (JobPhase.RUNNING, JobPhase.PLANNED)
+        _fail_again(bench, iteration, step=7)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
+    assert "4 faults in a row" in status.message
+    assert "exception of rank 0 of p0" in status.message
+
+
+def test_faults_with_progress_between_them_are_recovered_without_end() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(30):
+        _fail_again(bench, iteration, step=iteration // 3)
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_lost_pods_do_not_count_as_faults_of_the_script() -> None:
+    bench = Bench(replace(SETTINGS, no_progress_limit=1, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1", "p2")
+    for number in range(4):
+        bench.join(f"n{number}")
+        active = [status.pod for status in bench.status().pods if status.ranks]
+        bench.report(active[0], is_leaving=True)
+        bench.all_are(READY, number, active[1])
+        now_active = [status.pod for status in bench.status().pods if status.ranks]
+        bench.all_are(RUNNING, number + 1, *now_active)
+    assert bench.status().phase is JobPhase.RUNNING
+
+
+def test_without_steps_a_long_run_counts_as_progress() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=1, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(4):
+        bench.all_are(RUNNING, iteration, "p0", "p1")
+        bench.live(61)
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0", "p1")
+    assert bench.status().phase is JobPhase.PLANNED
+
+
 def test_when_nothing_is_left_the_job_fails_and_says_why() -> None:
     bench = Bench(replace(SETTINGS, spares=0, rungs=(RungBudget(Rung.IN_PROCESS),)))
     bench.run("p0", "p1")
@@ -634,7 +705,7 @@ def test_the_revision_rises_with_changes_only() -> None:
 
 
 def test_the_history_of_recoveries_is_bounded() -> None:
-    bench = Bench(replace(SETTINGS, timeouts=Timeouts()))
+    bench = Bench(replace(SETTINGS, no_progress_limit=None, timeouts=Timeouts()))
     bench.run("p0", "p1", "p2")
     for iteration in range(25):
         bench.fault("p0", 0, Cause.EXCEPTION)
