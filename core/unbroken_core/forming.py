@@ -131,10 +131,10 @@ def _is_complete(job: Job, last_call_s: float, now_s: float) -> bool:
     job.wake(deadline_s)
     if census.homeless:
         names = [census.by_uid[uid].pod for uid in census.homeless]
-        message = f"waits {deadline_s - now_s:.0f} s more for the domains of {shorten_names(names)}"
+        message = f"waits {settings.timeouts.last_call_s:.0f} s for the domains of {shorten_names(names)}"
         job.say(Reason.WAITING_FOR_TOPOLOGY, message)
     else:
-        message = f"{_count_text(job)}; waits {deadline_s - now_s:.0f} s more for the others"
+        message = f"{_count_text(job)}; waits {settings.timeouts.last_call_s:.0f} s for the others"
         job.say(Reason.WAITING_FOR_PODS, message)
     return False
 

@@ -252,12 +252,23 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=shortage_from_s + startup_s,
+        startup_s=startup_s,
+        last_call_until_s=_last_call_until_s(interruption, outcome, settings.timeouts.last_call_s, now_s),
         spent=job.ladder.spent(now_s),
         hopeless=hopeless_text(job),
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         culprit=_fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
+
+
+def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
+    if interruption.shortage_at_s is None or not isinstance(outcome, Assignment):
+        interruption.enough_at_s = None
+        return None
+    if interruption.enough_at_s is None:
+        interruption.enough_at_s = now_s
+    return interruption.enough_at_s + last_call_s
 
 
 def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung]) -> Outcome:

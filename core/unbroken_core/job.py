@@ -31,6 +31,8 @@ class Interruption:
     left_at_s: float | None = None
     """When the survivors had left the iteration."""
     shortage_at_s: float | None = None
+    enough_at_s: float | None = None
+    """When there were enough pods again after a shortage."""
     job_rung_at_s: float | None = None
     has_judged: bool = False
     """Whether the culprit's process was looked at, after the survivors had left."""

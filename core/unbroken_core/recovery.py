@@ -4,6 +4,7 @@
     the script failed too often in a row without progress        fail
     every lost rank has a ready worker                           cut the plan: in-process, process or pod
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
+    a shortage is just over, more pods are starting               wait, at most timeouts.last_call
     fewer ranks are allowed and enough                           cut the plan: world
     too few pods are ready, more may come                        wait, at most timeouts.startup
     enough pods are there                                        start every process again: job
@@ -49,6 +50,10 @@ class Situation:
     replicas: int
     minimum_replicas: int
     shortage_until_s: float
+    startup_s: float
+    """timeouts.startup, for people: what counts down would change the status all the time."""
+    last_call_until_s: float | None = None
+    """Set once a shortage is over: those who come up together with the last one needed may still come in."""
     spent: tuple[str, ...] = ()
     """Rungs whose budget is used up, for people."""
     hopeless: str = ""
@@ -110,7 +115,7 @@ def choose(view: Situation) -> Choice:
     # Where every fault restarts the processes, a new process at the old place costs no more than one elsewhere.
     if wait is not None and not view.is_in_process:
         return wait
-    return full or wait or _smaller_world(view) or _last_resort(view)
+    return full or wait or _last_call(view) or _smaller_world(view) or _last_resort(view)
 
 
 def _full_world(view: Situation) -> Cut | None:
@@ -126,9 +131,16 @@ def _full_world(view: Situation) -> Cut | None:
 def _process_wait(view: Situation) -> Wait | None:
     if not view.healing or Rung.PROCESS not in view.possible or view.now_s >= view.heal_until_s:
         return None
-    left_s = view.heal_until_s - view.now_s
-    message = f"waits for new processes in {shorten_names(view.healing)}, at most {left_s:.0f} s more"
+    message = f"waits at most {view.startup_s:.0f} s for new processes in {shorten_names(view.healing)}"
     return Wait(Reason.WAITING_FOR_WORKERS, message, view.heal_until_s, Rung.PROCESS)
+
+
+def _last_call(view: Situation) -> Wait | None:
+    until_s = view.last_call_until_s
+    if until_s is None or view.now_s >= until_s or view.num_starting_pods == 0 or isinstance(view.outcome, Shortage):
+        return None
+    message = f"enough pods are ready again; waits a moment for {view.num_starting_pods} that are starting"
+    return Wait(Reason.WAITING_FOR_PODS, message, until_s)
 
 
 def _smaller_world(view: Situation) -> Cut | None:
@@ -158,16 +170,14 @@ def _after_job_restart(view: Situation) -> Choice:
         return _fail(view)
     if view.num_living_pods < view.minimum_replicas:
         return _wait_for_pods(view) if view.now_s < view.shortage_until_s else _fail(view)
-    left_s = view.heal_until_s - view.now_s
-    message = f"started every process again and waits for them, at most {left_s:.0f} s more"
+    message = f"started every process again and waits for them at most {view.startup_s:.0f} s"
     return Wait(Reason.WAITING_FOR_WORKERS, message, view.heal_until_s, Rung.JOB)
 
 
 def _wait_for_pods(view: Situation) -> Choice:
-    left_s = view.shortage_until_s - view.now_s
     message = (
-        f"waits for pods: {view.num_living_pods} of {view.replicas} are there ({view.num_starting_pods} starting), "
-        f"at least {view.minimum_replicas} are wanted; at most {left_s:.0f} s more"
+        f"waits at most {view.startup_s:.0f} s for pods: {view.num_living_pods} of {view.replicas} are there "
+        f"({view.num_starting_pods} starting), at least {view.minimum_replicas} are wanted"
     )
     return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
 

@@ -10,6 +10,7 @@ from unbroken_core.events import Action, AgentDisconnected, AgentJoined, AgentRe
 from unbroken_core.messages import (
     Fault,
     Finish,
+    Heartbeat,
     Hello,
     Interrupt,
     JobStatus,
@@ -441,6 +442,47 @@ def test_too_few_pods_are_waited_for_and_then_the_job_fails() -> None:
     assert "1 of 2 are there" in bench.status().message
     bench.live(601)
     assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.BELOW_MINIMUM)
+
+
+def test_waiting_for_pods_changes_the_status_once() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    bench.report("p0", is_leaving=True)
+    bench.all_are(READY, 0, "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.tick(5.0)
+    before = bench.status()
+    for seq in range(100, 150):
+        bench.tick(1.0)
+        bench.step(AgentReported(bench.sessions["p1"], Heartbeat(seq)))
+    assert (bench.status().revision, bench.status().message) == (before.revision, before.message)
+
+
+def test_pods_that_come_up_together_after_a_shortage_all_get_ranks() -> None:
+    bench = Bench(replace(SETTINGS, replicas=3, min_replicas=2, spares=0))
+    bench.run("p0", "p1", "p2")
+    for pod in ("p1", "p2"):
+        bench.report(pod, is_leaving=True)
+    bench.all_are(READY, 0, "p0")
+    assert bench.status().reason is Reason.BELOW_MINIMUM
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    assert sent(bench.join("p7"), Plan) == {}
+    plans = sent(bench.all_are(READY, -1, "p8"), Plan)
+    assert sorted(rank for pod in plans for rank in ranks(plans[pod]) if rank is not None) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_pod_that_does_not_come_up_after_a_shortage_is_not_waited_for_long() -> None:
+    bench = Bench(replace(SETTINGS, replicas=3, min_replicas=2, spares=0))
+    bench.run("p0", "p1", "p2")
+    for pod in ("p1", "p2"):
+        bench.report(pod, is_leaving=True)
+    bench.all_are(READY, 0, "p0")
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    bench.join("p7")
+    plans = sent(bench.tick(SETTINGS.timeouts.last_call_s), Plan)
+    assert sorted(rank for pod in plans for rank in ranks(plans[pod]) if rank is not None) == [0, 1, 2, 3]
 
 
 def test_a_pod_that_comes_in_time_ends_the_wait() -> None:

@@ -30,6 +30,7 @@ BASE = Situation(
     replicas=2,
     minimum_replicas=2,
     shortage_until_s=700.0,
+    startup_s=600.0,
 )
 
 
@@ -81,6 +82,19 @@ JOB = {"is_job_rung": True, "outcome": TOO_FEW}
         ),
         pytest.param(LOST | {"outcome": SPARE}, "cut pod", id="pod lost, spare ready"),
         pytest.param(LOST | {"outcome": SMALLER}, "cut world", id="pod lost, no spare, may shrink"),
+        pytest.param(
+            LOST | {"outcome": SMALLER, "num_starting_pods": 1, "last_call_until_s": 105.0},
+            "wait WaitingForPods None",
+            id="shortage over, one more is starting: last call",
+        ),
+        pytest.param(
+            LOST | {"outcome": SMALLER, "num_starting_pods": 1, "last_call_until_s": 100.0},
+            "cut world",
+            id="shortage over, last call over",
+        ),
+        pytest.param(
+            LOST | {"outcome": SMALLER, "last_call_until_s": 105.0}, "cut world", id="shortage over, nobody is starting"
+        ),
         pytest.param(LOST, "wait BelowMinimumReplicas None", id="pod lost, no spare, may not shrink"),
         pytest.param(LOST | {"shortage_until_s": 100.0}, "fail BelowMinimumReplicas", id="no pod came in time"),
         pytest.param(
