@@ -13,8 +13,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DELAY_S = 5.0
 HOLD_S = 0.5
-NUM_FAILURES_SHOWN = 3
-"""So many failures in a row are shown to the user; a rendezvous that starts fails once or twice."""
+NUM_FAILURES_SHOWN = 5
+"""So many failures in a row, 3 seconds of them, are shown to the user: a rendezvous takes a second or two to start."""
 
 
 class Poller:

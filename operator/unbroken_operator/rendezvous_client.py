@@ -1,5 +1,6 @@
 """HTTP client of a job's rendezvous."""
 
+import os
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -111,4 +112,12 @@ class RendezvousClient:
         except TimeoutError as error:
             raise RendezvousUnreachable(f"{where} did not answer within {limit_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise RendezvousUnreachable(f"{where} cannot be reached: {error}") from error
+            raise RendezvousUnreachable(f"{where} cannot be reached: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return what went wrong without the library's own words around it."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    number = cause.errno if isinstance(cause, OSError) else None
+    # The event loop puts the address into the text of the error, several when a name has several.
+    return os.strerror(number).lower() if number else str(cause) or type(cause).__name__

@@ -100,7 +100,10 @@ def test_a_wrong_token_is_named_as_the_reason(tmp_path: Path) -> None:
 def test_a_rendezvous_that_is_down_is_told_in_one_sentence() -> None:
     async def scenario() -> None:
         async with RendezvousClient() as client:
-            with pytest.raises(RendezvousUnreachable, match=r"digits-rendezvous-0 at http://127\.0\.0\.77:29600"):
+            with pytest.raises(
+                RendezvousUnreachable,
+                match=r"digits-rendezvous-0 at http://127\.0\.0\.77:29600 cannot be reached: connection refused$",
+            ):
                 await client.status(Target("uid", "digits-rendezvous-0", "127.0.0.77", TOKEN), None)
 
     asyncio.run(scenario())
