@@ -140,6 +140,7 @@ def test_waiting_below_the_minimum_is_told_by_an_event() -> None:
     world.rendezvous_says(JobPhase.INTERRUPTED, [], [], reason=Reason.BELOW_MINIMUM, message=text)
     world.settle()
     assert world.condition("Running") == ("False", "BelowMinimumReplicas")
+    assert world.condition("Degraded") == ("True", "FewerRanks")
     assert messages(world, "BelowMinimumReplicas") == [text]
 
 
