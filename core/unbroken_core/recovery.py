@@ -2,9 +2,9 @@
 
     row                                                          choice
     the script failed too often in a row without progress        fail
+    a shortage is just over, more pods are starting              wait, at most timeouts.last_call
     every lost rank has a ready worker                           cut the plan: in-process, process or pod
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
-    a shortage is just over, more pods are starting               wait, at most timeouts.last_call
     fewer ranks are allowed and enough                           cut the plan: world
     too few pods are ready, more may come                        wait, at most timeouts.startup
     enough pods are there                                        start every process again: job
@@ -110,12 +110,12 @@ def choose(view: Situation) -> Choice:
         return Fail(Reason.NO_PROGRESS, message)
     if view.is_job_rung:
         return _after_job_restart(view)
-    full = _full_world(view)
+    full = _last_call(view) or _full_world(view)
     wait = _process_wait(view)
     # Where every fault restarts the processes, a new process at the old place costs no more than one elsewhere.
     if wait is not None and not view.is_in_process:
         return wait
-    return full or wait or _last_call(view) or _smaller_world(view) or _last_resort(view)
+    return full or wait or _smaller_world(view) or _last_resort(view)
 
 
 def _full_world(view: Situation) -> Cut | None:
@@ -136,8 +136,11 @@ def _process_wait(view: Situation) -> Wait | None:
 
 
 def _last_call(view: Situation) -> Wait | None:
+    # Also where the last world was smaller and is whole again: the next chance to grow may be hours away.
     until_s = view.last_call_until_s
-    if until_s is None or view.now_s >= until_s or view.num_starting_pods == 0 or isinstance(view.outcome, Shortage):
+    if until_s is None or view.now_s >= until_s or view.num_starting_pods == 0:
+        return None
+    if isinstance(view.outcome, Shortage) or len(view.outcome.slots) >= view.replicas:
         return None
     message = f"enough pods are ready again; waits a moment for {view.num_starting_pods} that are starting"
     return Wait(Reason.WAITING_FOR_PODS, message, until_s)

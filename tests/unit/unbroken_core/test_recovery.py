@@ -88,6 +88,14 @@ JOB = {"is_job_rung": True, "outcome": TOO_FEW}
             id="shortage over, one more is starting: last call",
         ),
         pytest.param(
+            {"outcome": replace(SMALLER, num_closed=0), "num_starting_pods": 1, "last_call_until_s": 105.0},
+            "wait WaitingForPods None",
+            id="the last world was small and is whole again, one more is starting: last call",
+        ),
+        pytest.param(
+            {"num_starting_pods": 1, "last_call_until_s": 105.0}, "cut in-process", id="all are there: no last call"
+        ),
+        pytest.param(
             LOST | {"outcome": SMALLER, "num_starting_pods": 1, "last_call_until_s": 100.0},
             "cut world",
             id="shortage over, last call over",
