@@ -150,7 +150,7 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         cut_plan(job, outcome, None, now_s)
     else:
         waited_s = job.settings.timeouts.startup_s
-        message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}"
+        message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}{_hint(job)}"
         finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
 
 
@@ -165,6 +165,16 @@ def _is_hopeless(job: Job) -> bool:
 def _count_text(job: Job) -> str:
     census, settings = job.census, job.settings
     return f"{len(census.ready)} of {settings.replicas} pods are ready, {len(census.by_uid)} have joined"
+
+
+def _hint(job: Job) -> str:
+    has_silent_workers = len(job.census.by_uid) > len(job.census.ready)
+    if not (job.settings.is_in_process and has_silent_workers):
+        return ""
+    return (
+        " (workers are ready when they call a function under unbroken.inprocess.Wrapper; "
+        "a script without it wants restart.rungs without in-process)"
+    )
 
 
 def _missing_text(job: Job) -> str:

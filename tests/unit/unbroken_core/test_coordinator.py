@@ -174,6 +174,16 @@ def test_the_startup_timeout_says_who_is_missing() -> None:
     assert finish.message == "after 600 s 1 of 2 pods are ready, 1 have joined; not joined: p1, p2"
 
 
+def test_a_script_that_never_gets_ready_is_told_what_makes_it_ready() -> None:
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    (finish,) = sent(bench.live(601), Finish).values()
+    assert "not ready: p0 (workers are ready when they call a function under unbroken.inprocess.Wrapper" in (
+        finish.message
+    )
+
+
 def test_a_pod_without_domains_is_waited_for_and_then_put_into_the_unknown_domain() -> None:
     bench = Bench(replace(SETTINGS, spares=0, layers=(Layer("rack", "rack"),)))
     bench.join("p0", domains=("r1",))
