@@ -10,6 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 SOURCES := core sidecar operator local tests benchmarks examples tools
 TEST_OUTPUT ?= test-output
+REPORT = $(TEST_OUTPUT)/$(or $(REPORT_NAME),$@).xml
 PYTEST := $(BIN)/python -m pytest
 
 ##@ Everyday
@@ -26,7 +27,7 @@ $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
 
 test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
 	$(PYTEST) -n 2 --dist worksteal -m 'not cluster' tests/unit tests/contract tests/simulation tests/integration \
-	    --junitxml=$(TEST_OUTPUT)/test.xml $(ARGS)
+	    --junitxml=$(REPORT) $(ARGS)
 
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
 	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)
@@ -65,11 +66,11 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 
 ##@ Deeper
 .PHONY: cluster-test e2e soak bench images
-cluster-test: $(STAMP) ## Run the tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:...)
-	$(PYTEST) tests/contract tests/integration -m cluster --junitxml=$(TEST_OUTPUT)/cluster-test.xml $(ARGS)
+cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
+	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
-	$(PYTEST) tests/e2e --junitxml=$(TEST_OUTPUT)/e2e.xml $(ARGS)
+	$(PYTEST) tests/e2e --junitxml=$(REPORT) $(ARGS)
 
 soak: $(STAMP) ## Run many random fault schedules through the simulation (SCHEDULES=number)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)

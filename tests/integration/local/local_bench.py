@@ -154,8 +154,8 @@ class Space:
         def create() -> Json | None:
             try:
                 return self.bench.create(self.pods, body)
-            except ApiError as error:  # A new namespace has no service account for a moment.
-                if error.status != 403:
+            except ApiError as error:  # A new namespace has no service account, or it no token, for a moment.
+                if error.status != 403 and not error.is_passing:
                     raise
                 return None
 
