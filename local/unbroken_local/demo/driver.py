@@ -106,9 +106,11 @@ class Driver:
 
     @property
     def rows(self) -> list[Row]:
-        """Each fault so far with the operator's record of its recovery."""
+        """Each fault so far with the record of its recovery, then the recoveries that no fault of ours led to."""
         now = self.snapshot
-        return [Row(kind.value, record_after(now, mark)) for kind, mark in self._faults]
+        rows = [Row(kind.value, record_after(now, mark)) for kind, mark in self._faults]
+        answered = [row.record for row in rows]
+        return rows + [Row("not of our making", record) for record in now.history if record not in answered]
 
     def say(self, text: str, style: str = "") -> None:
         """Add a line to the story."""
