@@ -91,16 +91,20 @@ class Bench:
         status: Json = json.loads(text).get("status") or {}
         return status
 
-    async def wait_gone(self, namespace: str, job: str, limit_s: float = 60.0) -> None:
-        """Wait until nothing of a job is left."""
-        async with asyncio.timeout(limit_s):
-            while True:
-                names = await self.cluster.kubectl(
-                    "get", "pods,secrets,services", "-n", namespace, "-l", f"unbroken.dev/job={job}", "-o", "name"
-                )
-                if not names.strip():
-                    return
-                await asyncio.sleep(0.5)
+    async def wait_gone(self, namespace: str, job: str, limit_s: float = 150.0) -> None:
+        """Wait until nothing of a job is left; a garbage collector may need a minute to notice a new kind of owner."""
+        names = ""
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    names = await self.cluster.kubectl(
+                        "get", "pods,secrets,services", "-n", namespace, "-l", f"unbroken.dev/job={job}", "-o", "name"
+                    )
+                    if not names.strip():
+                        return
+                    await asyncio.sleep(0.5)
+        except TimeoutError as error:
+            raise TooLateError(f"{job}: want nothing left within {limit_s:.0f} s, got {names.split()}") from error
 
     @asynccontextmanager
     async def namespace(self, name: str) -> AsyncIterator[str]:

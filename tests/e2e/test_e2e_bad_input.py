@@ -9,6 +9,8 @@ import pytest
 
 from .e2e_bench import Bench, CommandError, Json, condition, job
 
+pytestmark = pytest.mark.timeout(300)
+
 PYTHON = ["python", "-c", "print('hello')"]
 TORCHRUN_RUNGS = {"rungs": [{"name": "process", "limit": 1}]}
 """A job without in-process restarts whose processes are started again once."""
