@@ -72,14 +72,15 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) tests/e2e --junitxml=$(REPORT) $(ARGS)
 
-soak: $(STAMP) ## Run many random fault schedules through the simulation (SCHEDULES=number)
+soak: $(STAMP) ## Many random faults: in the simulation (SCHEDULES=number), then in real jobs (JOBS=number, about 1 minute each)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
 bench: $(STAMP) ## Measure recoveries beside the peers on this machine (ARGS=arguments of benchmarks/recovery.py)
 	$(BIN)/python benchmarks/recovery.py $(ARGS)
 
-images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag)
-	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)"
+images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
+	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
 
 ##@ Cleaning
 .PHONY: clean
