@@ -20,8 +20,13 @@ class Layer:
     name: str
     label: str
     min_ranks: int = 1
-    """A domain with fewer healthy ranks gives up all of them."""
+    """A domain with fewer healthy ranks, spares included, gives up all of them."""
     max_ranks: int | None = None
+    """At most so many ranks of a domain are active, at any time; the others are its spares. None means all."""
+    replace_from: bool = True
+    """The search for a spare may go up through this layer; it stops below the first that does not allow it."""
+    close_gaps: bool = False
+    """Without a spare, the highest ranks of a domain take its gaps, instead of everybody above moving down."""
 
 
 @dataclass(frozen=True)
