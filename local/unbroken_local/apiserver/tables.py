@@ -164,11 +164,18 @@ def pod_status(pod: Document) -> str:
     text = str(look_up(pod, "status", "reason") or look_up(pod, "status", "phase") or "Unknown")
     if any(entry.get("reason") == "SchedulingGated" for entry in as_list(look_up(pod, "status", "conditions"))):
         text = "SchedulingGated"
-    waiting = _initial_status(pod)
-    text = waiting if waiting is not None else _container_status(pod, text)
+    initial = _initial_status(pod)
+    # A sidecar that ended badly after the containers says nothing about them.
+    is_begun = initial is None or _is_initialized(pod)
+    text = _container_status(pod, initial or text) if is_begun else str(initial)
     if "deletionTimestamp" in pod["metadata"]:
         return "Unknown" if look_up(pod, "status", "reason") == "NodeLost" else "Terminating"
     return text
+
+
+def _is_initialized(pod: Document) -> bool:
+    conditions = [as_dict(entry) for entry in as_list(look_up(pod, "status", "conditions"))]
+    return any(entry.get("type") == "Initialized" and entry.get("status") == "True" for entry in conditions)
 
 
 def _initial_status(pod: Document) -> str | None:

@@ -93,8 +93,13 @@ def show_hints(driver: Driver, console: Console) -> None:
         f"  export PATH={Path(sys.executable).parent}:$PATH",
         "  kubectl get rtj,pods -o wide",
         "  kubectl describe rtj digits",
-        "  kubectl delete rtj digits && kubectl apply -f demo-output/digits.yaml",
-        "  kubectl delete pod NAME, unbroken local node fail NAME, ...",
+        "once more, from the first step:",
+        "  kubectl delete rtj digits",
+        f"  rm -r {driver.places.data}/checkpoints {driver.places.control}/step-seconds",
+        f"  kubectl apply -f {driver.places.output}/digits.yaml",
+        "break it while it trains:",
+        "  kubectl delete pod NAME",
+        f"  unbroken local node fail NAME --dir {driver.cluster.folder}",
         "Ctrl-C here takes it down.",
     ):
         console.print(line, soft_wrap=True, markup=False, highlight=False)

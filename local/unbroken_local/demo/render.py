@@ -138,9 +138,10 @@ def describe_all(snapshot: Snapshot, lines: Sequence[Line], height: int) -> Grou
 
 def describe_result(rows: Iterable[Row]) -> Table:
     """Return the closing table: fault, rung, who took over, and seconds for each phase."""
-    table = Table(title="What broke, and what became of it", box=box.SIMPLE_HEAD, title_style="bold")
+    title = "What broke, and what became of it"
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_style="bold", padding=0)
     for title in ("fault", "cause", "rung", "took over"):
-        table.add_column(title)
+        table.add_column(title, overflow="fold")  # never cut: a user looks these words up
     for title in (*PHASE_TITLES.values(), "all"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:

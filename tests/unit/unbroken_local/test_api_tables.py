@@ -32,3 +32,26 @@ def test_a_sidecar_that_ended_well_does_not_hide_how_the_pod_ended(
         },
     }
     assert pod_status(pod) == wanted
+
+
+@pytest.mark.parametrize(
+    ("is_initialized", "wanted"),
+    [
+        pytest.param("True", "Completed", id="after the containers"),
+        pytest.param("False", "Init:Error", id="before them"),
+    ],
+)
+def test_a_sidecar_that_ended_badly_shows_only_while_the_pod_is_not_initialized(
+    is_initialized: str, wanted: str
+) -> None:
+    pod = {
+        "metadata": {"name": "digits-0"},
+        "spec": {"initContainers": [{"name": "unbroken-agent", "restartPolicy": "Always"}]},
+        "status": {
+            "phase": "Succeeded",
+            "conditions": [{"type": "Initialized", "status": is_initialized}],
+            "initContainerStatuses": [ended("unbroken-agent", 143, "Error")],
+            "containerStatuses": [ended("trainer", 0, "Completed")],
+        },
+    }
+    assert pod_status(pod) == wanted
