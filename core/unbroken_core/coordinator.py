@@ -17,6 +17,7 @@ for new processes and pods; a pod that is away timeouts.reconnect (or 1 s), one 
 from collections.abc import Callable
 from typing import Union
 
+from unbroken_core.contact import is_deaf, is_superseded, start_over
 from unbroken_core.errors import assert_never
 from unbroken_core.events import (
     Action,
@@ -128,6 +129,9 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     if refused is not None:
         job.actions += [Send(session, Refused(refused)), Close(session)]
         return
+    if is_superseded(job, hello):
+        start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
+        known = None
     _fence(job, hello)
     job.is_changed = True
     if known is not None and known.session is not None and known.session != session:
@@ -341,6 +345,9 @@ def _expire(job: Job, now_s: float) -> None:
         silent_s = now_s - member.heard_at_s
         if now_s < member.heard_at_s + timeouts.heartbeat_s:
             job.wake(member.heard_at_s + timeouts.heartbeat_s)
+            return
+        if is_deaf(job, now_s):
+            start_over(job, f"no pod was heard for {timeouts.heartbeat_s:g} s: waits for them to come back", now_s)
             return
         detail = f"it was silent for {silent_s:.1f} s"
         lose(job, member, Cause.HEARTBEAT_LOST, now_s, detect_s=silent_s, detail=detail)

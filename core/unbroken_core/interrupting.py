@@ -245,9 +245,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         has_respawned=any(not interruption.respawned.get(uid, set()).isdisjoint(held) for uid, held in active),
         num_lost_pods=sum(uid not in world for uid in job.ranks) if world else 0,
         num_living_pods=job.num_living,
-        num_starting_pods=sum(
-            uid not in census.active and uid not in census.hopeless and uid not in census.out for uid in census.broken
-        ),
+        num_starting_pods=sum(uid not in census.hopeless for uid in census.coming),
         num_possible_pods=settings.replicas + settings.spares - sum(uid not in census.out for uid in census.hopeless),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,

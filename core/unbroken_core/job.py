@@ -56,7 +56,7 @@ class Job:
         self.assignment: Assignment | None = None
         self.ranks: dict[str, dict[int, int]] = {}
         """Active rank by local rank by pod uid in the current iteration."""
-        self.census = Census(len(settings.layers), self.rules.minimum_ranks_per_pod, self.rules.may_split)
+        self.census = self._new_census()
         self.num_spare_ranks = 0
         """Ready workers without a rank when the plan was cut."""
         self.observed: dict[str, PodObservation] | None = None
@@ -72,6 +72,22 @@ class Job:
         self.is_changed = True
         self.actions: list[Action] = []
         self._wake_s: float | None = None
+
+    def _new_census(self) -> Census:
+        return Census(len(self.settings.layers), self.rules.minimum_ranks_per_pod, self.rules.may_split)
+
+    def forget_pods(self, now_s: float) -> None:
+        """Begin to form again, with nothing known of the pods; budgets, history and numbers go on."""
+        self.progress.stop(now_s)
+        self.census = self._new_census()
+        self.iteration = -1
+        self.assignment = None
+        self.ranks = {}
+        self.num_spare_ranks = 0
+        self.adoption = None
+        self.interruption = None
+        self.started_s = self.planned_s = now_s
+        self.last_call_s = self.running_s = None
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away hears it all when it comes back."""

@@ -194,6 +194,8 @@ class Census:
         """Ready workers of each pod that could get ranks: enough of them are ready."""
         self.broken: dict[str, None] = {}
         """Pods with a worker that has no process, or a process that is still starting."""
+        self.coming: dict[str, None] = {}
+        """Pods without ranks that get ready: a process is starting, or has yet to leave what it was told to leave."""
         self.out: dict[str, None] = {}
         self.hopeless: dict[str, None] = {}
         self.healing: dict[str, None] = {}
@@ -234,6 +236,8 @@ class Census:
         _put(self.away, uid, is_away)
         _put(self.broken, uid, is_broken)
         _put(self.hopeless, uid, is_known and any(place.is_hopeless for place in places))
+        is_coming = not member.ranks and member.out is None and (is_broken or is_unsettled)
+        _put(self.coming, uid, is_coming)
         may_heal = is_known and not is_away and member.out is None
         _put(self.healing, uid, may_heal and any(map(needs_order, places)))
         is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not is_broken)
