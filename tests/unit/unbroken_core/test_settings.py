@@ -45,7 +45,9 @@ def test_violation(changes: dict[str, object], message: str) -> None:
 
 
 def test_settings_survive_their_environment_variable() -> None:
-    settings = replace(GOOD, layers=(Layer("rack", "topology/rack", 2, 4, False, True),), rungs=(RungBudget(Rung.POD, 3, 60.0),))
+    settings = replace(
+        GOOD, layers=(Layer("rack", "topology/rack", 2, 4, False, True),), rungs=(RungBudget(Rung.POD, 3, 60.0),)
+    )
     assert settings_from_json(settings_to_json(settings)) == settings
 
 
