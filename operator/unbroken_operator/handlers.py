@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 SERVER_TIMEOUT_S = 290
 RESTART_S = 5.0
+_IDENTITY: Any = "unbroken-operator"
+"""Any text does, as nobody is peered with. Without it kopf asks for the user's name, which no uid of an image need have."""
 
 
 def _settings() -> kopf.OperatorSettings:
@@ -72,6 +74,7 @@ async def run_operator(
                 namespaces=namespaces,
                 clusterwide=not namespaces,
                 standalone=True,
+                identity=_IDENTITY,
                 stop_flag=stop,
                 ready_flag=ready,
             )

@@ -1,0 +1,28 @@
+"""What the operator asks of kopf."""
+
+import asyncio
+from typing import Any, cast
+
+import kopf
+import pytest
+
+from unbroken_operator import handlers
+from unbroken_operator.jobs import Jobs
+
+
+def test_operator_names_itself_so_that_kopf_does_not_ask_for_the_name_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The user of an image has none: kopf would raise KeyError, and no job would ever be seen."""
+    seen: dict[str, Any] = {}
+
+    async def operator(**options: Any) -> None:
+        seen.update(options)
+
+    async def run() -> None:
+        await handlers.run_operator(cast(Jobs, None), None, (), asyncio.Event(), asyncio.Event())
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    asyncio.run(run())
+    assert seen["identity"]
+    assert seen["standalone"] is True
