@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SERVER_TIMEOUT_S = 290
 RESTART_S = 5.0
 _IDENTITY: Any = "unbroken-operator"
-"""Any text does, as nobody is peered with. Without it kopf asks for the user's name, which no uid of an image need have."""
+"""Any text does, as there are no peers. Without it kopf asks for the user's name, which the uid of an image has not."""
 
 
 def _settings() -> kopf.OperatorSettings:
