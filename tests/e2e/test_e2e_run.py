@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken_local.demo.processes import find_worker, read_environments
+from unbroken_local.demo.processes import Process, find_worker, read_processes
 from unbroken_local.demo.tools import BIN
 
 from .e2e_bench import ROOT
@@ -25,6 +25,18 @@ def started_by(pid: int) -> list[int]:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
             found += [int(word) for word in task.read_text().split()]
     return found
+
+
+def worker_of(run: int, pod: str, local_rank: int) -> int | None:
+    """Return the pid of a worker of the run with that pid."""
+    processes = read_processes(started_by(run))
+    uids = {process.environment.get("UNBROKEN_POD_UID", "") for process in processes.values() if is_of(process, pod)}
+    return find_worker(processes, uids.pop(), local_rank) if uids else None
+
+
+def is_of(process: Process, pod: str) -> bool:
+    """Whether a process belongs to the pod of that name."""
+    return process.environment.get("UNBROKEN_POD") == pod
 
 
 class Run:
@@ -74,7 +86,7 @@ def test_example_survives_an_exception_and_a_killed_worker_without_kubernetes(tm
         run.wait("training with a spare", lambda text: "2 spare" in text and any(checkpoints.glob("step-*.pt")))
         (control / "fault").write_text("raise 3")
         run.wait("first recovery", lambda text: "recovered 1: rung in-process" in text)
-        pid = find_worker(read_environments(started_by(run.process.pid)), "digits-1", 1)
+        pid = worker_of(run.process.pid, "digits-1", 1)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         run.wait("second recovery", lambda text: "recovered 2: rung pod" in text)

@@ -21,7 +21,7 @@ from unbroken_local.demo.faults import (
 )
 from unbroken_local.demo.manifest import with_folder
 from unbroken_local.demo.observer import Observer
-from unbroken_local.demo.processes import find_worker, read_environments
+from unbroken_local.demo.processes import find_worker, read_processes
 from unbroken_local.demo.verdict import violations
 
 from .e2e_bench import ROOT, Bench, Json
@@ -49,7 +49,7 @@ async def break_and_recover(observer: Observer, kind: FaultKind, control: Path) 
         (control / "new").write_text(f"raise {victim.rank}")
         (control / "new").replace(control / "fault")
     else:
-        pid = find_worker(read_environments(), victim.pod, victim.local_rank)
+        pid = find_worker(read_processes(), victim.pod_uid, victim.local_rank)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
     after = await observer.wait(

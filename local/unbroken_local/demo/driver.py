@@ -27,7 +27,7 @@ from unbroken_local.demo.faults import (
 )
 from unbroken_local.demo.manifest import number_of_steps, with_folder
 from unbroken_local.demo.observer import Observer
-from unbroken_local.demo.processes import find_worker, read_environments
+from unbroken_local.demo.processes import find_worker, read_processes
 from unbroken_local.demo.render import Line, Row
 from unbroken_local.demo.snapshot import Snapshot
 from unbroken_local.demo.tools import Cluster, operator_service
@@ -183,7 +183,7 @@ class Driver:
             temporary.write_text(f"{word} {victim.rank}\n")
             temporary.replace(self.places.control / "fault")
         elif kind in {FaultKind.KILL, FaultKind.NO_OPERATOR}:
-            pid = find_worker(read_environments(), victim.pod, victim.local_rank)
+            pid = find_worker(read_processes(), victim.pod_uid, victim.local_rank)
             if pid is None:
                 raise UnbrokenError(f"{victim}: want its process on this machine, got none")
             os.kill(pid, signal.SIGKILL)

@@ -27,6 +27,7 @@ class Victim:
     """Whom a fault hits."""
 
     pod: str
+    pod_uid: str
     node: str
     rank: int
     local_rank: int
@@ -81,7 +82,7 @@ def choose_victim(kind: FaultKind, snapshot: Snapshot) -> Victim:
         raise NoVictimError(f"{kind.value}: want an active pod to hit, got none of {len(snapshot.pods)} pods")
     pod = pods[_POSITION[kind] % len(pods)]
     local_rank = len(pod.ranks) - 1
-    return Victim(pod.name, pod.node, pod.ranks[local_rank], local_rank)
+    return Victim(pod.name, pod.uid, pod.node, pod.ranks[local_rank], local_rank)
 
 
 def newest_recovery(snapshot: Snapshot) -> tuple[int, int]:

@@ -2,32 +2,47 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def find_worker(environments: Mapping[int, Mapping[str, str]], pod: str, local_rank: int) -> int | None:
+@dataclass(frozen=True)
+class Process:
+    """One process of this machine."""
+
+    parent: int
+    environment: Mapping[str, str]
+
+
+def find_worker(processes: Mapping[int, Process], pod_uid: str, local_rank: int) -> int | None:
     """Return the pid of a pod's worker, the newest incarnation when there are several; None when there is none.
 
-    `environments` is by pid. What a worker started itself has its environment too, so the lowest pid counts.
+    By uid: pods of one name run on one machine whenever two clusters do. What a worker started itself has its
+    environment, too, and is passed over.
     """
-    found = [
-        (-int(variables.get("UNBROKEN_INCARNATION", "0")), pid)
-        for pid, variables in environments.items()
-        if variables.get("UNBROKEN_POD") == pod and variables.get("UNBROKEN_LOCAL_RANK") == str(local_rank)
-    ]
-    return min(found)[1] if found else None
+    found = {
+        pid: int(process.environment.get("UNBROKEN_INCARNATION", "0"))
+        for pid, process in processes.items()
+        if process.environment.get("UNBROKEN_POD_UID") == pod_uid
+        and process.environment.get("UNBROKEN_LOCAL_RANK") == str(local_rank)
+    }
+    workers = [pid for pid in found if processes[pid].parent not in found]
+    return max(workers, key=found.__getitem__, default=None)
 
 
-def read_environments(pids: Iterable[int] | None = None) -> dict[int, dict[str, str]]:
-    """Return the environment of each process that this user may look into."""
+def read_processes(pids: Iterable[int] | None = None) -> dict[int, Process]:
+    """Return the processes that this user may look into, all of the machine or those in `pids`."""
     if pids is None:
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    found: dict[int, dict[str, str]] = {}
+    found: dict[int, Process] = {}
     for pid in pids:
         try:
-            text = Path(f"/proc/{pid}/environ").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         except OSError:  # It has ended, or is another user's.
             continue
-        pairs = (os.fsdecode(item).partition("=") for item in text.split(b"\0") if item)
-        found[pid] = {name: value for name, _, value in pairs}
+        pairs = (os.fsdecode(item).partition("=") for item in environment.split(b"\0") if item)
+        # The name in parentheses may hold anything; state and parent follow it.
+        parent = int(stat.rpartition(")")[2].split()[1])
+        found[pid] = Process(parent, {name: value for name, _, value in pairs})
     return found

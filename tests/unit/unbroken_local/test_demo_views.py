@@ -13,7 +13,7 @@ from unbroken_core.messages import JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_local.demo import faults, manifest, render, verdict
 from unbroken_local.demo.faults import FaultKind
-from unbroken_local.demo.processes import find_worker
+from unbroken_local.demo.processes import Process, find_worker
 from unbroken_local.demo.snapshot import Snapshot, natural_key, take_snapshot
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
@@ -161,16 +161,23 @@ def test_operator_has_noted_a_recovery_when_its_history_shows_the_end() -> None:
 
 
 def test_worker_is_found_by_its_environment_and_not_by_that_of_its_children() -> None:
-    worker = {"UNBROKEN_POD": "digits-0", "UNBROKEN_LOCAL_RANK": "1", "UNBROKEN_INCARNATION": "2"}
-    environments = {
-        90: worker,
-        41: worker,
-        12: {**worker, "UNBROKEN_INCARNATION": "1"},
-        7: {"UNBROKEN_POD": "digits-0"},
-        8: {**worker, "UNBROKEN_POD": "digits-1"},
+    worker = {"UNBROKEN_POD_UID": "uid-0", "UNBROKEN_LOCAL_RANK": "1", "UNBROKEN_INCARNATION": "2"}
+    processes = {
+        7: Process(1, {"UNBROKEN_POD_UID": "uid-0"}),
+        12: Process(7, {**worker, "UNBROKEN_INCARNATION": "1"}),
+        90: Process(7, worker),
+        41: Process(90, worker),
     }
-    assert find_worker(environments, "digits-0", 1) == 41
-    assert find_worker(environments, "digits-0", 0) is None
+    assert find_worker(processes, "uid-0", 1) == 90
+    assert find_worker(processes, "uid-0", 0) is None
+
+
+def test_worker_of_a_pod_with_the_same_name_in_another_cluster_is_left_alone() -> None:
+    ours, theirs = (
+        {"UNBROKEN_POD": "digits-1", "UNBROKEN_POD_UID": uid, "UNBROKEN_LOCAL_RANK": "1"} for uid in ("ours", "theirs")
+    )
+    assert find_worker({5: Process(1, theirs), 9: Process(1, ours)}, "ours", 1) == 9
+    assert find_worker({5: Process(1, theirs)}, "ours", 1) is None
 
 
 def test_live_view_shows_ranks_spares_and_what_happens() -> None:
