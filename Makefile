@@ -47,11 +47,14 @@ format: $(STAMP) ## Format the code and mend what the linter can mend
 
 ##@ Generated files
 .PHONY: generate verify lock
-GENERATED = crds/*.yaml charts/unbroken/files/*.yaml docs/reference/*.md docs/metrics.md
+GENERATED = crds/*.yaml charts/unbroken/files/*.yaml docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
+    docs/topology/*.svg
 
-generate: $(STAMP) ## Write the generated files again: CRD, API reference, metrics reference
+generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics and behaviours, pictures of the topology
 	$(BIN)/python -m unbroken_operator.generate
 	$(BIN)/python tools/metrics_reference.py
+	$(BIN)/python tools/behaviours.py
+	$(BIN)/python tools/topology_pictures.py
 
 verify: $(STAMP) ## Write the generated files again and fail when one of them differs
 	@before=$$(sha256sum $(GENERATED) 2>/dev/null || true); $(MAKE) generate >/dev/null; \
@@ -76,8 +79,8 @@ soak: $(STAMP) ## Many random faults: in the simulation (SCHEDULES=number), then
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
-bench: $(STAMP) ## Measure recoveries beside the peers on this machine (ARGS=arguments of benchmarks/recovery.py)
-	$(BIN)/python benchmarks/recovery.py $(ARGS)
+bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery or assignment, ARGS=the benchmark's arguments)
+	$(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
