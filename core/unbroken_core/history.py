@@ -55,7 +55,8 @@ class Incident:
     iteration_before: int
     world_size_before: int
     faults: dict[tuple[str, int | None], FaultRecord] = field(default_factory=dict)
-    rung: Rung = Rung.IN_PROCESS
+    rung: Rung | None = None
+    """The highest rung taken so far; None before the first."""
     iteration_after: int = -1
     world_size_after: int = 0
     replaced_by: dict[str, None] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Incident:
 
     def raise_rung(self, rung: Rung) -> None:
         """Note that this rung was needed."""
-        self.rung = max(self.rung, rung, key=_HEIGHT.__getitem__)
+        self.rung = rung if self.rung is None else max(self.rung, rung, key=_HEIGHT.__getitem__)
 
     def finish(self, now_s: float) -> None:
         """Note that it is over."""
@@ -144,19 +145,26 @@ class History:
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
     def close(self, now_s: float) -> None:
-        """End the running recovery and count it, once."""
+        """End the running recovery, since all active workers run again, and count it, once."""
+        incident = self.running
+        if incident is None or incident.rung is None:
+            return
+        incident.finish(now_s)
+        self.by_rung[incident.rung] += 1
+        self.by_cause[incident.culprit.cause] += 1
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the running recovery as it is: unless it was closed, nothing was recovered and nothing is counted."""
         incident = self.running
         if incident is None:
             return
-        incident.finish(now_s)
         self._num_barren = self._count_barren(incident)
-        self.by_rung[incident.rung] += 1
-        self.by_cause[incident.culprit.cause] += 1
         self.finished.append(incident)
         self.running = None
 
     def to_messages(self, wall: Callable[[float], str]) -> tuple[Recovery, ...]:
-        """Return the newest recoveries, the running one included, newest last."""
+        """Return the newest recoveries, the running and the abandoned ones included, newest last."""
         incidents = [*self.finished, *([self.running] if self.running is not None else [])]
         return tuple(incident.to_message(wall) for incident in incidents[-MAX_RECOVERIES:])
 

@@ -13,7 +13,8 @@ from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
 
 MAX_PLANS = 8
-"""Plans of one recovery; a fault in the next one begins a new recovery, so that the count of restarts tells of it."""
+"""Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
+also ends a job whose workers never get as far as running."""
 
 _LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
 
@@ -96,7 +97,6 @@ def while_interrupted(job: Job, now_s: float) -> None:
         case RestartJob():
             _restart_job(job, interruption, now_s)
         case Fail():
-            job.history.close(now_s)
             job.progress.end(now_s)
             finish(job, JobPhase.FAILED, choice.reason, choice.message)
         case _:
@@ -151,7 +151,7 @@ def _count_fault(job: Job, member: Member, place: Place) -> None:
 def _open_incident(job: Job, now_s: float) -> Incident:
     incident = job.history.running
     if incident is not None and incident.num_plans >= MAX_PLANS:
-        job.history.close(now_s)
+        job.history.abandon()
         incident = None
     if incident is None:
         world_size = 0 if job.assignment is None else job.assignment.world_size

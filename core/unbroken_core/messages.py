@@ -215,13 +215,13 @@ class PodStatus:
 
 @dataclass(frozen=True)
 class Recovery:
-    """One finished recovery, or the running one when `ended_at` is empty."""
+    """One recovery; while `ended_at` is empty it is not over, and if the job has failed it never will be."""
 
     number: int
     """Counts recoveries of the job from 1."""
     cause: Cause
-    rung: Rung
-    """The highest rung that this recovery needed."""
+    rung: Rung | None
+    """The highest rung that this recovery needed so far; None before the first."""
     rank: int | None
     pod: str
     node: str
@@ -236,7 +236,7 @@ class Recovery:
     """Seconds by Phase value; phases that were not measured are missing."""
     started_at: str
     ended_at: str
-    """Wall-clock time, RFC 3339 UTC, for people; "" while it lasts."""
+    """Wall-clock time, RFC 3339 UTC, for people; the end is when all active workers ran again."""
     world_size_before: int = 0
     world_size_after: int = 0
     num_faults: int = 1

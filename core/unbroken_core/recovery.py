@@ -187,6 +187,7 @@ def _wait_for_pods(view: Situation) -> Choice:
 
 def _fail(view: Situation) -> Fail:
     why = f"; {view.outcome.detail}" if isinstance(view.outcome, Shortage) else ""
+    why += f"; the last fault: {view.culprit}" if view.culprit else ""
     if view.hopeless:
         return Fail(Reason.FAILED_BEFORE_READY, f"no process gets ready any more: {view.hopeless}{why}")
     if view.num_living_pods < view.minimum_replicas:

@@ -161,7 +161,7 @@ def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
             "generation": generation,
             "number": recovery.number,
             "cause": recovery.cause.value,
-            "rung": recovery.rung.value,
+            "rung": recovery.rung and recovery.rung.value,
             "rank": recovery.rank,
             "pod": recovery.pod,
             "node": recovery.node,

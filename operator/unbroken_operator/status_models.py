@@ -119,8 +119,8 @@ class RecoveryRecord(Model):
     """Number of the recovery in that generation, from 1."""
     cause: Text
     """Why the job was interrupted."""
-    rung: Text
-    """Highest rung that was needed."""
+    rung: Text = ""
+    """Highest rung that was needed so far; empty before the first."""
     rank: Count | None = None
     """Active rank of the culprit."""
     pod: Text = ""
@@ -134,7 +134,7 @@ class RecoveryRecord(Model):
     started_at: Time
     """When the interruption was reported."""
     ended_at: Time | None = None
-    """When all active workers ran again; empty while it lasts."""
+    """When all active workers ran again; empty while it lasts, and for good when the job failed instead."""
     seconds: Annotated[dict[Text, float], Field(max_length=16)]
     """Seconds of each phase: detect, stop, plan, enter, first-progress."""
 

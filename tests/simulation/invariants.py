@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
-from unbroken_core.messages import Finish, Plan, Respawn, Welcome
+from unbroken_core.messages import Finish, Plan, Recovery, Respawn, Welcome
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Ledger:
             return Rung.IN_PROCESS
         recoveries = coordinator.status(self.world.now_s, str).recoveries if coordinator.phase in WAITING else ()
         if recoveries and not recoveries[-1].ended_at:
-            return recoveries[-1].rung
+            return recoveries[-1].rung or Rung.IN_PROCESS
         return self.rung if coordinator.phase in WAITING else Rung.IN_PROCESS
 
     def _check_cut(self, fresh: list[tuple[str, Plan]]) -> None:
@@ -214,12 +214,20 @@ class Ledger:
                 continue
             self.judged = recovery.number
             self.num_recoveries += 1
+            self._check_recovered(recovery)
             pods = [uid for uid, pod in self.world.pods.items() if pod.name == recovery.pod]
             is_known = any(uid in self.world.guilty_pods for uid in pods) or not recovery.pod
             if is_known:
                 continue
             if not any((uid, local) in self.world.guilty for uid in pods for local in self._locals(recovery.rank)):
                 raise Violation(f"a healthy worker is blamed: {recovery}")
+
+    def _check_recovered(self, recovery: Recovery) -> None:
+        """Check that what is called recovered runs: every rank of the plan has entered the training function."""
+        wanted = {rank for rank in self.plans.get(recovery.iteration_after, {}).values() if rank is not None}
+        missing = wanted - set(self.world.entries.get(recovery.iteration_after, {}))
+        if recovery.rung is None or missing:
+            raise Violation(f"called recovered while ranks {missing} have not entered: {recovery}")
 
     def _locals(self, rank: int | None) -> list[int]:
         size = self.world.settings.ranks_per_pod
@@ -264,6 +272,9 @@ class Ledger:
                 raise Violation(f"failed without need: {status.reason} {status.message}")
             if not status.message:
                 raise Violation("failed without a message")
+            last = status.recoveries[-1] if status.recoveries else None
+            if last is not None and last.number > self.judged and last.ended_at:
+                raise Violation(f"the job failed, and its last fault is called recovered: {last}")
             return
         raise Violation(f"not over after {self.world.now_s:.0f} s: {status.phase} {status.reason} {status.message}")
 

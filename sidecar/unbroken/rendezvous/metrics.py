@@ -33,7 +33,7 @@ class RecoveryMeter:
     def look(self, recoveries: tuple[Recovery, ...]) -> None:
         """Count what has finished since the last look."""
         for recovery in recoveries:
-            if recovery.number <= self._last_number or not recovery.ended_at:
+            if recovery.number <= self._last_number or not recovery.ended_at or recovery.rung is None:
                 continue
             self._last_number = recovery.number
             self._restarts.labels(recovery.rung.value, recovery.cause.value).inc()

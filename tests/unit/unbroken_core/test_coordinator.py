@@ -595,6 +595,25 @@ def test_when_nothing_is_left_the_job_fails_and_says_why() -> None:
     finish = sent(bench.all_are(READY, 0, "p1"), Finish)["p0"]
     assert (finish.outcome, finish.reason) == (JobPhase.FAILED, Reason.BUDGET_EXHAUSTED)
     assert "no rung of the ladder is left (possible: in-process)" in finish.message
+    assert "the last fault: process-signal of rank 0 of p0" in finish.message
+
+
+def test_a_fault_that_ends_the_job_is_no_recovery() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, rungs=(RungBudget(Rung.IN_PROCESS),)))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    bench.all_are(READY, 1, "p1")
+    status = bench.status()
+    assert status.phase is JobPhase.FAILED
+    assert [(recovery.cause, recovery.rung, recovery.ended_at != "") for recovery in status.recoveries] == [
+        (Cause.EXCEPTION, Rung.IN_PROCESS, True),
+        (Cause.PROCESS_SIGNAL, None, False),
+    ]
+    assert status.restarts_by_rung == {"in-process": 1}
+    assert status.restarts_by_cause == {"exception": 1}
 
 
 def test_a_rank_with_too_many_faults_gives_its_place_up() -> None:
