@@ -77,6 +77,11 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
+class Absent:
+    """A connection was refused: nobody listens where the rendezvous should be."""
+
+
+@dataclass(frozen=True)
 class Ticked:
     """Time passed. `slots` are the stamps of all places in local order, or None when the page was not read."""
 
@@ -98,6 +103,7 @@ Event = Union[
     Connected,
     RendezvousSaid,
     Disconnected,
+    Absent,
     Ticked,
     Terminated,
 ]

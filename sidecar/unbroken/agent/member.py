@@ -17,6 +17,7 @@ that nothing depends on having seen a message. A place goes round like this (in 
 from dataclasses import replace
 
 from unbroken.agent.events import (
+    Absent,
     Action,
     Connected,
     Disconnected,
@@ -36,6 +37,7 @@ from unbroken.agent.events import (
     WorkerLost,
     WorkerSaid,
 )
+from unbroken.agent.fence import Contact, explain
 from unbroken.agent.orders import Orders, Standing
 from unbroken.agent.place import Place, in_process_state, process_state
 from unbroken.agent.suspicion import note_absent, note_hangs, patience_s
@@ -55,7 +57,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 
 _ADOPTION_WAIT_S = 2.0
@@ -93,6 +95,7 @@ class Member:
         self._join_by_s = now_s + _ADOPTION_WAIT_S if memory.plan is not None else now_s
         self._exit_by_s: float | None = None
         self._hang_up: HangUp | None = None
+        self._contact = Contact(now_s)
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -124,8 +127,7 @@ class Member:
             due.append(self._said_s + self._interval_s)
         if self.is_connected and not self._is_hello_sent:
             due.append(self._join_by_s)
-        if self._exit_by_s is not None:
-            due.append(self._exit_by_s)
+        due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
         return min(due, default=None)
 
     # -------------------------------------------------------------------------------------------------------- events
@@ -142,8 +144,8 @@ class Member:
                 self._take_launcher(event)
             case WorkerAttached() | WorkerSaid() | WorkerLost():
                 self._take_worker(event)
-            case Connected() | RendezvousSaid() | Disconnected():
-                self._take_rendezvous(event)
+            case Connected() | RendezvousSaid() | Disconnected() | Absent():
+                self._take_rendezvous(event, now_s)
             case Ticked(slots=slots):
                 if slots is not None:
                     note_hangs(self.places, self.workers, slots, now_s, self.settings.timeouts)
@@ -183,7 +185,7 @@ class Member:
             case _:
                 assert_never(event)
 
-    def _take_rendezvous(self, event: Connected | RendezvousSaid | Disconnected) -> None:
+    def _take_rendezvous(self, event: Connected | RendezvousSaid | Disconnected | Absent, now_s: float) -> None:
         match event:
             case Connected():
                 self.is_connected, self.is_welcome, self._is_hello_sent, self._seq = True, False, False, 0
@@ -191,6 +193,9 @@ class Member:
                 self._hear_rendezvous(message)
             case Disconnected():
                 self.is_connected = self.is_welcome = self._is_hello_sent = False
+                self._contact.note_lost(now_s)
+            case Absent():
+                self._contact.note_absent(now_s)
             case _:
                 assert_never(event)
 
@@ -243,6 +248,7 @@ class Member:
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
                 self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
+                self._contact.note_heard()
             case Interrupt(iteration=iteration):
                 if iteration > standing.interrupted:
                     standing.interrupted, standing.interrupt = iteration, message
@@ -282,6 +288,7 @@ class Member:
             actions.append(self._hang_up)
             self._hang_up = None
             self.is_connected = self.is_welcome = False
+        self._fence(now_s)
         actions += self._remember()
         if self.settings.is_in_process and self.standing.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
@@ -289,6 +296,26 @@ class Member:
         actions += self._speak(now_s)
         actions += self._end(now_s)
         return actions
+
+    @property
+    def _fence_s(self) -> float | None:
+        """When a pod that is cut off must leave its iteration, unless it is in touch before."""
+        standing = self.standing
+        if self._contact.lost_since_s is None or not standing.is_plan_in_force or standing.finish is not None:
+            return None
+        is_training = any(worker.phase is WorkerPhase.RUNNING for worker in self.workers)
+        return self._contact.deadline_s(standing.plan, self.settings.timeouts) if is_training else None
+
+    def _fence(self, now_s: float) -> None:
+        """Leave an iteration whose ranks somebody else may be given now."""
+        plan, at_s = self.standing.plan, self._fence_s
+        if plan is None or at_s is None or now_s < at_s:
+            return
+        fault = self._contact.fence(plan.iteration, now_s)
+        self.standing.interrupted = plan.iteration
+        self.standing.interrupt = Interrupt(
+            self.standing.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail
+        )
 
     def _remember(self) -> list[Action]:
         standing = self.standing
@@ -329,7 +356,10 @@ class Member:
         return [TellRendezvous(self._hello(self._said))]
 
     def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
-        plan = self.standing.plan
+        plan, fenced = self.standing.plan, self._contact.fenced
+        if fenced is not None:
+            # Otherwise it would look as if the script had left by itself.
+            workers = tuple(explain(worker, fenced) for worker in workers)
         return replace(
             self.identity,
             protocol=PROTOCOL,

@@ -1,6 +1,7 @@
 """The agent's WebSocket to the rendezvous: one at a time, opened again for as long as the agent lives."""
 
 import asyncio
+import errno
 import logging
 import random
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import aiohttp
 
-from unbroken.agent.events import Connected, Disconnected, Event, RendezvousSaid
+from unbroken.agent.events import Absent, Connected, Disconnected, Event, RendezvousSaid
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import AgentMessage, RendezvousMessage
@@ -28,9 +29,11 @@ _MAX_UNSENT_BYTES = 4 << 20
 class Uplink:
     """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
 
-    def __init__(self, url: str, token_file: Path, emit: Callable[[Event], None]) -> None:
+    def __init__(self, url: str, token_file: Path, ping_interval_s: float, emit: Callable[[Event], None]) -> None:
+        """A rendezvous that was silent for `ping_interval_s` is pinged, and has half as long to answer."""
         self._url = f"{url}/v1/agents"
         self._token_file = token_file
+        self._ping_interval_s = ping_interval_s
         self._emit = emit
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
@@ -85,6 +88,7 @@ class Uplink:
                 self._url,
                 headers={"Authorization": f"Bearer {token}"},
                 compress=0,
+                heartbeat=self._ping_interval_s,
                 max_msg_size=wire.MAX_MESSAGE_BYTES,
             ) as connection:
                 self._complaint, self._away_since_s = "", None
@@ -92,6 +96,8 @@ class Uplink:
         except aiohttp.WSServerHandshakeError as error:
             self._complain(f"the rendezvous answered {error.status}: {_hint(error.status)}")
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+                self._emit(Absent())
             self._complain(f"no connection to {self._url}: {str(error) or type(error).__name__}")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
@@ -102,6 +108,9 @@ class Uplink:
         writer = asyncio.create_task(self._write(connection, self._outbox))
         try:
             async for frame in connection:
+                if frame.type is aiohttp.WSMsgType.ERROR:
+                    self._complain(f"connection lost: {frame.data}")
+                    break
                 if frame.type is not aiohttp.WSMsgType.TEXT:
                     raise WireError(f"frame: want text, got {frame.type.name}")
                 self._emit(RendezvousSaid(wire.decode(frame.data, RendezvousMessage)))

@@ -1,0 +1,78 @@
+"""When a pod that has no contact to the rendezvous must leave its iteration by itself. Pure.
+
+A pod whose peers train cannot go on without them: when its ranks are given away, the peers leave the iteration, and
+the next collective ends or blocks. So it trains for as long as its peers do, however long the rendezvous is away. A
+pod that holds all ranks of the world needs nobody: it would go on beside the pod that got its ranks, and both would
+save. It leaves before the rendezvous, which may hear others, can have given it up. A refused connection is contact
+enough: the host answers, no rendezvous runs there, and none gives ranks away.
+"""
+
+from dataclasses import dataclass, replace
+
+from unbroken_core.liveness import heartbeat_interval_s
+from unbroken_core.messages import Fault, Plan, WorkerState
+from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.settings import Timeouts
+
+
+def ping_interval_s(timeouts: Timeouts) -> float:
+    """Return after how much silence the rendezvous is asked for a sign of life; it has half as long to give one."""
+    return timeouts.heartbeat_s / 3
+
+
+def patience_s(timeouts: Timeouts) -> float:
+    """Return how long a lone pod goes on after it noticed that the contact is lost.
+
+    It notices within half of timeouts.heartbeat, and the rendezvous has heard it at most one heartbeat before: this
+    leaves a tenth of timeouts.heartbeat to leave the function.
+    """
+    return min(heartbeat_interval_s(timeouts), timeouts.reconnect_s)
+
+
+def holds_the_world(plan: Plan) -> bool:
+    """Return whether all active ranks are in this pod."""
+    num_held = sum(part.rank is not None for part in plan.ranks)
+    return num_held > 0 and num_held == plan.world_size
+
+
+@dataclass
+class Contact:
+    """Whether somebody may decide about this pod without its knowledge."""
+
+    lost_since_s: float | None
+    """None while the rendezvous is heard."""
+    fenced: Fault | None = None
+    """Why the pod has left the last iteration that it left by itself."""
+
+    def note_heard(self) -> None:
+        """The rendezvous has accepted this pod."""
+        self.lost_since_s = None
+
+    def note_lost(self, now_s: float) -> None:
+        """The connection is closed or has gone mute."""
+        if self.lost_since_s is None:
+            self.lost_since_s = now_s
+
+    def note_absent(self, now_s: float) -> None:
+        """Nobody listens where the rendezvous should be."""
+        if self.lost_since_s is not None:
+            self.lost_since_s = now_s
+
+    def deadline_s(self, plan: Plan | None, timeouts: Timeouts) -> float | None:
+        """Return when the pod must leave this plan's iteration; None when it need not."""
+        if plan is None or self.lost_since_s is None or not holds_the_world(plan):
+            return None
+        return self.lost_since_s + patience_s(timeouts)
+
+    def fence(self, iteration: int, now_s: float) -> Fault:
+        """Note that the pod leaves an iteration by itself, and return why."""
+        lost_s = now_s - (now_s if self.lost_since_s is None else self.lost_since_s)
+        detail = f"cut off from the rendezvous for {lost_s:.1f} s: left, since others may have its ranks by now"
+        self.fenced = Fault(Cause.HEARTBEAT_LOST, iteration, detail, lost_s)
+        return self.fenced
+
+
+def explain(worker: WorkerState, fenced: Fault) -> WorkerState:
+    """Return the worker with the reason for which it left the iteration, if nothing else is wrong with it."""
+    has_left = worker.phase is not WorkerPhase.GONE and worker.iteration == fenced.iteration
+    return replace(worker, fault=fenced) if has_left and worker.fault is None else worker

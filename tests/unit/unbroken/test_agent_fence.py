@@ -1,0 +1,132 @@
+"""A pod without contact to the rendezvous: when it goes on, and when it leaves its iteration by itself."""
+
+from dataclasses import replace
+
+from unbroken.agent.events import (
+    Absent,
+    Action,
+    Connected,
+    Disconnected,
+    LauncherAttached,
+    LauncherSaid,
+    TellLauncher,
+    TellRendezvous,
+    TellWorker,
+    Ticked,
+    WorkerSaid,
+)
+from unbroken.agent.fence import patience_s, ping_interval_s
+from unbroken_core.liveness import heartbeat_interval_s
+from unbroken_core.messages import PROTOCOL, End, Fault, Hello, Leave, Plan, Welcome, WorkerReport
+from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.settings import Timeouts
+
+from .test_agent_member import IN_PROCESS, PROCESS, Pod, plan, processes, ready, running
+
+LIMIT_S = patience_s(IN_PROCESS.timeouts)
+WHY = f"cut off from the rendezvous for {LIMIT_S:.1f} s: left, since others may have its ranks by now"
+
+
+def lone_plan(iteration: int = 0) -> Plan:
+    """Return a plan in which this pod holds all ranks."""
+    return replace(plan(iteration), world_size=2)
+
+
+def train(part: Plan) -> Pod:
+    """Return an in-process pod that runs this plan."""
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.hear(part)
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    return pod
+
+
+def leaves(actions: list[Action]) -> list[TellWorker]:
+    return [action for action in actions if isinstance(action, TellWorker) and isinstance(action.message, Leave)]
+
+
+def test_lone_pod_that_is_cut_off_leaves_before_its_ranks_can_be_given_away() -> None:
+    pod = train(lone_plan())
+    pod.step(Disconnected())
+    assert leaves(pod.after(LIMIT_S - 0.1)) == []
+    leave = Leave(0, Cause.HEARTBEAT_LOST, None, WHY)
+    assert pod.member.next_deadline_s is not None
+    assert leaves(pod.after(0.1)) == [TellWorker(0, leave), TellWorker(1, leave)]
+
+
+def test_it_leaves_within_the_heartbeat_timeout_of_the_rendezvous_whatever_the_timeouts() -> None:
+    """A ping after the last answer, half as long for its answer, patience; the rendezvous heard it a beat earlier."""
+    for heartbeat_s in (0.5, 5.0, 30.0, 600.0):
+        timeouts = Timeouts(heartbeat_s=heartbeat_s)
+        latest_s = heartbeat_interval_s(timeouts) + 1.5 * ping_interval_s(timeouts) + patience_s(timeouts)
+        assert latest_s < 0.95 * heartbeat_s
+        assert patience_s(timeouts) <= timeouts.reconnect_s
+
+
+def test_pod_whose_peers_hold_other_ranks_goes_on_however_long_the_rendezvous_is_away() -> None:
+    pod = train(plan(0))
+    pod.step(Disconnected())
+    assert leaves(pod.after(100_000.0)) == []
+
+
+def test_lone_pod_goes_on_while_nobody_listens_at_the_rendezvous() -> None:
+    pod = train(lone_plan())
+    pod.step(Disconnected())
+    for _attempt in range(100):
+        pod.now_s += LIMIT_S / 2
+        assert leaves(pod.step(Absent())) == []
+    assert len(leaves(pod.after(LIMIT_S))) == 2
+
+
+def test_contact_that_comes_back_in_time_costs_nothing() -> None:
+    pod = train(lone_plan())
+    pod.step(Disconnected())
+    pod.after(LIMIT_S / 2)
+    pod.join()
+    pod.now_s += 10 * LIMIT_S
+    assert leaves(pod.step(Ticked())) == []
+
+
+def test_connection_that_nobody_answers_is_no_contact() -> None:
+    pod = train(lone_plan())
+    pod.step(Disconnected(), Connected())
+    assert len(leaves(pod.after(LIMIT_S))) == 2
+
+
+def test_fenced_pod_says_why_it_left_and_waits_for_the_next_plan() -> None:
+    pod = train(lone_plan())
+    pod.step(Disconnected())
+    pod.after(LIMIT_S)
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
+    assert leaves(pod.after(100 * LIMIT_S)) == []
+    (told,) = pod.step(Connected())
+    assert isinstance(told, TellRendezvous)
+    assert isinstance(told.message, Hello)
+    why = Fault(Cause.HEARTBEAT_LOST, 0, WHY, LIMIT_S)
+    assert [(worker.phase, worker.fault) for worker in told.message.workers] == [(WorkerPhase.READY, why)] * 2
+    pod.hear(Welcome(PROTOCOL, 1, 5.0))
+    entered = pod.hear(lone_plan(1))
+    assert [worker.iteration for worker in pod.member.workers] == [1, 1]
+    assert entered
+    assert {worker.fault for worker in pod.member.workers} == {None}
+
+
+def test_lone_pod_that_has_completed_waits_for_the_rendezvous() -> None:
+    pod = train(lone_plan())
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+    pod.step(Disconnected())
+    assert leaves(pod.after(10 * LIMIT_S)) == []
+
+
+def test_fenced_pod_without_in_process_restarts_ends_its_processes() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.hear(lone_plan())
+    pod.step(LauncherSaid(processes(running(0), running(1))))
+    pod.step(Disconnected())
+    assert pod.after(LIMIT_S) == [TellLauncher(End(rank, 0, 5)) for rank in (0, 1)]
