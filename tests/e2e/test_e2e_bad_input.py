@@ -160,7 +160,12 @@ def test_script_that_fails_at_once_fails_the_job_with_its_reason(bench: Bench) -
             end = await observer.wait("the end", lambda now: now.state == "Failed", 60.0)
             assert condition(end, "Failed")["status"] == "True"
             assert condition(end, "Failed")["reason"] == "RestartBudgetExhausted"
-            assert "code 3" in (await bench.status(namespace, "exits"))["lastInterruption"]["detail"]
+            status = await bench.status(namespace, "exits")
+            assert "code 3" in status["lastInterruption"]["detail"]
+            assert "code 3" in condition(end, "Failed")["message"]
+            # The last fault was not recovered from, and nobody says so.
+            assert "endedAt" not in status["history"][-1]
+            assert set(status["restarts"]["byRung"]) <= {"process"}
             await bench.wait_event(namespace, "exits", "RestartBudgetExhausted")
 
     asyncio.run(scenario())
