@@ -82,7 +82,7 @@ def while_planned(job: Job, now_s: float) -> list[tuple[Member, Place]]:
 
 def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:
     """Return the fault of a worker that did not do in time what it was told."""
-    detail = f"did not follow for {seconds:.0f} s (timeouts.barrier); its process is replaced"
+    detail = f"did not follow for {seconds:.0f} s (timeouts.barrierSeconds); its process is replaced"
     incarnation = place.state.incarnation
     return FaultRecord(
         Cause.HARD_TIMEOUT, member.uid, place.state.local_rank, now_s - seconds, seconds, incarnation, detail=detail

@@ -177,13 +177,13 @@ def violations(settings: JobSettings) -> list[str]:
         ("startup", timeouts.startup_s),
         ("reconnect", timeouts.reconnect_s),
     ):
-        check(value > 0, f"timeouts.{name}: want more than 0 seconds, got {value}")
+        check(value > 0, f"timeouts.{name}Seconds: want more than 0 seconds, got {value}")
     check(
         timeouts.soft_s < timeouts.hard_s,
-        f"timeouts.soft: want less than timeouts.hard ({timeouts.hard_s}), got {timeouts.soft_s}",
+        f"timeouts.softSeconds: want less than timeouts.hardSeconds ({timeouts.hard_s}), got {timeouts.soft_s}",
     )
     check(
         timeouts.hard_s < timeouts.barrier_s,
-        f"timeouts.hard: want less than timeouts.barrier ({timeouts.barrier_s}), got {timeouts.hard_s}",
+        f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({timeouts.barrier_s}), got {timeouts.hard_s}",
     )
     return found

@@ -193,7 +193,7 @@ def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_jo
         ),
         pytest.param(
             ["--soft-timeout", "9", "--hard-timeout", "8", sys.executable],
-            "timeouts.soft: want less than timeouts.hard (8.0), got 9.0",
+            "timeouts.softSeconds: want less than timeouts.hardSeconds (8.0), got 9.0",
             id="soft above hard",
         ),
         pytest.param(

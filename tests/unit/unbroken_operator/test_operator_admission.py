@@ -30,12 +30,12 @@ def template(**fields: Any) -> dict[str, Any]:
         pytest.param({"minReplicas": 3}, "spec.minReplicas: want 1 to replicas (2), got 3", id="minReplicas"),
         pytest.param(
             {"timeouts": {"softSeconds": 90}},
-            "spec.timeouts.soft: want less than timeouts.hard (90.0), got 90.0",
+            "spec.timeouts.softSeconds: want less than timeouts.hardSeconds (90.0), got 90.0",
             id="soft",
         ),
         pytest.param(
             {"timeouts": {"barrierSeconds": 80}},
-            "spec.timeouts.hard: want less than timeouts.barrier (80.0), got 90.0",
+            "spec.timeouts.hardSeconds: want less than timeouts.barrierSeconds (80.0), got 90.0",
             id="barrier",
         ),
         pytest.param(
