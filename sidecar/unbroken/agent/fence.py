@@ -3,16 +3,21 @@
 A pod whose peers train cannot go on without them: when its ranks are given away, the peers leave the iteration, and
 the next collective ends or blocks. So it trains for as long as its peers do, however long the rendezvous is away. A
 pod that holds all ranks of the world needs nobody: it would go on beside the pod that got its ranks, and both would
-save. It leaves before the rendezvous, which may hear others, can have given it up. A refused connection is contact
-enough: the host answers, no rendezvous runs there, and none gives ranks away.
+save. It leaves before the rendezvous, which may hear others, can have given it up. A pod with a worker that failed, or
+stands still for timeouts.soft, leaves too: its iteration is over in any case, and data that arrive when the link is
+back must not move it one more step. A refused connection is contact enough: the host answers, no rendezvous runs
+there, and none gives ranks away.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import Fault, Plan, WorkerState
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
+
+_INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 def ping_interval_s(timeouts: Timeouts) -> float:
@@ -21,7 +26,7 @@ def ping_interval_s(timeouts: Timeouts) -> float:
 
 
 def patience_s(timeouts: Timeouts) -> float:
-    """Return how long a lone pod goes on after it noticed that the contact is lost.
+    """Return how long a pod that must not go on does so after it noticed that the contact is lost.
 
     It notices within half of timeouts.heartbeat, and the rendezvous has heard it at most one heartbeat before: this
     leaves a tenth of timeouts.heartbeat to leave the function.
@@ -33,6 +38,13 @@ def holds_the_world(plan: Plan) -> bool:
     """Return whether all active ranks are in this pod."""
     num_held = sum(part.rank is not None for part in plan.ranks)
     return num_held > 0 and num_held == plan.world_size
+
+
+def must_not_go_on(plan: Plan, workers: Sequence[WorkerState]) -> bool:
+    """Return whether a pod without contact has to leave this plan's iteration."""
+    inside = [worker for worker in workers if worker.iteration == plan.iteration and worker.phase in _INSIDE]
+    is_over = any(worker.fault is not None and worker.fault.iteration == plan.iteration for worker in workers)
+    return bool(inside) and (is_over or holds_the_world(plan))
 
 
 @dataclass
@@ -58,17 +70,13 @@ class Contact:
         if self.lost_since_s is not None:
             self.lost_since_s = now_s
 
-    def deadline_s(self, plan: Plan | None, timeouts: Timeouts) -> float | None:
-        """Return when the pod must leave this plan's iteration; None when it need not."""
-        if plan is None or self.lost_since_s is None or not holds_the_world(plan):
-            return None
-        return self.lost_since_s + patience_s(timeouts)
-
-    def fence(self, iteration: int, now_s: float) -> Fault:
-        """Note that the pod leaves an iteration by itself, and return why."""
+    def fence(self, plan: Plan, now_s: float) -> Fault:
+        """Note that the pod leaves this plan's iteration by itself, and return why."""
         lost_s = now_s - (now_s if self.lost_since_s is None else self.lost_since_s)
         detail = f"cut off from the rendezvous for {lost_s:.1f} s: left, since others may have its ranks by now"
-        self.fenced = Fault(Cause.HEARTBEAT_LOST, iteration, detail, lost_s)
+        # A pod that stood still may stand for the fault of another: it is no strong evidence.
+        cause = Cause.HEARTBEAT_LOST if holds_the_world(plan) else Cause.SOFT_TIMEOUT
+        self.fenced = Fault(cause, plan.iteration, detail, lost_s)
         return self.fenced
 
 

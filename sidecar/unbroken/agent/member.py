@@ -37,10 +37,10 @@ from unbroken.agent.events import (
     WorkerLost,
     WorkerSaid,
 )
-from unbroken.agent.fence import Contact, explain
+from unbroken.agent.fence import Contact, explain, must_not_go_on, patience_s
 from unbroken.agent.orders import Orders, Standing
 from unbroken.agent.place import Place, in_process_state, process_state
-from unbroken.agent.suspicion import note_absent, note_hangs, patience_s
+from unbroken.agent.suspicion import attach_patience_s, note_absent, note_hangs
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -57,7 +57,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
+from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.settings import JobSettings
 
 _ADOPTION_WAIT_S = 2.0
@@ -117,7 +117,7 @@ class Member:
         """When `step` must be called with Ticked at the latest; None when nothing is due."""
         due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
         if self.settings.is_in_process:
-            limit_s = patience_s(self.settings.timeouts)
+            limit_s = attach_patience_s(self.settings.timeouts)
             due += [
                 place.alive_since_s + limit_s
                 for place in self.places
@@ -303,15 +303,16 @@ class Member:
         standing = self.standing
         if self._contact.lost_since_s is None or not standing.is_plan_in_force or standing.finish is not None:
             return None
-        is_training = any(worker.phase is WorkerPhase.RUNNING for worker in self.workers)
-        return self._contact.deadline_s(standing.plan, self.settings.timeouts) if is_training else None
+        if standing.plan is None or not must_not_go_on(standing.plan, self.workers):
+            return None
+        return self._contact.lost_since_s + patience_s(self.settings.timeouts)
 
     def _fence(self, now_s: float) -> None:
         """Leave an iteration whose ranks somebody else may be given now."""
         plan, at_s = self.standing.plan, self._fence_s
         if plan is None or at_s is None or now_s < at_s:
             return
-        fault = self._contact.fence(plan.iteration, now_s)
+        fault = self._contact.fence(plan, now_s)
         self.standing.interrupted = plan.iteration
         self.standing.interrupt = Interrupt(
             self.standing.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail

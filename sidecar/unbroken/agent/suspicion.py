@@ -33,7 +33,7 @@ def note_hangs(
             place.found = Fault(Cause.SOFT_TIMEOUT, state.iteration, hang.detail, hang.age_s)
 
 
-def patience_s(timeouts: Timeouts) -> float:
+def attach_patience_s(timeouts: Timeouts) -> float:
     """Return how long a process may run before it is remarked that its library has not attached."""
     return min(timeouts.startup_s / 2, _ABSENT_AFTER_S)
 
@@ -47,7 +47,7 @@ def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> No
         if place.alive_since_s is None:
             place.alive_since_s = now_s
         waited_s = now_s - place.alive_since_s
-        if waited_s >= patience_s(timeouts):
+        if waited_s >= attach_patience_s(timeouts):
             detail = f"has not attached for {waited_s:.0f} s: does it call unbroken.inprocess.Wrapper?"
             place.found = Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s)
 

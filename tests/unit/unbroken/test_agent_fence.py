@@ -71,6 +71,29 @@ def test_pod_whose_peers_hold_other_ranks_goes_on_however_long_the_rendezvous_is
     assert leaves(pod.after(100_000.0)) == []
 
 
+def test_pod_that_stands_still_while_it_is_cut_off_leaves_before_the_link_is_back() -> None:
+    pod = train(plan(0))
+    pod.step(Disconnected())
+    assert leaves(pod.after(LIMIT_S)) == []
+    boom = Fault(Cause.EXCEPTION, 0, "connection reset")
+    actions = pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))
+    assert [order.local_rank for order in leaves(actions)] == [0, 1]
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, replace(ready(rank, 0), fault=boom if rank == 1 else None)))
+    (told,) = pod.step(Connected())
+    assert isinstance(told, TellRendezvous)
+    assert isinstance(told.message, Hello)
+    causes = [worker.fault.cause for worker in told.message.workers if worker.fault is not None]
+    assert causes == [Cause.SOFT_TIMEOUT, Cause.EXCEPTION]
+
+
+def test_pod_that_is_in_touch_waits_for_the_order_to_leave() -> None:
+    pod = train(lone_plan())
+    boom = Fault(Cause.EXCEPTION, 0, "boom")
+    assert leaves(pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))) == []
+    assert leaves(pod.after(10 * LIMIT_S)) == []
+
+
 def test_lone_pod_goes_on_while_nobody_listens_at_the_rendezvous() -> None:
     pod = train(lone_plan())
     pod.step(Disconnected())
