@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken_core import __version__
 from unbroken_core.errors import InputError
+from unbroken_core.images import image_of
 from unbroken_operator.models import DNS_LABEL
 
-DEFAULT_SIDECAR_IMAGE = f"unbroken/sidecar:{__version__}"
+DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "unbroken.image" -}}
-{{- printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
+{{- $name := printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
+{{- if .registry -}}{{- printf "%s/%s" (trimSuffix "/" .registry) $name -}}{{- else -}}{{- $name -}}{{- end -}}
 {{- end -}}
 
 {{- /* What the operator does in a namespace with jobs, and nothing else. */ -}}

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken_core.errors import UnbrokenError
+from unbroken_core.images import image_of
 
 BIN = Path(sys.executable).parent
 STOP_LIMIT_S = 15.0
-SIDECAR_IMAGE = "unbroken/sidecar:0.1.0"
+SIDECAR_IMAGE = image_of("sidecar")
 """Image for which the local kubelet runs this Python environment."""
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from unbroken_core.images import image_of
+
 
 @dataclass(frozen=True)
 class ImageRule:
@@ -31,10 +33,16 @@ def default_rules(examples: Path | None = None) -> tuple[ImageRule, ...]:
     environment = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
     path = (str(Path(sys.executable).parent),)
     workdir = "/app" if folders else "/"
-    names = ("unbroken/sidecar:*", "unbroken/trainer-example:*")
+    names = (image_of("sidecar", "*"), image_of("trainer-example", "*"))
     plain = tuple(ImageRule(name, environment, path, workdir, folders) for name in names)
+    entrypoint = ("python3", "-m", "unbroken_operator")
     operator = ImageRule(
-        "unbroken/operator:*", environment, path, workdir, folders, entrypoint=("python3", "-m", "unbroken_operator")
+        image_of("operator", "*"),
+        environment,
+        path,
+        workdir,
+        folders,
+        entrypoint=entrypoint,
     )
     return (*plain, operator)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from unbroken_core.images import image_of
 from unbroken_operator import layout
 from unbroken_operator.config import parse
 from unbroken_operator.errors import KubeRefused
@@ -81,6 +82,16 @@ def test_the_arguments_of_the_deployment_are_those_of_the_operator(helm: str, mo
         assert config.is_json_log
         assert config.metrics_listen is not None
         assert config.metrics_listen.port == container["ports"][0]["containerPort"]
+
+
+def test_images_come_from_the_registry_that_was_named(helm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "kubernetes")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    for registry, prefix in (("", ""), ("registry.example.com:5000/team", "registry.example.com:5000/team/")):
+        deployment = one(rendered(helm, "--set", f"registry={registry}"), "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == prefix + image_of("operator")
+        assert parse(container["args"]).sidecar_image == prefix + image_of("sidecar")
 
 
 @pytest.mark.parametrize(
