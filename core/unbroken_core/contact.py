@@ -6,7 +6,7 @@ known of the pods is stale in both cases. The agents know better: they come back
 they do to a new rendezvous, and when all of its ranks are there nothing was interrupted.
 """
 
-from unbroken_core.job import Job
+from unbroken_core.job import Job, Outage
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import Hello
 from unbroken_core.reasons import JobPhase, Reason
@@ -33,5 +33,7 @@ def start_over(job: Job, why: str, now_s: float) -> None:
     for member in job.census.by_uid.values():
         if member.session is not None:
             job.close(member.session)
+    world_size = 0 if job.assignment is None else job.assignment.world_size
+    job.outage = Outage(now_s, why, job.iteration, world_size)
     job.forget_pods(now_s)
     job.enter_phase(JobPhase.FORMING, Reason.WAITING_FOR_PODS, why)

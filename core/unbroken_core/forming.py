@@ -2,10 +2,10 @@
 
 from unbroken_core.assignment import Assignment, Outcome, Slot, assign_first
 from unbroken_core.history import FaultRecord
-from unbroken_core.job import Adoption, Job
+from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.messages import PodObservation
 from unbroken_core.planning import cut_plan, finish
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery import shorten_names
 
 
@@ -25,13 +25,27 @@ def while_forming(job: Job, now_s: float) -> None:
     elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):
         outcome = first_outcome(job)
         if isinstance(outcome, Assignment):
-            cut_plan(job, outcome, None, now_s)
+            _form(job, outcome, now_s)
         elif now_s >= startup_end_s:
             finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
         else:
             job.say(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
     elif job.last_call_s is None:
         _wait_or_give_up(job, startup_end_s, now_s)
+
+
+def _form(job: Job, assignment: Assignment, now_s: float) -> None:
+    outage, job.outage = job.outage, None
+    if outage is None:
+        cut_plan(job, assignment, None, now_s)
+        return
+    # Nobody came back with the plan that was running: everything starts again, and that is no first start.
+    incident = job.history.running
+    if incident is None:
+        incident = job.history.open(outage.at_s, outage.iteration, outage.world_size)
+    incident.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
+    job.interruption = Interruption(outage.at_s)
+    cut_plan(job, assignment, Rung.JOB, now_s)
 
 
 def first_outcome(job: Job) -> Outcome:
@@ -82,7 +96,7 @@ def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
 def _adopt(
     job: Job, iteration: int, world_size: int, places: dict[int, tuple[str, int]], now_s: float
 ) -> list[FaultRecord]:
-    job.adoption = None
+    job.adoption = job.outage = None
     job.iteration = iteration
     job.highest_iteration = max(job.highest_iteration, iteration)
     job.assignment = Assignment(_slots(world_size, places, job.settings.ranks_per_pod), world_size)
@@ -147,7 +161,7 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         return
     outcome = first_outcome(job)
     if isinstance(outcome, Assignment):
-        cut_plan(job, outcome, None, now_s)
+        _form(job, outcome, now_s)
     else:
         waited_s = job.settings.timeouts.startup_s
         message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}{_hint(job)}"

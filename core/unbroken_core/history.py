@@ -145,13 +145,15 @@ class History:
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
     def close(self, now_s: float) -> None:
-        """End the running recovery, since all active workers run again, and count it, once."""
+        """End the running recovery, since all active workers run again, and count it, once.
+
+        Where no plan of this coordinator led there, another one did, and counted it.
+        """
         incident = self.running
-        if incident is None or incident.rung is None:
-            return
-        incident.finish(now_s)
-        self.by_rung[incident.rung] += 1
-        self.by_cause[incident.culprit.cause] += 1
+        if incident is not None and incident.rung is not None:
+            incident.finish(now_s)
+            self.by_rung[incident.rung] += 1
+            self.by_cause[incident.culprit.cause] += 1
         self.abandon()
 
     def abandon(self) -> None:

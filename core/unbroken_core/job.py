@@ -38,6 +38,16 @@ class Interruption:
     """Whether the culprit's process was looked at, after the survivors had left."""
 
 
+@dataclass(frozen=True)
+class Outage:
+    """The coordinator lost sight of a running job."""
+
+    at_s: float
+    why: str
+    iteration: int
+    world_size: int
+
+
 class Job:
     """State of one job; changed only by the coordinator's parts, within one step."""
 
@@ -57,6 +67,8 @@ class Job:
         self.ranks: dict[str, dict[int, int]] = {}
         """Active rank by local rank by pod uid in the current iteration."""
         self.census = self._new_census()
+        self.outage: Outage | None = None
+        """Set until the job was taken over again, or had to be formed anew."""
         self.num_spare_ranks = 0
         """Ready workers without a rank when the plan was cut."""
         self.observed: dict[str, PodObservation] | None = None

@@ -62,6 +62,21 @@ def test_what_does_not_come_back_to_a_rendezvous_that_was_cut_off_is_lost() -> N
     }
 
 
+def test_a_job_whose_pods_were_all_lost_at_once_has_been_started_again() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.tick(60.0)
+    bench.sessions.clear()
+    for pod in ("n0", "n1", "n2"):
+        bench.join(pod)
+    assert bench.status().iteration == 1
+    bench.all_are(RUNNING, 1, "n0", "n1")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.rung, recovery.ended_at != "") == (Cause.HEARTBEAT_LOST, Rung.JOB, True)
+    assert (recovery.iteration_before, recovery.iteration_after, recovery.world_size_before) == (0, 1, 4)
+    assert recovery.detail == "no pod was heard for 30 s: waits for them to come back"
+
+
 def test_pods_that_are_silent_while_another_is_heard_are_lost() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
