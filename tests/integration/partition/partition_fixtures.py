@@ -1,0 +1,60 @@
+"""Networks and jobs for the tests of partitions, here and in tests/e2e; they need root, and are skipped elsewhere."""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from unbroken_core.settings import JobSettings, Timeouts
+
+from .partition_job import Job
+from .partition_network import Network, missing_ability
+
+HOSTS = ("rendezvous", "second", "pod-0", "pod-1", "pod-2")
+
+find_missing = functools.cache(missing_ability)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """A switch with the hosts of a job."""
+    if missing := find_missing():
+        pytest.skip(f"no network namespaces: {missing}")
+    network = Network(*HOSTS)
+    yield network
+    network.close()
+
+
+def make_settings(heartbeat_s: float, replicas: int = 2, spares: int = 1) -> JobSettings:
+    """Return a job that waits no longer than a test wants to, and is not in a hurry on a busy machine."""
+    timeouts = Timeouts(
+        soft_s=6.0,
+        hard_s=10.0,
+        heartbeat_s=heartbeat_s,
+        barrier_s=30.0,
+        completion_s=60.0,
+        termination_grace_s=2.0,
+        startup_s=60.0,
+        reconnect_s=heartbeat_s,
+        last_call_s=60.0,
+    )
+    return JobSettings(job="parted", replicas=replicas, spares=spares, timeouts=timeouts)
+
+
+@pytest.fixture
+def start_job(network: Network) -> Iterator[Callable[..., Job]]:
+    """Start a job and wait until it trains."""
+    jobs: list[Job] = []
+
+    def start(heartbeat_s: float = 4.0, replicas: int = 2, spares: int = 1, service: str = "") -> Job:
+        job = Job(network, make_settings(heartbeat_s, replicas, spares), service)
+        jobs.append(job)
+        job.start_rendezvous()
+        job.start_pods()
+        job.wait_trained(0)
+        job.wait_running(0)
+        return job
+
+    yield start
+    for job in jobs:
+        job.close()
