@@ -41,6 +41,13 @@ def parse_lock(text: str) -> dict[str, str]:
     return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if line}
 
 
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return one line for each package whose version is new, gone or another, or one that says that all stayed."""
+    names = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
+    lines = [f"{name}: {before.get(name, 'nothing')} -> {after.get(name, 'nothing')}" for name in names]
+    return lines or [f"all {len(after)} packages are as they were"]
+
+
 def violations(pinned: Mapping[str, str], wanted: Iterable[Requirement]) -> list[str]:
     """Return one message for each requirement, direct or through another, that the lock does not meet."""
     found: list[str] = []
@@ -110,7 +117,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail when the lock is not up to date")
     if not parser.parse_args().check:
+        before = parse_lock(LOCK.read_text(encoding="utf-8")) if LOCK.exists() else {}
+        print("lock: asking the package index for the newest versions (minutes, without output)", flush=True)
         LOCK.write_text(render_lock(_resolve()), encoding="utf-8")
+        for line in changes(before, parse_lock(LOCK.read_text(encoding="utf-8"))):
+            print(f"lock: {line}")
         return 0
     pinned = parse_lock(LOCK.read_text(encoding="utf-8"))
     bad = [line for line in LOCK.read_text().splitlines() if not re.fullmatch(r"(#.*|[a-z0-9.-]+==[^ ]+|)", line)]

@@ -55,6 +55,17 @@ def test_lock_is_compared_with_what_the_project_asks_for(
     assert lock.violations(pinned, [Requirement(wanted)]) == expected
 
 
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        pytest.param({"a": "1", "b": "2"}, ["all 2 packages are as they were"], id="same"),
+        pytest.param({"a": "3", "c": "1"}, ["a: 1 -> 3", "b: 2 -> nothing", "c: nothing -> 1"], id="other"),
+    ],
+)
+def test_what_locking_changed_is_told(lock: ModuleType, after: dict[str, str], expected: list[str]) -> None:
+    assert lock.changes({"a": "1", "b": "2"}, after) == expected
+
+
 def test_lock_must_hold_what_a_locked_package_needs(lock: ModuleType) -> None:
     found = lock.violations({"pytest-xdist": "3.8.0"}, [Requirement("pytest-xdist")])
     assert {message.split(":")[0] for message in found} == {"execnet", "pytest"}
