@@ -89,6 +89,6 @@ images: ## Build the container images with buildah (BASE=python image by digest,
 .PHONY: clean
 clean: ## Remove everything that make made, .venv included
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .local-cluster \
-	    demo-output $(TEST_OUTPUT) build dist
+	    demo-output digits-checkpoints $(TEST_OUTPUT) build dist
 	find core sidecar operator local tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
 	find . -maxdepth 2 -name '*.egg-info' -prune -exec rm -rf {} +
