@@ -80,7 +80,7 @@ soak: $(STAMP) ## Many random faults: in the simulation (SCHEDULES=number), then
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
 bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery or assignment, ARGS=the benchmark's arguments)
-	$(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
+	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
