@@ -34,6 +34,11 @@ def patience_s(timeouts: Timeouts) -> float:
     return min(heartbeat_interval_s(timeouts), timeouts.reconnect_s)
 
 
+def longest_retry_s(timeouts: Timeouts) -> float:
+    """Return the longest pause between two attempts to connect: a refusal must be seen before the patience is over."""
+    return min(2.0, patience_s(timeouts) / 3)
+
+
 def holds_the_world(plan: Plan) -> bool:
     """Return whether all active ranks are in this pod."""
     num_held = sum(part.rank is not None for part in plan.ranks)

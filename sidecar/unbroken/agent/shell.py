@@ -24,7 +24,6 @@ from unbroken.agent.events import (
     Terminated,
     Ticked,
 )
-from unbroken.agent.fence import ping_interval_s
 from unbroken.agent.local_server import LocalServer
 from unbroken.agent.member import Member
 from unbroken.agent.page import StampPage
@@ -62,8 +61,7 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         socket_path = config.directory / "agent.sock"
         self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
-        ping_s = ping_interval_s(config.settings.timeouts)
-        self._uplink = Uplink(config.rendezvous_url, config.token_file, ping_s, self._emit)
+        self._uplink = Uplink(config.rendezvous_url, config.token_file, config.settings.timeouts, self._emit)
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._logged_faults: set[tuple[int, Fault]] = set()

@@ -12,14 +12,15 @@ from pathlib import Path
 import aiohttp
 
 from unbroken.agent.events import Absent, Connected, Disconnected, Event, RendezvousSaid
+from unbroken.agent.fence import longest_retry_s, ping_interval_s
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import AgentMessage, RendezvousMessage
+from unbroken_core.settings import Timeouts
 
 logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 2.0
 _CONNECT_TIMEOUT_S = 5.0
 _SILENT_PEER_MS = 10_000
 _SILENT_S = 2.0
@@ -29,11 +30,12 @@ _MAX_UNSENT_BYTES = 4 << 20
 class Uplink:
     """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
 
-    def __init__(self, url: str, token_file: Path, ping_interval_s: float, emit: Callable[[Event], None]) -> None:
-        """A rendezvous that was silent for `ping_interval_s` is pinged, and has half as long to answer."""
+    def __init__(self, url: str, token_file: Path, timeouts: Timeouts, emit: Callable[[Event], None]) -> None:
+        """`url` is the rendezvous' own, without a path."""
         self._url = f"{url}/v1/agents"
         self._token_file = token_file
-        self._ping_interval_s = ping_interval_s
+        self._ping_interval_s = ping_interval_s(timeouts)
+        self._longest_retry_s = longest_retry_s(timeouts)
         self._emit = emit
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
@@ -54,7 +56,7 @@ class Uplink:
                     self._retry_s, self.is_settled = _FIRST_RETRY_S, False
                 # Jitter, so that the agents of a job whose rendezvous was restarted do not come in step.
                 await asyncio.sleep(max(self._retry_s * random.uniform(0.5, 1.0), self._pause_s))
-                self._retry_s, self._pause_s = min(self._retry_s * 2, _LAST_RETRY_S), 0.0
+                self._retry_s, self._pause_s = min(self._retry_s * 2, self._longest_retry_s), 0.0
 
     def send(self, message: AgentMessage) -> None:
         """Queue a message for the open connection; the connection is closed when it does not drain."""

@@ -102,3 +102,17 @@ def test_rendezvous_that_comes_back_beside_a_newer_one_harms_nobody(network: Net
     assert len(status.recoveries) == 1
     assert pids(job.wait_steps(50)) == after
     job.complete()
+
+
+@pytest.mark.timeout(200)
+def test_lone_pod_trains_on_while_no_rendezvous_runs(start_job: Start) -> None:
+    """Connections are refused, so nobody can have given its ranks away."""
+    job = start_job(heartbeat_s=8.0, replicas=1)
+    before = pids(job.saves())
+    job.rendezvous["rendezvous"].kill()
+    # A step takes more than 10 ms: longer than a pod that is cut off would go on.
+    job.wait_steps(400)
+    job.start_rendezvous()
+    assert job.wait_running(0).recoveries == ()
+    assert pids(job.wait_steps(10)) == before
+    job.complete()

@@ -15,7 +15,7 @@ from unbroken.agent.events import (
     Ticked,
     WorkerSaid,
 )
-from unbroken.agent.fence import patience_s, ping_interval_s
+from unbroken.agent.fence import longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import PROTOCOL, End, Fault, Hello, Leave, Plan, Welcome, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
@@ -63,6 +63,7 @@ def test_it_leaves_within_the_heartbeat_timeout_of_the_rendezvous_whatever_the_t
         latest_s = heartbeat_interval_s(timeouts) + 1.5 * ping_interval_s(timeouts) + patience_s(timeouts)
         assert latest_s < 0.95 * heartbeat_s
         assert patience_s(timeouts) <= timeouts.reconnect_s
+        assert longest_retry_s(timeouts) < patience_s(timeouts) / 2
 
 
 def test_pod_whose_peers_hold_other_ranks_goes_on_however_long_the_rendezvous_is_away() -> None:
