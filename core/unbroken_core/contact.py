@@ -33,7 +33,6 @@ def start_over(job: Job, why: str, now_s: float) -> None:
     for member in job.census.by_uid.values():
         if member.session is not None:
             job.close(member.session)
-    world_size = 0 if job.assignment is None else job.assignment.world_size
-    job.outage = Outage(now_s, why, job.iteration, world_size)
+    job.outage = Outage(now_s, why, job.iteration, job.world_size)
     job.forget_pods(now_s)
     job.enter_phase(JobPhase.FORMING, Reason.WAITING_FOR_PODS, why)

@@ -171,7 +171,7 @@ def _place(job: Job, member: Member, hello: Hello) -> None:
     domains = (observed.domains if observed is not None else ()) or hello.domains or planned
     if domains or not member.has_domains:
         member.has_domains = bool(domains)
-        job.census.topology.place(member.uid, member.pod, domains)
+        job.census.ranking.place(member.uid, member.pod, domains)
 
 
 def _take_over_plan(member: Member, hello: Hello) -> None:
@@ -215,7 +215,7 @@ def _bring_up_to_date(job: Job, member: Member) -> None:
         if member.plan is not None:
             job.send(member, interrupt_message(job, job.history.running, job.iteration))
     elif member.plan is None or member.plan.iteration != job.iteration:
-        send_plan(job, member, None, master_endpoint(job))
+        send_plan(job, member, master_endpoint(job))
         job.sort(member)
 
 
@@ -268,7 +268,7 @@ def _observe_pod(job: Job, member: Member, pod: PodObservation, now_s: float) ->
     member.node = pod.node or member.node
     if pod.domains:
         member.has_domains = True
-        job.census.topology.place(member.uid, member.pod, pod.domains)
+        job.census.ranking.place(member.uid, member.pod, pod.domains)
     job.sort(member)
     inspect(job, member, now_s)
 

@@ -1,10 +1,10 @@
 """Before the first plan: waiting for the pods, or taking over a job that runs already."""
 
-from unbroken_core.assignment import Assignment, Outcome, Slot, assign_first
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.messages import PodObservation
 from unbroken_core.planning import cut_plan, finish
+from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery import shorten_names
 
@@ -24,8 +24,8 @@ def while_forming(job: Job, now_s: float) -> None:
         finish(job, JobPhase.FAILED, Reason.FAILED_BEFORE_READY, hopeless_text(job) + "; " + _count_text(job))
     elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):
         outcome = first_outcome(job)
-        if isinstance(outcome, Assignment):
-            _form(job, outcome, now_s)
+        if not isinstance(outcome, Shortage):
+            _form(job, now_s)
         elif now_s >= startup_end_s:
             finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
         else:
@@ -34,10 +34,10 @@ def while_forming(job: Job, now_s: float) -> None:
         _wait_or_give_up(job, startup_end_s, now_s)
 
 
-def _form(job: Job, assignment: Assignment, now_s: float) -> None:
+def _form(job: Job, now_s: float) -> None:
     outage, job.outage = job.outage, None
     if outage is None:
-        cut_plan(job, assignment, None, now_s)
+        cut_plan(job, None, now_s)
         return
     # Nobody came back with the plan that was running: everything starts again, and that is no first start.
     incident = job.history.running
@@ -45,14 +45,14 @@ def _form(job: Job, assignment: Assignment, now_s: float) -> None:
         incident = job.history.open(outage.at_s, outage.iteration, outage.world_size)
     incident.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
     job.interruption = Interruption(outage.at_s)
-    cut_plan(job, assignment, Rung.JOB, now_s)
+    cut_plan(job, Rung.JOB, now_s)
 
 
 def first_outcome(job: Job) -> Outcome:
-    """Return the assignment of what is ready now, regardless of earlier ones."""
+    """Return the world of what is ready now, regardless of earlier ones."""
     observed = job.observed or {}
     preferred = {uid for uid, pod in observed.items() if pod.role is Role.ACTIVE}
-    return assign_first(job.census.topology, job.rules, job.census.ready, preferred)
+    return job.census.ranking.first(preferred)
 
 
 def hopeless_text(job: Job) -> str:
@@ -99,33 +99,22 @@ def _adopt(
     job.adoption = job.outage = None
     job.iteration = iteration
     job.highest_iteration = max(job.highest_iteration, iteration)
-    job.assignment = Assignment(_slots(world_size, places, job.settings.ranks_per_pod), world_size)
-    job.ranks = job.assignment.ranks_by_pod()
+    job.world_size = world_size
+    ranks = job.census.ranking.adopt(world_size, places)
     job.planned_s = now_s
     for member in job.census.by_uid.values():
-        member.ranks = job.ranks.get(member.uid, {})
+        member.seat(ranks.get(member.uid, {}), {})
         job.sort(member)
     message = f"iteration {iteration}: taken over with {len(places)} of {world_size} ranks"
     job.enter_phase(JobPhase.PLANNED, Reason.WAITING_FOR_WORKERS, message)
     heartbeat_s = job.settings.timeouts.heartbeat_s
-    lost = [uid for uid in job.ranks if uid not in job.census.by_uid]
+    lost = [uid for uid in ranks if uid not in job.census.by_uid]
     return [
         FaultRecord(
             Cause.POD_LOST, uid, None, now_s - heartbeat_s, heartbeat_s, detail="did not come back to a new rendezvous"
         )
         for uid in lost
     ]
-
-
-def _slots(world_size: int, places: dict[int, tuple[str, int]], ranks_per_pod: int) -> tuple[Slot, ...]:
-    runs: list[tuple[str, list[int]]] = []
-    for rank in range(world_size):
-        uid, local_rank = places.get(rank, (f"lost-{rank // ranks_per_pod}", rank % ranks_per_pod))
-        if runs and runs[-1][0] == uid:
-            runs[-1][1].append(local_rank)
-        else:
-            runs.append((uid, [local_rank]))
-    return tuple(Slot(uid, tuple(local_ranks)) for uid, local_ranks in runs)
 
 
 def begin_adoption(job: Job, now_s: float) -> None:
@@ -160,8 +149,8 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         job.say(reason, _count_text(job) + _missing_text(job))
         return
     outcome = first_outcome(job)
-    if isinstance(outcome, Assignment):
-        _form(job, outcome, now_s)
+    if not isinstance(outcome, Shortage):
+        _form(job, now_s)
     else:
         waited_s = job.settings.timeouts.startup_s
         message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}{_hint(job)}"

@@ -1,6 +1,5 @@
 """From a fault to the next plan."""
 
-from unbroken_core.assignment import Assignment, Locals, Outcome, assign_next
 from unbroken_core.errors import assert_never
 from unbroken_core.forming import first_outcome, hopeless_text
 from unbroken_core.history import FaultRecord, Incident
@@ -9,6 +8,7 @@ from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
 from unbroken_core.planning import cut_plan, finish, late_fault
+from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
 
@@ -93,7 +93,7 @@ def while_interrupted(job: Job, now_s: float) -> None:
             _wait(job, interruption, choice, now_s)
         case Cut():
             _charge(job, interruption, choice.rung, now_s)
-            cut_plan(job, choice.assignment, choice.rung, now_s)
+            cut_plan(job, choice.rung, now_s)
         case RestartJob():
             _restart_job(job, interruption, now_s)
         case Fail():
@@ -154,9 +154,8 @@ def _open_incident(job: Job, now_s: float) -> Incident:
         job.history.abandon()
         incident = None
     if incident is None:
-        world_size = 0 if job.assignment is None else job.assignment.world_size
         is_barren = not job.progress.has_gained(now_s)
-        incident = job.history.open(now_s, job.iteration, world_size, is_barren)
+        incident = job.history.open(now_s, job.iteration, job.world_size, is_barren)
     return incident
 
 
@@ -228,8 +227,6 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     is_job_rung = interruption.job_rung_at_s is not None
     startup_s = settings.timeouts.startup_s
     outcome = _outcome(job, interruption, possible)
-    active = tuple(outcome.active()) if isinstance(outcome, Assignment) else ()
-    world = {slot.pod_uid for slot in active}
     waitable = [uid for uid in census.broken if uid in census.active and uid not in census.hopeless]
     healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
     heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
@@ -242,8 +239,11 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         healing=healing,
         heal_until_s=heal_from_s + startup_s,
         outcome=outcome,
-        has_respawned=any(not interruption.respawned.get(uid, set()).isdisjoint(held) for uid, held in active),
-        num_lost_pods=sum(uid not in world for uid in job.ranks) if world else 0,
+        has_respawned=any(
+            census.ranking.has_rank(uid, local_rank)
+            for uid, local_ranks in interruption.respawned.items()
+            for local_rank in local_ranks
+        ),
         num_living_pods=job.num_living,
         num_starting_pods=sum(uid not in census.hopeless for uid in census.coming),
         num_possible_pods=settings.replicas + settings.spares - sum(uid not in census.out for uid in census.hopeless),
@@ -261,7 +261,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
 
 
 def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
-    if interruption.shortage_at_s is None or not isinstance(outcome, Assignment):
+    if interruption.shortage_at_s is None or isinstance(outcome, Shortage):
         interruption.enough_at_s = None
         return None
     if interruption.enough_at_s is None:
@@ -270,24 +270,13 @@ def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s
 
 
 def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung]) -> Outcome:
-    if interruption.job_rung_at_s is not None or job.assignment is None:
+    ranking = job.census.ranking
+    if interruption.job_rung_at_s is not None:
+        ranking.exclude({})
         return first_outcome(job)
-    ready: dict[str, Locals] = job.census.ready
-    if Rung.PROCESS not in possible:
-        # A new process at an old place is the process rung: such places are spares of the next interruption at best.
-        new = interruption.respawned
-        ready = {
-            uid: tuple(rank for rank in local_ranks if rank not in new.get(uid, ()))
-            for uid, local_ranks in ready.items()
-        }
-    return assign_next(
-        job.census.topology,
-        job.rules,
-        ready,
-        job.assignment,
-        may_promote=Rung.POD in possible,
-        may_grow=Rung.WORLD in possible,
-    )
+    # A new process at an old place is the process rung: such places are spares of the next interruption at best.
+    ranking.exclude({} if Rung.PROCESS in possible else interruption.respawned)
+    return ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
 
 
 def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:

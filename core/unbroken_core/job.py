@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from unbroken_core.assignment import Assignment, Rules
 from unbroken_core.events import Action, Close, Send
 from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
-from unbroken_core.messages import Plan, PodObservation, RankPlan, RendezvousMessage
-from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung
+from unbroken_core.messages import Plan, PodObservation, RendezvousMessage
+from unbroken_core.reasons import JobPhase, Reason, Rung
+from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
 
 
@@ -63,10 +63,11 @@ class Job:
         self.iteration = -1
         self.highest_iteration = -1
         """Highest iteration that any agent has heard of."""
-        self.assignment: Assignment | None = None
-        self.ranks: dict[str, dict[int, int]] = {}
-        """Active rank by local rank by pod uid in the current iteration."""
-        self.census = self._new_census()
+        self.world_size = 0
+        """Active ranks of the current iteration; 0 before the first."""
+        self.moved: list[Member] = []
+        """Members whose ranks changed in the last plan."""
+        self.census = Census(self.rules)
         self.outage: Outage | None = None
         """Set until the job was taken over again, or had to be formed anew."""
         self.num_spare_ranks = 0
@@ -85,16 +86,13 @@ class Job:
         self.actions: list[Action] = []
         self._wake_s: float | None = None
 
-    def _new_census(self) -> Census:
-        return Census(len(self.settings.layers), self.rules.minimum_ranks_per_pod, self.rules.may_split)
-
     def forget_pods(self, now_s: float) -> None:
         """Begin to form again, with nothing known of the pods; budgets, history and numbers go on."""
         self.progress.stop(now_s)
-        self.census = self._new_census()
+        self.census = Census(self.rules)
         self.iteration = -1
-        self.assignment = None
-        self.ranks = {}
+        self.world_size = 0
+        self.moved = []
         self.num_spare_ranks = 0
         self.adoption = None
         self.interruption = None
@@ -147,7 +145,7 @@ class Job:
     def fault(self, member: Member, record: FaultRecord) -> FaultRecord:
         """Return the record with what is known of the pod."""
         rank = None if record.local_rank is None else member.ranks.get(record.local_rank)
-        names = self.census.topology.names(member.uid)
+        names = self.census.ranking.names(member.uid)
         return FaultRecord(
             cause=record.cause,
             pod_uid=member.uid,
@@ -170,36 +168,17 @@ class Job:
         return len(census.by_uid) - len(lost)
 
 
-def build_plan(job: Job, member: Member, before: dict[str, dict[int, int]] | None, master: tuple[str, int]) -> Plan:
-    """Return a pod's part of the current plan.
-
-    `before` has the ranks of the plan before, {} for the first; None for a pod that joins late.
-    """
-    ranks = []
-    held = {} if before is None else before.get(member.uid, {})
-    for local_rank in range(member.ranks_per_pod):
-        rank = member.ranks.get(local_rank)
-        ranks.append(RankPlan(local_rank, rank, rank_reason(rank, held.get(local_rank), before == {})))
-    world_size = 0 if job.assignment is None else job.assignment.world_size
+def build_plan(job: Job, member: Member, master: tuple[str, int]) -> Plan:
+    """Return a pod's part of the current plan."""
     return Plan(
         generation=job.generation,
         iteration=job.iteration,
         role=member.role,
-        world_size=world_size,
+        world_size=job.world_size,
         master_host=master[0],
         master_port=master[1],
-        ranks=tuple(ranks),
-        domains=job.census.topology.names(member.uid) if member.has_domains else (),
+        ranks=member.rank_plans(),
+        domains=job.census.ranking.domains(member.uid) if member.has_domains else (),
         spare_ranks=job.num_spare_ranks,
+        origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
     )
-
-
-def rank_reason(rank: int | None, before: int | None, is_first: bool) -> RankReason:
-    """Return why a worker has this rank now."""
-    if rank is None:
-        return RankReason.RESERVE if before is None else RankReason.STEPPED_ASIDE
-    if is_first:
-        return RankReason.FIRST
-    if before is None:
-        return RankReason.REPLACED
-    return RankReason.KEPT if rank == before else RankReason.SHIFTED

@@ -6,11 +6,11 @@ look at all pods.
 
 from dataclasses import dataclass, field
 
-from unbroken_core.assignment import Locals
-from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, WorkerState
-from unbroken_core.reasons import Cause, Role, WorkerPhase
+from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
+from unbroken_core.ranking import Locals, Move, Ranking
+from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
+from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
-from unbroken_core.topology import Topology
 
 MAX_START_ATTEMPTS = 5
 """Processes in a row that may end at one place before they were ready."""
@@ -80,6 +80,10 @@ class Member:
     """The last plan that was sent, or that the agent came with."""
     ranks: dict[int, int] = field(default_factory=dict)
     """Active rank by local rank in the current iteration."""
+    moves: dict[int, Move] = field(default_factory=dict)
+    """Why ranks are others than in the iteration before, by local rank."""
+    parts: tuple[RankPlan, ...] = ()
+    """What the workers are in the current iteration; kept while it stays the same, built when it is empty."""
     is_leaving: bool = False
     gone: Cause | None = None
     """Set while the operator says that the pod is gone."""
@@ -98,6 +102,37 @@ class Member:
     def ready_locals(self) -> Locals:
         """Return the local ranks that can be given a rank now."""
         return tuple(local_rank for local_rank, place in self.places.items() if place.is_ready)
+
+    def healthy_locals(self) -> Locals:
+        """Return the local ranks that can keep or get a rank, if the iteration is interrupted and they leave it."""
+        if self.session is None or self.out is not None:
+            return ()
+        ranks = self.ranks
+        return tuple(
+            local_rank
+            for local_rank, place in self.places.items()
+            if (local_rank in ranks and not place.is_dead) or place.is_ready
+        )
+
+    def seat(self, ranks: dict[int, int], moves: dict[int, Move]) -> None:
+        """Give the member its ranks of a new iteration."""
+        self.ranks, self.moves, self.parts = ranks, moves, ()
+
+    def rank_plans(self) -> tuple[RankPlan, ...]:
+        """Return what each worker is in the current iteration, and why."""
+        if self.parts:
+            return self.parts
+        parts = tuple(RankPlan(rank, self.ranks.get(rank), self._reason(rank)) for rank in range(self.ranks_per_pod))
+        if len(self.ranks) == self.ranks_per_pod:
+            self.parts = parts  # The health of those without a rank may change.
+        return parts
+
+    def _reason(self, local_rank: int) -> RankReason:
+        if local_rank in self.moves:
+            return self.moves[local_rank].reason
+        if local_rank in self.ranks:
+            return RankReason.KEPT
+        return RankReason.LOST if self.places[local_rank].is_dead else RankReason.RESERVE
 
     def update(self, states: tuple[WorkerState, ...], now_s: float, ran_since_s: float | None) -> None:
         """Take over what the agent says of its workers; what is older than known is ignored.
@@ -182,9 +217,10 @@ def evidence(place: Place, iteration: int) -> Fault | None:
 class Census:
     """All members, and sets of their uids by what the next decision asks for."""
 
-    def __init__(self, num_layers: int, minimum_ranks_per_pod: int, may_split: bool) -> None:
-        self._may_split = may_split
-        self.topology = Topology(num_layers)
+    def __init__(self, rules: Rules) -> None:
+        self._may_split = rules.may_split
+        self._minimum_ranks_per_pod = rules.minimum_ranks_per_pod
+        self.ranking = Ranking(rules)
         self.by_uid: dict[str, Member] = {}
         self.by_session: dict[str, Member] = {}
         self.heard: dict[str, None] = {}
@@ -211,7 +247,6 @@ class Census:
         Pods without a process at some place are not waited for, unless pods may be split."""
         self.homeless: dict[str, None] = {}
         """Ready pods whose domains nobody told yet, in a job with layers."""
-        self._minimum_ranks_per_pod = minimum_ranks_per_pod
 
     def sort(self, member: Member, iteration: int) -> None:
         """Put one member into the sets where it belongs."""
@@ -223,8 +258,10 @@ class Census:
             self.ready[uid] = ready
         else:
             self.ready.pop(uid, None)
-        _put(self.homeless, uid, is_ready and not member.has_domains and self.topology.num_layers > 0)
+        _put(self.homeless, uid, is_ready and not member.has_domains and self.ranking.num_layers > 0)
         _put(self.out, uid, is_known and member.out is not None)
+        if is_known:
+            self.ranking.fit(uid, member.healthy_locals())
         self._sort_health(member, is_known)
         self._sort_iteration(member, iteration)
 
@@ -278,16 +315,12 @@ class Census:
         self.heard.pop(member.uid, None)
 
     def drop(self, member: Member, iteration: int) -> None:
-        """Forget a member. Its place in the tree stays until `prune`: the nearest spare is looked for from there."""
+        """Forget a member."""
         self.disconnect(member, 0.0)
         del self.by_uid[member.uid]
-        member.ranks = {}
+        member.seat({}, {})
+        self.ranking.remove(member.uid)
         self.sort(member, iteration)
-
-    def prune(self) -> None:
-        """Take the pods that are lost out of the tree."""
-        for uid in [uid for uid in self.topology.pods_under(()) if uid not in self.by_uid]:
-            self.topology.remove(uid)
 
 
 def needs_order(place: Place) -> bool:

@@ -76,9 +76,11 @@ class Plan:
     master_port: int
     ranks: tuple[RankPlan, ...]
     domains: tuple[str, ...] = ()
-    """Names of the pod's domains, outermost layer first; the agent returns them when it joins again."""
+    """Names of the pod's domains, outermost first, "" where unknown; the agent returns them when it joins again."""
     spare_ranks: int = 0
     """Spare workers in the whole job."""
+    origins: tuple[tuple[int, str], ...] = ()
+    """(local_rank, where its rank was in the plan before: domains and pod) of ranks that came from another pod."""
 
 
 @dataclass(frozen=True)

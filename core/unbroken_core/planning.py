@@ -2,54 +2,53 @@
 
 from itertools import islice
 
-from unbroken_core.assignment import Assignment
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job, build_plan
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Finish
+from unbroken_core.ranking import Cut, World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery import shorten_names
 
 
-def cut_plan(job: Job, assignment: Assignment, rung: Rung | None, now_s: float) -> None:
-    """Make this assignment the next iteration and tell everybody. `rung` is None for the first plan."""
-    before = job.ranks
+def cut_plan(job: Job, rung: Rung | None, now_s: float) -> None:
+    """Make the world that was asked for last the next iteration and tell everybody. `rung` is None for the first."""
+    ranking = job.census.ranking
+    cut = ranking.take()
+    ranking.exclude({})
     job.highest_iteration += 1
     job.iteration = job.highest_iteration
-    job.assignment = assignment
-    job.ranks = assignment.ranks_by_pod()
+    job.world_size = cut.world.world_size
     job.planned_s = now_s
-    job.census.prune()
-    num_ready = sum(map(len, job.census.ready.values()))
-    job.num_spare_ranks = num_ready - assignment.world_size
+    job.num_spare_ranks = ranking.num_spare_ranks
+    _hand_out(job, cut)
     master = master_endpoint(job)
     for member in job.census.by_uid.values():
-        member.ranks = job.ranks.get(member.uid, {})
-        send_plan(job, member, before, master)
+        send_plan(job, member, master)
         job.sort(member)
     if rung is not None:
-        _note_plan(job, assignment, rung, now_s)
+        _note_plan(job, cut.world, rung, now_s)
     job.interruption = None
-    message = f"iteration {job.iteration}: waits for {assignment.world_size} ranks to enter the training function"
+    message = f"iteration {job.iteration}: waits for {job.world_size} ranks to enter the training function"
     job.enter_phase(JobPhase.PLANNED, Reason.RECOVERING if rung else Reason.WAITING_FOR_WORKERS, message)
 
 
 def master_endpoint(job: Job) -> tuple[str, int]:
     """Return where active rank 0 listens; ("", 0) when it is not known."""
-    if job.assignment is not None:
-        slot = next(job.assignment.active())
-        member = job.census.by_uid.get(slot.pod_uid)
+    if job.world_size:
+        uid, local_rank = job.census.ranking.rank_0
+        member = job.census.by_uid.get(uid)
         if member is not None:
-            state = member.places[slot.local_ranks[0]].state
+            state = member.places[local_rank].state
             return state.host, state.port
     return "", 0
 
 
-def send_plan(job: Job, member: Member, before: dict[str, dict[int, int]] | None, master: tuple[str, int]) -> None:
+def send_plan(job: Job, member: Member, master: tuple[str, int]) -> None:
     """Send a pod its part of the plan, and note which workers were told."""
     if member.session is None:
         return
-    member.plan = build_plan(job, member, before, master)
+    member.plan = build_plan(job, member, master)
     for local_rank in member.ranks:
         place = member.places[local_rank]
         place.told_iteration = job.iteration
@@ -93,7 +92,7 @@ def while_running(job: Job, now_s: float) -> None:
     """Finish when all have completed; else note the first progress of the last recovery."""
     if not job.census.not_completed:
         job.progress.end(now_s)
-        finish(job, JobPhase.COMPLETE, Reason.COMPLETED, f"all {_world_size(job)} ranks completed")
+        finish(job, JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world_size} ranks completed")
         return
     last = job.history.finished[-1] if job.history.finished else None
     is_measured = last is None or last.iteration_after != job.iteration or Phase.FIRST_PROGRESS.value in last.phase_s
@@ -116,26 +115,32 @@ def _run(job: Job, now_s: float) -> None:
         job.history.close(now_s)
     job.progress.run(now_s)
     job.running_s = now_s
-    world_size, wanted = _world_size(job), job.rules.wanted_ranks
+    world_size, wanted = job.world_size, job.rules.wanted_ranks
     fewer = "" if world_size >= wanted else f", {wanted - world_size} fewer than wanted"
     message = f"iteration {job.iteration} runs with {world_size} ranks{fewer}"
     job.enter_phase(JobPhase.RUNNING, Reason.TRAINING, message)
 
 
-def _world_size(job: Job) -> int:
-    return 0 if job.assignment is None else job.assignment.world_size
+def _hand_out(job: Job, cut: Cut) -> None:
+    """Give the members their ranks; those that keep them are not looked at."""
+    by_uid = job.census.by_uid
+    for member in by_uid.values() if cut.is_first else job.moved:
+        member.seat({} if cut.is_first else member.ranks, {})
+    job.moved = [by_uid[uid] for uid in cut.ranks if uid in by_uid]
+    for member in job.moved:
+        member.seat(cut.ranks[member.uid], cut.moves.get(member.uid, {}))
 
 
-def _note_plan(job: Job, assignment: Assignment, rung: Rung, now_s: float) -> None:
+def _note_plan(job: Job, world: World, rung: Rung, now_s: float) -> None:
     incident, interruption = job.history.running, job.interruption
     if incident is None or interruption is None:
         return
     incident.raise_rung(rung)
     incident.iteration_after = job.iteration
-    incident.world_size_after = assignment.world_size
+    incident.world_size_after = world.world_size
     incident.num_plans += 1
     incident.replaced_by.update(
-        dict.fromkeys(job.census.by_uid[uid].pod for uid in assignment.promoted if uid in job.census.by_uid)
+        dict.fromkeys(job.census.by_uid[uid].pod for uid in world.promoted if uid in job.census.by_uid)
     )
     incident.add_phase(Phase.STOP, now_s - interruption.at_s)
     incident.add_phase(Phase.PLAN, 0.0)

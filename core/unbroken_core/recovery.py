@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Union
 
-from unbroken_core.assignment import Assignment, Outcome, Shortage
+from unbroken_core.ranking import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
 
 
@@ -39,8 +39,6 @@ class Situation:
     """The world that what is ready makes, spares included when `pod` is possible."""
     has_respawned: bool
     """Whether a process was started again for the active ranks of this world."""
-    num_lost_pods: int
-    """Pods of the iteration that have no rank in this world."""
     num_living_pods: int
     """Pods that could be active now or as soon as their processes are ready."""
     num_starting_pods: int
@@ -80,7 +78,7 @@ class Wait:
 class Cut:
     """Make this world the next plan."""
 
-    assignment: Assignment
+    world: World
     rung: Rung
 
 
@@ -122,7 +120,7 @@ def _full_world(view: Situation) -> Cut | None:
     outcome = view.outcome
     if isinstance(outcome, Shortage) or outcome.num_closed:
         return None
-    if outcome.promoted or view.num_lost_pods:
+    if outcome.promoted or outcome.num_left:
         return Cut(outcome, Rung.POD) if Rung.POD in view.possible else None
     is_new = view.has_respawned or not view.is_in_process
     return Cut(outcome, Rung.PROCESS if is_new else Rung.IN_PROCESS)
@@ -140,7 +138,7 @@ def _last_call(view: Situation) -> Wait | None:
     until_s = view.last_call_until_s
     if until_s is None or view.now_s >= until_s or view.num_starting_pods == 0:
         return None
-    if isinstance(view.outcome, Shortage) or len(view.outcome.slots) >= view.replicas:
+    if isinstance(view.outcome, Shortage) or view.outcome.num_pods >= view.replicas:
         return None
     message = f"enough pods are ready again; waits a moment for {view.num_starting_pods} that are starting"
     return Wait(Reason.WAITING_FOR_PODS, message, until_s)
@@ -166,8 +164,8 @@ def _last_resort(view: Situation) -> Choice:
 
 def _after_job_restart(view: Situation) -> Choice:
     outcome = view.outcome
-    has_all = isinstance(outcome, Assignment) and len(outcome.slots) >= view.replicas
-    if isinstance(outcome, Assignment) and (has_all or view.now_s >= view.heal_until_s):
+    has_all = isinstance(outcome, World) and outcome.num_pods >= view.replicas
+    if isinstance(outcome, World) and (has_all or view.now_s >= view.heal_until_s):
         return Cut(outcome, Rung.JOB)
     if view.now_s >= view.heal_until_s:
         return _fail(view)

@@ -11,10 +11,10 @@ from unbroken_core.reasons import JobPhase
 def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
     """Return the status; pods in the order of the tree."""
     census = job.census
-    order = census.topology.ordered(uid for uid in census.by_uid if uid in census.topology)
-    world_size = job.assignment.world_size if job.assignment is not None and _has_ranks(job) else 0
+    order = census.ranking.ordered(census.by_uid)
+    world_size = job.world_size if _has_ranks(job) else 0
     num_ready = sum(map(len, census.ready.values()))
-    spare = sum(len(local_ranks) for uid, local_ranks in census.ready.items() if uid not in job.ranks)
+    spare = sum(len(local_ranks) for uid, local_ranks in census.ready.items() if not census.by_uid[uid].ranks)
     if job.iteration < 0:
         spare = max(num_ready - job.rules.wanted_ranks, 0)
     return JobStatus(
@@ -49,7 +49,7 @@ def _pod_status(job: Job, member: Member) -> PodStatus:
         node=member.node,
         role=member.role,
         ranks=tuple(member.ranks[local_rank] for local_rank in sorted(member.ranks)),
-        domains=job.census.topology.names(member.uid),
+        domains=job.census.ranking.names(member.uid),
         workers=tuple(place.state.phase for place in member.places.values()),
         is_connected=member.session is not None,
     )

@@ -36,6 +36,19 @@ class Draft:
         self.shifted: list[int] = []
         self.shifted_before: list[int] = []
 
+    def complete_last(self) -> None:
+        """Give all of its ranks back to the place that the world's size had cut in two, healthy or not."""
+        tree = self.tree
+        host = tree.host_of[tree.by_rank[-1]] if tree.by_rank else tree.root
+        if not host.size or host.active == host.size:
+            return
+        rest = [leaf for leaf in range(host.first, host.first + host.size) if tree.rank_of[leaf] < 0]
+        num_spare = sum(tree.is_spare[leaf] for leaf in rest)
+        for leaf in rest:
+            self._occupy(leaf, len(tree.by_rank), RankReason.RETURNED)
+            tree.by_rank.append(leaf)
+        host.adjust(0, len(rest), -num_spare, tree.suspects)
+
     def vacate(self, leaves: Iterable[int], reason: RankReason | None = None) -> None:
         """Take the ranks of these leaves; the healthy ones become spare. `leaves` is in tree order."""
         tree = self.tree
@@ -47,7 +60,8 @@ class Draft:
             num_healthy = 0
             for leaf in group:
                 rank = rank_of[leaf]
-                self.vacant[leaf] = self.old_rank[leaf] = rank
+                self.vacant[leaf] = rank
+                self.old_rank.setdefault(leaf, rank)
                 rank_of[leaf] = by_rank[rank] = HOLE
                 tree.may_grow[leaf] = 1
                 if is_lost[leaf]:

@@ -20,11 +20,13 @@ class TreeLayer:
     """The search for a spare may go up through this layer (RESERVE)."""
     close_gaps: bool = False
     """A gap may be closed by the highest active rank of a domain of this layer (BACKFILL)."""
+    unit: int = 1
+    """Workers are active by so many: `max_ranks` counts as the next lower multiple."""
 
     @property
     def maximum(self) -> int:
         """`max_ranks` as a number."""
-        return UNLIMITED if self.max_ranks is None else self.max_ranks
+        return UNLIMITED if self.max_ranks is None else self.max_ranks - self.max_ranks % self.unit
 
 
 def layer_violations(layers: Sequence[TreeLayer]) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """What the tree is built from: places, each with the names of its domains."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from unbroken_core.rank_tree.layers import TreeLayer
-from unbroken_core.topology import natural_key
 
 OrderKey = tuple[object, ...]
 Order = Callable[[str], OrderKey]
@@ -21,6 +22,17 @@ class Place:
     """Names of the domains, one a layer below the root, outermost first; the last is the place itself and unique under
     its parent. "" is the unknown domain: places of which a name is unknown are together, after all others."""
     num_workers: int
+
+
+_CHUNKS = re.compile(r"\d+|\D+")
+
+
+@lru_cache(maxsize=65_536)
+def natural_key(name: str) -> OrderKey:
+    """Return a key that sorts `node-2` before `node-10`, and is different for different names."""
+    chunks = [(0, int(chunk), "") if chunk.isdecimal() else (1, 0, chunk) for chunk in _CHUNKS.findall(name)]
+    # Names such as a-1 and a-01 have the same numbers: the text itself decides.
+    return (*chunks, (0, -1, name))
 
 
 def natural_order(name: str) -> OrderKey:

@@ -13,12 +13,14 @@ from unbroken_core.rank_tree.replacement import Replacement
 from unbroken_core.reasons import RankReason
 
 
-def next_plan(tree: Ranked, use_spares: bool = True) -> TreePlan:
+def next_plan(tree: Ranked, use_spares: bool, may_grow: bool) -> TreePlan:
     """Cut the plan after the present one; see `RankTree.plan`."""
     if tree.root.is_gone:
         return _impossible(tree)
     draft = Draft(tree)
     try:
+        if tree.keeps_whole:
+            draft.complete_last()
         draft.vacate(_lost_or_barred(tree, draft))
         draft.vacate(_over_limit(tree), RankReason.STEPPED_ASIDE)
         if draft.vacant and use_spares:
@@ -26,7 +28,7 @@ def next_plan(tree: Ranked, use_spares: bool = True) -> TreePlan:
         if draft.vacant:
             _backfill(draft)
         draft.close_holes()
-        _resize(draft, use_spares)
+        _resize(draft, may_grow)
     except BaseException:
         draft.roll_back()
         raise
@@ -41,7 +43,7 @@ def first_plan(tree: Ranked) -> TreePlan:
         return _impossible(tree)
     draft = Draft(tree)
     try:
-        _resize(draft, use_spares=True)
+        _resize(draft, may_grow=True)
     except BaseException:
         draft.roll_back()
         raise
@@ -216,28 +218,28 @@ def _highest(tree: Ranked, count: int) -> list[int]:
     return found[::-1]
 
 
-def _resize(draft: Draft, use_spares: bool) -> None:
+def _resize(draft: Draft, may_grow: bool) -> None:
     """Append all that may grow, then let the world rule cut the end: so each plan starts from all that is healthy."""
     tree = draft.tree
     if tree.growable and tree.root.capacity:
-        _grow(draft, use_spares)
+        _grow(draft, may_grow)
     size = len(tree.by_rank)
     wanted = size if tree.world_rule is None else _ask(tree.world_rule, size)
     if wanted < size:
         draft.truncate(wanted)
 
 
-def _grow(draft: Draft, use_spares: bool) -> None:
+def _grow(draft: Draft, may_grow: bool) -> None:
     """Append growable workers: those of places that are partly active first, then in the order of the tree.
 
-    Without `use_spares`, only the former.
+    Without `may_grow`, only the former.
     """
     tree = draft.tree
     by_host: dict[Domain, list[int]] = {}
     for leaf in tree.in_order(tree.growable):
         by_host.setdefault(tree.host_of[leaf], []).append(leaf)
     for host, leaves in sorted(by_host.items(), key=lambda item: item[0].active == 0):
-        count = min(host.capacity, len(leaves)) if host.active or use_spares else 0
+        count = min(host.capacity, len(leaves)) if host.active or may_grow else 0
         while count and not (host.is_usable() and host.has_room(count)):
             count -= 1
         if count:

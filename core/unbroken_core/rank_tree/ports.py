@@ -24,6 +24,7 @@ class Ranked(Protocol):
     vacating: dict[int, None]
     num_lost: int
     num_plans: int
+    keeps_whole: bool
 
     def __len__(self) -> int: ...
 

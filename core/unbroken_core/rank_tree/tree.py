@@ -28,16 +28,20 @@ class RankTree:
         places: Iterable[Place],
         world_rule: WorldRule | None = None,
         order: Order | None = natural_order,
+        keeps_whole: bool = False,
     ) -> None:
         """Build the tree; nobody has a rank before `start`.
 
-        `order` None keeps the order in which the names first appear. Raises InputError for layers that contradict
-        themselves, no worker at all, and places that do not fit the layers or appear twice.
+        `order` None keeps the order in which the names first appear. With `keeps_whole`, all places have one size, the
+        innermost layer's minimum and the unit of all layers: local order is kept, `rank % size` is the local rank. The
+        world's size may cut the last place in two; the next plan puts it together before all else. Raises InputError
+        for layers that contradict themselves, no worker at all, and places that do not fit the layers or appear twice.
         """
         for message in layer_violations(layers):
             raise InputError(message)
         self.layers = tuple(layers)
         self.world_rule = world_rule
+        self.keeps_whole = keeps_whole
         self._order = order
         self.root = Domain(self.layers[0].name, (), None, self.layers[0])
         self.places: dict[str, Domain] = {}
@@ -109,16 +113,26 @@ class RankTree:
         self._check_unranked("start")
         planning.activate(self, only_usable, preferred)
 
-    def plan(self, use_spares: bool = True) -> TreePlan:
+    def let_spares_grow(self) -> None:
+        """Let spares that were never active be appended to the world, too, where it has room."""
+        self._last_number = None
+        self.may_grow = bytearray(b"\1" * len(self.may_grow))
+        leaf = self.is_spare.find(1)
+        while leaf >= 0:
+            self.growable[leaf] = None
+            leaf = self.is_spare.find(1, leaf + 1)
+
+    def plan(self, use_spares: bool = True, may_grow: bool | None = None) -> TreePlan:
         """Cut the next plan. Without anything new since the last one it changes nothing.
 
-        Without `use_spares` nobody takes a lost rank but survivors: gaps are closed, the world shrinks.
+        Without `use_spares` nobody takes a lost rank but survivors: gaps are closed, the world shrinks. Without
+        `may_grow` (None: as `use_spares`) no place without ranks is appended.
 
         A plan that is not possible has a `shortfall`; ranks stay as they were, for a later plan. Raises InputError
         when the world rule raises or does not return an int from 0 to its argument; the tree is then as before.
         """
         self._forget_removed()
-        plan = planning.next_plan(self, use_spares)
+        plan = planning.next_plan(self, use_spares, use_spares if may_grow is None else may_grow)
         self._last_number = plan.number
         return plan
 
@@ -162,6 +176,11 @@ class RankTree:
         """Lose all workers of a place and forget it as soon as none of them holds a rank."""
         self.lose(key)
         self._removed[self.places[key]] = None
+
+    def keep(self, key: str) -> None:
+        """Take `remove` back: the place stays, its workers lost until they are restored."""
+        self._last_number = None
+        self._removed.pop(self._place(key), None)
 
     def move(self, key: str, path: tuple[str, ...]) -> None:
         """Put a place elsewhere in the tree; its workers keep their ranks unless a limit of the new domain forbids."""

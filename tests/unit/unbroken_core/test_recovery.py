@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_core.assignment import Assignment, Shortage, Slot
+from unbroken_core.ranking import Shortage, World
 from unbroken_core.reasons import Reason, Rung
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
 
 ALL = frozenset(Rung)
-SAME = Assignment((Slot("a", (0,)), Slot("b", (0,))), 2)
-SPARE = Assignment((Slot("a", (0,)), Slot("c", (0,))), 2, ("c",))
-SMALLER = Assignment((Slot("a", (0,)),), 1, (), 1)
+SAME = World(2, 2)
+SPARE = World(2, 2, num_left=1, promoted=("c",))
+SMALLER = World(1, 1, num_closed=1, num_left=1)
 TOO_FEW = Shortage(1, 1, "1 healthy pods of at least 2")
 
 BASE = Situation(
@@ -23,7 +23,6 @@ BASE = Situation(
     heal_until_s=700.0,
     outcome=SAME,
     has_respawned=False,
-    num_lost_pods=0,
     num_living_pods=2,
     num_starting_pods=0,
     num_possible_pods=3,
@@ -51,8 +50,8 @@ def without(*rungs: Rung) -> frozenset[Rung]:
     return ALL - set(rungs)
 
 
-DEAD = {"healing": ["pod-b"], "num_lost_pods": 1, "outcome": TOO_FEW}
-LOST = {"num_living_pods": 1, "num_lost_pods": 1, "outcome": TOO_FEW}
+DEAD = {"healing": ["pod-b"], "outcome": TOO_FEW}
+LOST = {"num_living_pods": 1, "outcome": TOO_FEW}
 JOB = {"is_job_rung": True, "outcome": TOO_FEW}
 
 
@@ -88,7 +87,7 @@ JOB = {"is_job_rung": True, "outcome": TOO_FEW}
             id="shortage over, one more is starting: last call",
         ),
         pytest.param(
-            {"outcome": replace(SMALLER, num_closed=0), "num_starting_pods": 1, "last_call_until_s": 105.0},
+            {"outcome": replace(SMALLER, num_closed=0, num_left=0), "num_starting_pods": 1, "last_call_until_s": 105.0},
             "wait WaitingForPods None",
             id="the last world was small and is whole again, one more is starting: last call",
         ),
@@ -146,9 +145,7 @@ def test_choice(changes: dict[str, object], expected: str) -> None:
 
 
 def test_a_failure_says_what_was_used_up_and_what_is_missing() -> None:
-    view = replace(
-        BASE, outcome=TOO_FEW, possible=frozenset({Rung.WORLD}), spent=("process (3 in 60 s)",), num_lost_pods=1
-    )
+    view = replace(BASE, outcome=TOO_FEW, possible=frozenset({Rung.WORLD}), spent=("process (3 in 60 s)",))
     assert choose(view) == Fail(
         Reason.BUDGET_EXHAUSTED,
         "no rung of the ladder is left (possible: world; used up: process (3 in 60 s)); 1 healthy pods of at least 2",
