@@ -80,7 +80,7 @@ class Plan:
     spare_ranks: int = 0
     """Spare workers in the whole job."""
     origins: tuple[tuple[int, str], ...] = ()
-    """(local_rank, where its rank was in the plan before: domains and pod) of ranks that came from another pod."""
+    """(local_rank, where its rank was in the plan before: domains and pod) of those that took another's rank."""
 
 
 @dataclass(frozen=True)

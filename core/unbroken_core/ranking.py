@@ -58,7 +58,7 @@ class Move(NamedTuple):
 
     reason: RankReason
     origin: str = ""
-    """Where the rank was before: domains and pod, outermost first; "" where the worker itself moved."""
+    """Where a rank that was replaced, or filled a gap, was before: domains and pod, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,9 @@ class Cut:
     """By local rank."""
     is_first: bool
     """Whether nobody keeps anything: pods that are not in `ranks` have none."""
+
+
+_TAKEN = (RankReason.REPLACED, RankReason.FILLED_GAP)
 
 
 @dataclass
@@ -388,7 +391,7 @@ def _cut(tree: RankTree, plan: TreePlan, world: World, is_first: bool) -> Cut:
     origins = plan.origins
     for leaf, host, reason in zip(plan.leaves, plan.hosts, plan.reasons, strict=True):
         origin = origins.get(leaf)
-        move = plain[reason] if origin is None or origin is host else Move(reason, _where(origin))
+        move = plain[reason] if origin is None or reason not in _TAKEN else Move(reason, _where(origin))
         moves.setdefault(host.key, {})[leaf - host.first] = move
     return Cut(world, {uid: _ranks(tree, uid) for uid in moves}, moves, is_first)
 

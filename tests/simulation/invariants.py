@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
 from unbroken_core.messages import Finish, Plan, Recovery, Respawn, Welcome
-from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
+from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
@@ -18,6 +18,10 @@ class Violation(AssertionError):
 
 
 WAITING = (JobPhase.FORMING, JobPhase.PLANNED, JobPhase.INTERRUPTED)
+NO_RANK = frozenset((RankReason.RESERVE, RankReason.STEPPED_ASIDE, RankReason.LOST))
+GOT_RANK = frozenset((RankReason.REPLACED, RankReason.RETURNED))
+KEPT_RANK = frozenset((RankReason.KEPT,))
+MOVED_RANK = frozenset((RankReason.SHIFTED, RankReason.FILLED_GAP))
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
@@ -32,6 +36,9 @@ class Ledger:
         self.newest = -1
         self.is_new_life = False
         """The rendezvous was restarted, and has neither cut a plan nor taken one over since."""
+        self.has_taken_over = False
+        self.doomed: set[tuple[str, int, int]] = set()
+        """Places and incarnations that the job rung was to start again; an agent that was away hears of it later."""
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
         self.num_recoveries = 0
@@ -47,6 +54,8 @@ class Ledger:
     def check_step(self, event: Event, actions: list[Action]) -> None:
         """Check one step of the coordinator."""
         plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
+        coordinator = self.world.coordinator
+        self.has_taken_over |= coordinator is not None and coordinator.phase is JobPhase.FORMING and self.newest >= 0
         if self.is_new_life:
             self._begin_life([plan for _session, plan in plans])
         fresh = [(session, plan) for session, plan in plans if plan.iteration > self.newest]
@@ -57,6 +66,9 @@ class Ledger:
         self._check_waits(event)
         self._check_blame()
         status_rungs = self._running_rung()
+        if status_rungs is Rung.JOB and self.rung is not Rung.JOB:
+            pods = self.world.pods.values()
+            self.doomed = {(pod.uid, worker.local_rank, worker.incarnation) for pod in pods for worker in pod.workers}
         self.rung = status_rungs
         self._check_respawns(actions)
 
@@ -92,7 +104,7 @@ class Ledger:
         if len(frames) != 1:
             raise Violation(f"the plan of iteration {iteration} is not the same everywhere: {frames}")
         self.frames[iteration] = frames.pop()
-        self.newest = iteration
+        before, self.newest = self.plans.get(self.newest, {}), iteration
         ledger: dict[tuple[str, int], int | None] = {}
         for session, plan in fresh:
             pod = self.world.connections[session].pod
@@ -106,6 +118,9 @@ class Ledger:
         if ranks != list(range(world_size)) or world_size < 1:
             raise Violation(f"iteration {iteration}: active ranks are {ranks}, want 0..{world_size - 1}")
         self._check_rules(iteration, ledger, world_size)
+        self._check_domains(iteration, ledger)
+        for session, plan in fresh:
+            self._check_reasons(self.world.connections[session].pod, plan, before)
         self._check_ready(iteration, ledger)
         self._check_master(iteration, ledger)
 
@@ -123,6 +138,37 @@ class Ledger:
             for (uid, local_rank), rank in ledger.items():
                 if rank is not None and rank % settings.ranks_per_pod != local_rank:
                     raise Violation(f"iteration {iteration}: {uid}/{local_rank} is rank {rank}: host order is broken")
+
+    def _check_domains(self, iteration: int, ledger: dict[tuple[str, int], int | None]) -> None:
+        """Check that no domain has more active ranks than its layer allows."""
+        for depth, layer in enumerate(self.world.settings.layers):
+            domains = [
+                self.world.pods[uid].domains[depth] for (uid, _local), rank in ledger.items() if rank is not None
+            ]
+            for domain in set(domains):
+                if layer.max_ranks is not None and domains.count(domain) > layer.max_ranks:
+                    raise Violation(f"iteration {iteration}: {domains.count(domain)} ranks in {domain}: {layer}")
+
+    def _check_reasons(self, pod: Pod, plan: Plan, before: dict[tuple[str, int], int | None]) -> None:
+        """Check that each worker's word tells what became of its rank, and that ranks from elsewhere say from where."""
+        origins = dict(plan.origins)
+        for part in plan.ranks:
+            if part.rank is None:
+                allowed = NO_RANK
+            elif part.reason is RankReason.FIRST:
+                continue
+            else:
+                former = before.get((pod.uid, part.local_rank), part.rank)
+                allowed = GOT_RANK if former is None else KEPT_RANK if former == part.rank else MOVED_RANK
+                if (pod.uid, part.local_rank) not in before:
+                    allowed = GOT_RANK | KEPT_RANK | MOVED_RANK  # It was away when the last plan was cut.
+                if self.has_taken_over:
+                    allowed |= GOT_RANK  # Or when the job was taken over, perhaps with the plan before the last.
+            has_origin = part.reason in (RankReason.REPLACED, RankReason.FILLED_GAP)
+            if part.reason not in allowed or has_origin != bool(origins.get(part.local_rank)):
+                raise Violation(
+                    f"iteration {plan.iteration}: {pod.name} is told {part} {origins}, want one of {allowed}"
+                )
 
     def _check_ready(self, iteration: int, ledger: dict[tuple[str, int], int | None]) -> None:
         for (uid, local_rank), rank in ledger.items():

@@ -297,7 +297,7 @@ class Pod:
             worker.fault = Fault(Cause.EXCEPTION, worker.iteration, text, detect_s)
             iteration = worker.iteration
             self._leave(worker)
-            self.world.broke(iteration)
+            self.world.broke(self, iteration)
 
     def kill(self, worker: Worker) -> None:
         """The worker's process is killed."""
@@ -305,7 +305,7 @@ class Pod:
             iteration, was_inside = worker.iteration, worker.phase in INSIDE
             self._gone(worker, Fault(Cause.PROCESS_SIGNAL, iteration, "killed by signal 9 (SIGKILL)", 0.002))
             if was_inside:
-                self.world.broke(iteration)
+                self.world.broke(self, iteration)
 
     def hang(self, worker: Worker, is_stubborn: bool) -> None:
         """The worker stops reacting."""
@@ -313,7 +313,7 @@ class Pod:
             worker.is_hung, worker.is_stubborn = True, is_stubborn
             incarnation, soft_s = worker.incarnation, self.world.settings.timeouts.soft_s
             self.world.after(soft_s, lambda: self.suspect(worker, incarnation, soft_s), "")
-            self.world.hung(worker.iteration)
+            self.world.hung(self, worker.iteration)
 
     def suspect(self, worker: Worker, incarnation: int, age_s: float) -> None:
         """The agent finds the worker's stamps stale."""
@@ -344,7 +344,7 @@ class Pod:
             self.world.break_connection(self.connection)
         self.world.pod_died(self)
         for iteration in iterations:
-            self.world.broke(iteration)
+            self.world.broke(self, iteration)
 
     def restart_agent(self, down_s: float) -> None:
         """The agent's process ends, and another one comes up."""

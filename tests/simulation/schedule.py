@@ -94,18 +94,37 @@ def _settings(rng: random.Random) -> JobSettings:
     replicas = rng.randint(1, 5)
     ranks_per_pod = rng.choice([1, 2, 2, 4])
     world = replicas * ranks_per_pod
+    layers = _layers(rng, ranks_per_pod, world)
+    # All pods may be in one rack, which may not take them all.
+    is_limited = any(layer.max_ranks is not None for layer in layers)
     return JobSettings(
         job="digits",
         replicas=replicas,
-        min_replicas=rng.choice([None, 1, max(1, replicas - 1)]),
+        min_replicas=1 if is_limited else rng.choice([None, 1, max(1, replicas - 1)]),
         spares=rng.randint(0, 3),
         ranks_per_pod=ranks_per_pod,
-        layers=rng.choice([(), (Layer("rack", "rack"),), (Layer("rack", "rack"), Layer("nvlink", "nvlink"))]),
+        layers=layers,
         divisible_by=rng.choice([1, 1, 1, min(2, world)]),
         max_ranks=rng.choice([None, None, None, max(world - 1, 2)]),
         min_ranks_per_pod=rng.choice([None, None, max(1, ranks_per_pod - 1)]),
         rungs=_rungs(rng),
         max_faults_per_rank=rng.choice([None, None, None, 2]),
+    )
+
+
+def _layers(rng: random.Random, ranks_per_pod: int, world: int) -> tuple[Layer, ...]:
+    """Return none, one or two layers; what limits them still lets any pod be active."""
+    names = rng.choice([(), ("rack",), ("rack", "nvlink")])
+    return tuple(
+        Layer(
+            name,
+            name,
+            min_ranks=rng.choice([1, 1, max(1, ranks_per_pod - 1)]),
+            max_ranks=rng.choice([None, None, None, max(world - 1, ranks_per_pod, 2)]),
+            replace_from=rng.random() < 0.8,
+            close_gaps=rng.random() < 0.3,
+        )
+        for name in names
     )
 
 

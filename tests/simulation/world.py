@@ -318,9 +318,14 @@ class World:
         if is_same and worker.phase is WorkerPhase.RUNNING and not worker.is_hung and pod.is_alive:
             pod.complete(worker)
 
-    def broke(self, iteration: int) -> None:
+    def _peers(self, pod: Pod, iteration: int) -> list[tuple[Pod, Worker]]:
+        """Return who trains in this iteration with the pod; a new rendezvous may use the number a second time."""
+        peers = list(self.entries.get(iteration, {}).values())
+        return peers if any(peer is pod for peer, _worker in peers) else []
+
+    def broke(self, culprit: Pod, iteration: int) -> None:
         """A worker left the iteration: some peers notice by an exception, the others wait in a collective."""
-        for pod, worker in self.entries.get(iteration, {}).values():
+        for pod, worker in self._peers(culprit, iteration):
             if worker.iteration != iteration or worker.phase is not WorkerPhase.RUNNING or worker.is_hung:
                 continue
             incarnation = worker.incarnation
@@ -330,9 +335,9 @@ class World:
             else:
                 self._block(pod, worker)
 
-    def hung(self, iteration: int) -> None:
+    def hung(self, culprit: Pod, iteration: int) -> None:
         """A worker hangs: the others wait for it."""
-        for pod, worker in self.entries.get(iteration, {}).values():
+        for pod, worker in self._peers(culprit, iteration):
             if worker.iteration == iteration and worker.phase is WorkerPhase.RUNNING and not worker.is_hung:
                 self._block(pod, worker)
 
@@ -365,7 +370,8 @@ class World:
 
     def check_respawn(self, pod: Pod, worker: Worker, order: Respawn) -> None:
         """A worker's process is about to be replaced."""
-        is_job_rung = self.ledger.rung is Rung.JOB
+        is_doomed = (pod.uid, worker.local_rank, worker.incarnation) in self.ledger.doomed
+        is_job_rung = self.ledger.rung is Rung.JOB or is_doomed
         is_gone = worker.phase is WorkerPhase.GONE
         if not is_gone and not is_job_rung and (pod.uid, worker.local_rank) not in self.guilty:
             raise Violation(f"{pod.name}/{worker.local_rank} is healthy ({worker.phase}), but {order} ends it")

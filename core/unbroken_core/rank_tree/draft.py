@@ -217,7 +217,10 @@ class Draft:
     def _reason(self, leaf: int) -> RankReason:
         reason = self.reason[leaf]
         # A worker that filled a gap and was then shifted as well, or a spare cut off again, keeps its stronger reason.
-        return RankReason.SHIFTED if reason is RankReason.RETURNED and self.old_rank[leaf] >= 0 else reason
+        if reason is RankReason.RETURNED and self.old_rank[leaf] >= 0:
+            return RankReason.SHIFTED
+        # A spare that had just replaced another, and was the best donor for a gap, replaces the one of the gap.
+        return RankReason.REPLACED if reason is RankReason.FILLED_GAP and self.old_rank[leaf] < 0 else reason
 
     def _occupy(self, leaf: int, rank: int, reason: RankReason) -> None:
         tree = self.tree
