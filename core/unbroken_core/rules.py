@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from unbroken_core.rank_tree import TreeLayer
-from unbroken_core.rank_tree.renumber import divisible_active_world_size, max_active_world_size
+from unbroken_core.renumber import divisible_active_world_size, max_active_world_size
 from unbroken_core.settings import JobSettings, Layer
 
 

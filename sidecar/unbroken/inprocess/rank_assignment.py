@@ -27,7 +27,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import TreeLayer
 from unbroken_core.rank_tree.gaps import fill_gap_rank
 from unbroken_core.rank_tree.world import RankedWorld
-from unbroken_core.rank_tree.renumber import active_rank, divisible_active_world_size, max_active_world_size, shift_rank
+from unbroken_core.renumber import active_rank, divisible_active_world_size, max_active_world_size, shift_rank
 
 
 class RankDiscarded(RestartError):
