@@ -2,6 +2,8 @@
 
 import hmac
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from unbroken_core.errors import InputError
@@ -9,16 +11,21 @@ from unbroken_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 _MIN_CHARACTERS = 16
+GRACE_S = 300.0
+"""A token that was replaced is good for so long: kubelets bring the new one to the pods up to two minutes apart."""
 
 
 class TokenFile:
-    """Checks what callers present against the token in a file."""
+    """Checks what callers present against the token in a file, and for GRACE_S against the one before it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the file. Raises InputError when it cannot be read, or its token is too short to be one."""
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._token = b""
+        self._previous = b""
+        self._replaced_at_s = 0.0
+        self._clock = clock
         self._read()
 
     def accepts(self, authorization: str) -> bool:
@@ -29,8 +36,13 @@ class TokenFile:
             # A rotation may remove the file for a moment; the old token holds until there is a new one.
             logger.warning("token kept: %s", error)
         scheme, _, presented = authorization.partition(" ")
-        is_same = hmac.compare_digest(presented.strip().encode(errors="replace"), self._token)
-        return scheme.lower() == "bearer" and is_same
+        shown = presented.strip().encode(errors="replace")
+        is_same = hmac.compare_digest(shown, self._token)
+        is_previous = hmac.compare_digest(shown, self._previous) and self._has_grace()
+        return scheme.lower() == "bearer" and (is_same or is_previous)
+
+    def _has_grace(self) -> bool:
+        return bool(self._previous) and self._clock() < self._replaced_at_s + GRACE_S
 
     def _read(self) -> None:
         try:
@@ -43,4 +55,7 @@ class TokenFile:
             raise InputError(f"UNBROKEN_TOKEN_FILE: {self._path}: {error.strerror}") from error
         if len(token) < _MIN_CHARACTERS:
             raise InputError(f"{self._path}: want a token of at least {_MIN_CHARACTERS} characters, got {len(token)}")
+        if self._token and token != self._token:
+            self._previous, self._replaced_at_s = self._token, self._clock()
+            logger.info("token replaced: the one before it is accepted for another %.0f s", GRACE_S)
         self._token, self._stamp = token, stamp

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rendezvous.token import TokenFile
+from unbroken.rendezvous.token import GRACE_S, TokenFile
 from unbroken_core.errors import InputError
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -31,8 +31,28 @@ def test_changed_token_file_is_read_again_and_a_missing_one_changes_nothing(tmp_
     path.unlink()
     assert token.accepts(f"Bearer {TOKEN}")
     path.write_text(TOKEN[::-1] + "0")
-    assert not token.accepts(f"Bearer {TOKEN}")
     assert token.accepts(f"Bearer {TOKEN[::-1]}0")
+
+
+def test_replaced_token_is_good_until_every_kubelet_has_brought_the_new_one(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "token", [1000.0]
+    path.write_text(TOKEN)
+    token = TokenFile(path, lambda: now_s[0])
+    tokens = [TOKEN, "1" * 32, "2" * 33]
+
+    def accepted() -> list[str]:
+        return [text for text in tokens if token.accepts(f"Bearer {text}")]
+
+    assert accepted() == tokens[:1]
+    path.write_text(tokens[1])
+    assert token.accepts(f"Bearer {TOKEN}")
+    now_s[0] += GRACE_S - 1.0
+    assert accepted() == tokens[:2]
+    now_s[0] += 1.0
+    assert accepted() == tokens[1:2]
+    path.write_text(tokens[2])
+    assert accepted() == tokens[1:]
+    assert not token.accepts("Bearer ")
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("short", "want a token of at least 16"), (None, "No such file")])
