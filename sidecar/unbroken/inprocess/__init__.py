@@ -11,8 +11,10 @@ from unbroken.inprocess import (
     finalize,
     health_check,
     initialize,
+    nested_restarter,
     rank_assignment,
     state,
+    store,
     terminate,
 )
 from unbroken.inprocess.call import CallWrapper
@@ -36,7 +38,9 @@ __all__ = [
     "finalize",
     "health_check",
     "initialize",
+    "nested_restarter",
     "rank_assignment",
     "state",
+    "store",
     "terminate",
 ]

@@ -7,42 +7,38 @@
       └──── abort, finalize, health check <───┘
 
 The main thread runs this loop. Two threads help: the link's, which reads orders and stamps progress, and a monitor,
-which ends a running function (abort, then the gate's interruption).
+which ends a running function (abort, then the gate's interruption). A wrapped function that is called inside of
+another one joins the outer call: the iteration is that of both, and a fault in it restarts the outer function.
 """
 
 import contextlib
-import gc
 import logging
 import os
-import queue
-import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from unbroken.inprocess import failure
-from unbroken.inprocess.abort import free_sockets
+from unbroken.inprocess import entry, failure
+from unbroken.inprocess.breaker import Breaker
 from unbroken.inprocess.endpoint import Endpoint
 from unbroken.inprocess.env_store import interruptible_env
 from unbroken.inprocess.environment import Place, export
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
 from unbroken.inprocess.gate import Gate, Outcome, RankShouldRestart
-from unbroken.inprocess.groups import Undertaker, current_groups, take_groups
+from unbroken.inprocess.groups import name_apart, take_groups
+from unbroken.inprocess.leftovers import Leftovers
 from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.names import stop_reverse_lookups
 from unbroken.inprocess.options import Options
+from unbroken.inprocess.plugins import Plugins
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.sockets import release_connections
+from unbroken.inprocess.stacks import log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)
-
-MAX_COLLECTIONS = 3
-GOODBYE_S = 5.0
-ATOMIC_POLL_S = 0.05
 
 _live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
 _kept_store: list[Any] = []
@@ -58,6 +54,15 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
+class _InnerFault(BaseException):
+    """Carries an exception of a wrapped function, its cause, past the handlers of the function around it."""
+
+
+def current_call() -> "CallWrapper | None":
+    """Return the call whose function the main thread of this process runs; None outside."""
+    return next((call for call in _live if call.is_in_function), None)
+
+
 class CallWrapper:
     """What the wrapped function may ask for: annotate a parameter with this class.
 
@@ -66,31 +71,25 @@ class CallWrapper:
 
     def __init__(self, options: Options, place: Place) -> None:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
-        if threading.current_thread() is not threading.main_thread():
-            raise InternalError(
-                f"wrapped function: want a call in the main thread, got one in {threading.current_thread().name}"
-            )
+        entry.refuse_other_threads()
         if _live:
-            raise InternalError("wrapped function: want one call at a time, got one inside another")
+            raise InternalError("wrapped function: want it called by a wrapped one's function, not by its plug-ins")
         self._options = options
         self._place = place
         self._gate = Gate()
         self._progress = Progress(place.local_rank, place.incarnation)
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation)
         self._link = Link(place.folder, attach, self._progress, options.beat_s)
-        self._undertaker = Undertaker()
+        self._leftovers = Leftovers()
+        self._plugins = Plugins(options)
+        self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
         self._endpoint: Endpoint | None = None
         self._state: State | None = None
         self._iteration = -1
         self._is_pinged = False
-        self._abort_lock = threading.Lock()
-        self._aborted_iteration = -1
-        self._to_stop: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._monitor = threading.Thread(target=self._watch, name="unbroken-monitor", daemon=True)
-        self._does_freeze = False
-        self._old: list[Any] = []
-        """Groups and stores of the last iteration, until they are destroyed in the background."""
-        self._is_garbage_left = False
+        self._is_in_function = False
+        self._num_inner = 0
+        """Wrapped functions that were called inside of this iteration's function so far."""
 
     # ------------------------------------------------------------------------------------------ for the function
 
@@ -132,40 +131,30 @@ class CallWrapper:
     # ------------------------------------------------------------------------------------------ life of the call
 
     def open(self) -> None:
-        """Start the threads. Raises ValueError when torch.distributed is initialised already."""
-        import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+        """Start the threads.
 
-        if not dist.is_available():
-            raise ValueError("torch.distributed: want a torch that was built with it")
-        if dist.is_initialized():
-            raise ValueError(
-                "torch.distributed: want it not initialised when the wrapped function is called; "
-                "call init_process_group inside of the function"
-            )
+        Raises ValueError when torch.distributed is initialised already, RestartError after the end of the job.
+        """
+        entry.refuse_a_group()
+        entry.refuse_after_the_end()
         stop_reverse_lookups()
         self._gate.install()
-        self._freeze_garbage()
+        self._leftovers.freeze()
         _live.add(self)
-        self._monitor.start()
+        self._breaker.start()
         self._link.start(self._on_leave)
 
     def close(self) -> None:
         """End the threads and give everything back; harmless when repeated."""
         _live.discard(self)
         self._progress.detach()
-        if self._monitor.is_alive():
-            self._to_stop.put(None)
-            self._monitor.join(GOODBYE_S)
+        self._breaker.close()
         self._link.close()
         self._gate.uninstall()
         if self._endpoint is not None:
             self._endpoint.close()
-        old, self._old = self._old, []
-        self._undertaker.bury(old)
-        self._undertaker.join(GOODBYE_S)
+        self._leftovers.close()
         release_connections()
-        if self._does_freeze:
-            gc.unfreeze()
 
     def forget(self) -> None:
         """Leave the parent's sockets and stamps alone in a forked child."""
@@ -190,6 +179,35 @@ class CallWrapper:
             self._recover(outcome.error)
             del outcome
 
+    def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
+        """Run a function that was wrapped with these options inside of this call's function; return its value.
+
+        Whatever interrupts it, or what it raises, restarts the outermost function. Raises ValueError when
+        torch.distributed is initialised already.
+        """
+        entry.refuse_other_threads()
+        entry.refuse_a_group()
+        self._num_inner += 1
+        name_apart(self._num_inner)
+        plugins, depth = self._plugins, self._plugins.depth
+        plugins.enter(options)
+        try:
+            plugins.prepare(self.state)
+            value = function()
+        except Exception as error:
+            # Told at once: what is around the function may swallow everything. The plug-ins stay for the recovery.
+            if not self._gate.is_leaving:
+                self._tell(error)
+            raise _InnerFault(failure.describe(error)) from error
+        plugins.complete(self.state)
+        plugins.cut(depth)
+        return value
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether the main thread is inside of the function, and not in a plug-in around it."""
+        return self._is_in_function
+
     # ------------------------------------------------------------------------------------------ one iteration
 
     def _await_plan(self) -> Enter | Release:
@@ -197,7 +215,8 @@ class CallWrapper:
         if self._endpoint is None:
             self._endpoint = Endpoint(self._place.pod_address)
         self._report(WorkerPhase.READY)
-        self._collect_garbage()
+        # Others get ready meanwhile.
+        self._leftovers.collect()
         while True:
             entered = self._iteration
 
@@ -223,7 +242,7 @@ class CallWrapper:
             raise InternalError("endpoint: want one that was bound before READY, got none")
         # There is a plan: all ranks have left the former iteration.
         release_connections()
-        self._undertaker.bury(_kept_store[:])
+        self._leftovers.bury(_kept_store[:])
         _kept_store.clear()
         self._set_state(enter)
         export(self._place, enter)
@@ -248,17 +267,15 @@ class CallWrapper:
         )
 
     def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
-        options, state = self._options, self._current_state()
-
         def body() -> Any:
-            if options.initialize is not None:
-                options.initialize(state.freeze())
-            if options.health_check is not None:
-                options.health_check(state.freeze())
+            self._plugins.prepare(self.state)
+            self._is_in_function = True
             return function()
 
         self._gate.reset()
+        self._plugins.cut(1)
         self._is_pinged = False
+        self._num_inner = 0
         self._report(WorkerPhase.RUNNING)
         self._progress.begin(self._iteration)
         if self._link.orders.has_left(self._iteration):
@@ -267,8 +284,9 @@ class CallWrapper:
         else:
             with interruptible_env():
                 outcome = self._gate.run(body)
+        self._is_in_function = False
         self._progress.end()
-        return outcome
+        return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
 
     def _settle(self, outcome: Outcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
@@ -287,12 +305,15 @@ class CallWrapper:
         )
         if orders.release is not None and not orders.has_left(iteration):
             return orders.release
-        self._abort_once()
+        self._breaker.abort_once()
         return None
 
     def _tell(self, error: BaseException | None) -> None:
         if error is None:
             self._report(WorkerPhase.COMPLETED)
+            return
+        if self._current_state().fn_exception is error:
+            # A wrapped function inside of this one has told it.
             return
         self._current_state().fn_exception = error
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, Cause.EXCEPTION, self._iteration))
@@ -302,52 +323,42 @@ class CallWrapper:
 
     def _recover(self, error: BaseException | None) -> None:
         """Bring the process into a state in which the function may start again."""
-        options, state = self._options, self._current_state()
-        self._old += take_groups()
+        state = self._current_state()
+        self._leftovers.keep(take_groups())
         try:
-            if options.finalize is not None:
-                options.finalize(state.freeze())
+            self._plugins.finalize(state.freeze())
         except BaseException as finalize_error:
             self._leave_for_good(finalize_error, Cause.BASE_EXCEPTION)
             raise finalize_error from error
         try:
-            if options.health_check is not None:
-                options.health_check(state.freeze())
+            self._plugins.check_health(state.freeze())
         except Exception as health_error:
             self._leave_for_good(health_error, Cause.UNHEALTHY)
             raise HealthCheckError(failure.describe(health_error)) from health_error
         state.fn_exception = None
         failure.drop(error)
-        self._is_garbage_left = True
+        self._leftovers.expect_garbage()
 
     def _finish(self, release: Release, value: Any) -> Any:
+        entry.note_end(release)
         state = self._current_state() if self._state is not None else State.from_env()
         if release.outcome is not JobPhase.COMPLETE:
             abort = RestartAbort(f"the job has failed: {release.message}")
             self._terminate(state, abort)
             raise abort
-        if self._options.completion is not None:
-            try:
-                self._options.completion(state.freeze())
-            except Exception as error:
-                logger.error("completion raised: iteration=%d", self._iteration, exc_info=error)
+        self._plugins.complete(state.freeze())
         return value
 
     def _leave_for_good(self, error: BaseException, cause: Cause) -> None:
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, cause, self._iteration))
         self._gate.leave("this worker leaves")
-        self._abort_once()
-        self._old += take_groups()
+        self._breaker.abort_once()
+        self._leftovers.keep(take_groups())
         self._terminate(self._current_state(), error)
 
     def _terminate(self, state: State, error: BaseException) -> None:
         state.mode = Mode.TERMINATED
-        if self._options.terminate is None:
-            return
-        try:
-            self._options.terminate(state.freeze())
-        except Exception as terminate_error:
-            raise terminate_error from error
+        self._plugins.terminate(state.freeze(), error)
 
     # ------------------------------------------------------------------------------------------ ending a function
 
@@ -356,48 +367,11 @@ class CallWrapper:
         iteration = self._iteration
         if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
             leave = orders.leave
+            log_hang(leave, iteration)
             culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
             self._gate.leave(f"iteration {iteration} is over: {culprit}")
             self._progress.stop_main()
-            self._to_stop.put(iteration)
-
-    def _watch(self) -> None:
-        """In the monitor's thread: end the function when told to."""
-        while (iteration := self._to_stop.get()) is not None:
-            self._stop_function(iteration)
-
-    def _stop_function(self, iteration: int) -> None:
-        gate = self._gate
-        while not gate.atomic_lock.acquire(timeout=ATOMIC_POLL_S):
-            if gate.left.is_set():
-                return
-        try:
-            # The main thread may have left by itself meanwhile, and be on its way to the next iteration.
-            if self._iteration == iteration and not gate.left.is_set():
-                self._abort_once()
-                gate.force_out(self._free_again)
-        finally:
-            gate.atomic_lock.release()
-
-    def _free_again(self) -> None:
-        # Under the lock that the main thread takes on its way out: the next iteration's sockets are not to be touched.
-        with self._abort_lock:
-            if self._options.abort is not None and not self._gate.left.is_set():
-                free_sockets()
-
-    def _abort_once(self) -> None:
-        """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first."""
-        with self._abort_lock:
-            if self._aborted_iteration == self._iteration:
-                return
-            self._aborted_iteration = self._iteration
-            self._old += current_groups()
-            if self._options.abort is None:
-                return
-            try:
-                self._options.abort(self._current_state().freeze().without_exception())
-            except Exception as error:
-                logger.error("abort raised: iteration=%d", self._iteration, exc_info=error)
+            self._breaker.stop(iteration)
 
     # ------------------------------------------------------------------------------------------ small things
 
@@ -418,25 +392,3 @@ class CallWrapper:
         if self._state is None:
             raise InternalError("state: want one from the first plan, got none")
         return self._state
-
-    def _freeze_garbage(self) -> None:
-        """Spare every later collection the objects that exist before the function first runs (70 ms with torch).
-
-        Only once: what a later iteration leaves behind must stay collectable.
-        """
-        if gc.isenabled() and gc.get_freeze_count() == 0:
-            gc.collect()
-            gc.freeze()
-            self._does_freeze = True
-
-    def _collect_garbage(self) -> None:
-        """Free what the last iteration left in cycles, then let its groups go. Others get ready meanwhile."""
-        if not self._is_garbage_left:
-            return
-        self._is_garbage_left = False
-        sys.last_value = sys.last_traceback = None  # an interactive user's copies pin everything
-        for _ in range(MAX_COLLECTIONS):
-            if not gc.collect():
-                break
-        old, self._old = self._old, []
-        self._undertaker.bury(old)

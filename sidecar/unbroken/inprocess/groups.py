@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 MAX_DESTROYING = 8
 """More old groups than this are not kept alive at once: the next restart waits for the oldest."""
 DESTROY_TIMEOUT_S = 30.0
+NAMES_EACH = 1_000_000
+"""More groups than any function makes."""
 
 
 def abort_nccl(timeout_s: float) -> bool:
@@ -64,6 +66,17 @@ def take_groups() -> list[Any]:
     # would have another name here than on the other ranks, which would wait for each other for ever.
     _empty_registry()
     return groups
+
+
+def name_apart(number: int) -> None:
+    """Give the groups that are made from now on names of their own; the same number on all ranks.
+
+    torch counts from 0 again once all groups are destroyed, but the store still has the addresses that were told under
+    those names: a rank that reads one of them connects to nobody, and waits.
+    """
+    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
+
+    dist.distributed_c10d._world.group_count = number * NAMES_EACH
 
 
 def _empty_registry() -> None:

@@ -12,6 +12,7 @@ from unbroken.inprocess.completion import Completion
 from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
+from unbroken.inprocess.policy import refuse_policy
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
 from unbroken.inprocess.terminate import Terminate
 
@@ -59,7 +60,8 @@ class Options:
     def __post_init__(self) -> None:
         _check_types(self)
         _check_order(self)
-        _refuse_what_the_job_decides(self)
+        refuse_policy("rank_assignment", self.rank_assignment)
+        refuse_policy("rank_filter", self.rank_filter)
 
     @property
     def beat_s(self) -> float:
@@ -128,16 +130,3 @@ def _check_order(options: Options) -> None:
     logfile = options.monitor_process_logfile
     if logfile is not None and not Path(logfile).is_absolute():
         raise ValueError(f"monitor_process_logfile: want an absolute path, got {logfile!r}")
-
-
-def _refuse_what_the_job_decides(options: Options) -> None:
-    if options.rank_assignment is not None:
-        raise ValueError(
-            "rank_assignment: ranks are assigned by the job's coordinator; want None and "
-            f"minReplicas, world and topology in the job's spec, got {options.rank_assignment!r}"
-        )
-    if options.rank_filter is not None:
-        raise ValueError(
-            "rank_filter: the active world is limited by the job's coordinator; want None and "
-            f"world.divisibleBy or world.maxRanks in the job's spec, got {options.rank_filter!r}"
-        )

@@ -280,6 +280,11 @@ class Tree(RankAssignment):
         return world
 
 
+def steps_of(policy: RankAssignment) -> tuple[Any, ...]:
+    """Return the steps of a composition, from left to right; of anything else itself."""
+    return tuple(_flatten((policy,)))
+
+
 def _key(key_or_fn: str | Callable[[State], str], state: State) -> str:
     return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from unbroken.inprocess.abort import Abort, AbortTorchDistributed
-from unbroken.inprocess.call import CallWrapper
+from unbroken.inprocess.call import CallWrapper, current_call
 from unbroken.inprocess.completion import Completion
 from unbroken.inprocess.environment import read_place
 from unbroken.inprocess.finalize import Finalize
@@ -35,7 +35,9 @@ class Wrapper:
         abort: frees a blocked main thread; None leaves it blocked.
         finalize: runs after the function was left.
         health_check: runs at the start of every iteration and after `finalize`.
-        rank_assignment, rank_filter: want None; the job's coordinator assigns ranks.
+        rank_assignment, rank_filter: the job's coordinator assigns ranks. ShiftRanks and the filters of the active
+            world are accepted and held against its plans; a plan that does not follow ends the call with RestartAbort.
+            Other policies are refused: the error names the part of the job's spec that says the same.
         monitor_thread_interval, monitor_process_interval, heartbeat_interval: accepted and without effect: push.
         progress_watchdog_interval: longest time between two automatic stamps of progress.
         soft_timeout, hard_timeout, heartbeat_timeout, last_call_wait, termination_grace_time: the job's `timeouts`
@@ -97,12 +99,16 @@ class Wrapper:
 
 
 def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    call = CallWrapper(options, read_place(os.environ))
+    outer = current_call()
+    call = outer or CallWrapper(options, read_place(os.environ))
     bound_args, bound_kwargs = bind_by_annotation(fn, args, kwargs, CallWrapper, call)
     if names := options.names_set_by_the_job():
         logger.warning("timeouts are set by the job, without effect here: options=%s", ",".join(names))
+    function = functools.partial(fn, *bound_args, **bound_kwargs)
+    if outer is not None:
+        return outer.run_inside(options, function)
     try:
         call.open()
-        return call.run(functools.partial(fn, *bound_args, **bound_kwargs))
+        return call.run(function)
     finally:
         call.close()

@@ -11,6 +11,9 @@ import pytest
 
 from unbroken_core.reasons import Cause, WorkerPhase
 
+pytestmark = pytest.mark.timeout(400)
+"""Above the sum of the double's own limits, which say what they waited for."""
+
 
 def _load_double() -> ModuleType:
     """Import the file beside this one, which is no package."""
@@ -150,7 +153,9 @@ def test_worker_that_connects_to_a_store_whose_server_died_is_freed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["holding the GIL", "stopped", "in C", "in an atomic section", "in finally"])
-def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(tmp_path: Path, how: str) -> None:
+def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(
+    tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """2.22, 2.23: the others are freed at the soft timeout; who is still stuck at the hard one is ended."""
     policy = Policy(3, 3, does_respawn=True, soft_s=0.8, hard_s=1.6)
     with start(tmp_path, "hangs", policy, TEST_HANG=how) as job:
@@ -159,6 +164,11 @@ def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(tmp_path
         job.wait_for_end()
         assert values(job) == [3, 3, 3]
         assert [rank for rank, worker in job.workers.items() if worker.pid != pids[rank]] == [1]
+        # What the healthy ranks waited for is in their logs.
+        logged = capfd.readouterr().err
+        assert "hang: cause=soft-timeout" in logged
+        assert "workloads.py" in logged.partition("this rank stands at")[2]
+        assert "in all_reduce" in logged
 
 
 @pytest.mark.parametrize("how", ["sleeps", "collective", "computes"])

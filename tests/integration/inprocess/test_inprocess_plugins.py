@@ -11,6 +11,9 @@ import pytest
 from unbroken_core.messages import WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
+pytestmark = pytest.mark.timeout(400)
+"""Above the sum of the double's own limits, which say what they waited for."""
+
 
 def _load_double() -> ModuleType:
     """Import the file beside this one, which is no package."""
@@ -114,14 +117,49 @@ def test_failed_job_raises_restart_abort_in_every_worker(tmp_path: Path) -> None
         assert {event.values["text"] for event in job.events("aborted")} == {"the job has failed: budget exhausted"}
 
 
-def test_second_call_in_one_process_works(tmp_path: Path) -> None:
-    """2.3: state belongs to the call."""
+def test_second_call_in_one_process_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """2.3: the job is complete after the first; a call that returned None at once would look like a success."""
     with start(tmp_path, "calls_twice", Policy(1, 1)) as job:
         job.wait_for_event("first")
-        job.wait_for_end()
+        assert set(job.wait_for_end().values()) == {0}
         (again,) = job.events("second")
         assert again.values["threads"] == ["MainThread"]
-        assert "not initialised when the wrapped function is called" in again.values["refused"]
+        with_group, without = again.values["refused"]
+        assert "not initialised when the wrapped function is called" in with_group
+        assert without.startswith("RestartError: wrapped function: want one call in a process")
+        assert len(job.events("first") + job.events("second")) == 2
+
+
+def test_wrapped_functions_inside_of_a_wrapped_one_restart_with_it(tmp_path: Path) -> None:
+    """2.3, 2.20: several in one process; a fault in one restarts all, also where the code around it swallows it."""
+    with start(tmp_path, "wrapped_inside", Policy(2, 2), TEST_ATTEMPTS="2") as job:
+        assert set(job.wait_for_end().values()) == {0}
+        assert [event.values["value"] for event in job.events("returned")] == [[4, 4], [4, 4]]
+        assert job.iteration == 2
+        assert not job.events("seen outside")
+        details = [report.fault.detail for _, report in job.reports if report.fault is not None]
+        assert set(details) == {"ValueError: injected inside"}
+        of_rank_1 = [
+            (event.values["plugin"], event.values["iteration"])
+            for event in job.events("called")
+            if event.values["local"] == "1"
+        ]
+        begin = ["first begins", "second begins"]
+        end = ["second ends", "outer ends"]
+        assert of_rank_1 == [
+            (plugin, iteration) for iteration in range(3) for plugin in (begin if iteration == 2 else begin + end)
+        ]
+
+
+def test_plan_against_the_wrappers_policy_is_not_run(tmp_path: Path) -> None:
+    """2.8: the end names the setting that is missing in the job's spec."""
+    with start(tmp_path, "plan_is_too_large", Policy(2, 2)) as job:
+        job.wait_for_end()
+        texts = {event.values["text"] for event in job.events("aborted")}
+        assert "rank_assignment: MaxActiveWorldSize: want at most 1 active ranks, got 2; set world.maxRanks to 1" in (
+            text.removesuffix(" in the job's spec") for text in texts
+        )
+        assert {(cause, rank) for rank, cause in job.faults()} <= {(Cause.BASE_EXCEPTION, 0), (Cause.BASE_EXCEPTION, 1)}
 
 
 def test_reports_tell_the_whole_life_of_a_worker(tmp_path: Path) -> None:

@@ -585,10 +585,66 @@ def calls_twice() -> None:
         note(name)
 
     train("first")
-    refused = ""
-    try:
-        train("second")
-    except ValueError as error:
-        refused = str(error)
-    dist.destroy_process_group()
+    refused = []
+    for _ in range(2):
+        try:
+            train("second")
+        except (ValueError, inprocess.exception.RestartError) as error:
+            refused.append(f"{type(error).__name__}: {error}")
+        if dist.is_initialized():
+            dist.destroy_process_group()
     note("second", refused=refused, threads=[thread.name for thread in threading.enumerate()])
+
+
+def wrapped_inside() -> None:
+    """Two wrapped functions in turn inside of a third; rank 1 raises in the second, TEST_ATTEMPTS times."""
+    attempts = int(os.environ["TEST_ATTEMPTS"])
+
+    class Named(inprocess.initialize.Initialize, inprocess.finalize.Finalize):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, state: inprocess.FrozenState) -> inprocess.FrozenState:
+            note("called", plugin=self.name, iteration=state.iteration)
+            return state
+
+    @inprocess.Wrapper(initialize=Named("first begins"), finalize=Named("first ends"))
+    def first(call: inprocess.CallWrapper) -> float:
+        world = start()
+        dist.destroy_process_group()
+        return world + call.iteration
+
+    @inprocess.Wrapper(initialize=Named("second begins"), finalize=Named("second ends"))
+    def second(call: inprocess.CallWrapper) -> float:
+        world = start()
+        if my_rank() == 1 and call.iteration < attempts:
+            raise ValueError("injected inside")
+        world += total()
+        dist.destroy_process_group()
+        return world
+
+    @inprocess.Wrapper(finalize=Named("outer ends"))
+    def both() -> list[float]:
+        try:
+            return [first(), second()]
+        except Exception:
+            note("seen outside")
+        except BaseException:
+            note("swallowed")
+        time.sleep(1000)
+        return []
+
+    note("returned", value=both())
+
+
+def plan_is_too_large() -> None:
+    """Asks for one active rank in a job of two."""
+
+    @inprocess.Wrapper(rank_assignment=inprocess.rank_assignment.MaxActiveWorldSize(1))
+    def train() -> None:
+        note("ran")
+
+    try:
+        train()
+    except inprocess.exception.RestartAbort as error:
+        note("aborted", text=str(error))

@@ -2,7 +2,7 @@
 
 import datetime
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,14 @@ import pytest
 from unbroken import inprocess
 from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.exception import NoAgentError
+from unbroken.inprocess.policy import violation
+from unbroken.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    MaxActiveWorldSize,
+    RankAssignment,
+    ShiftRanks,
+)
 
 SECONDS = {
     "monitor_thread_interval": 1,
@@ -24,6 +32,10 @@ SECONDS = {
     "last_call_wait": 1,
     "termination_grace_time": 5,
 }
+
+
+class OwnPolicy(ShiftRanks):
+    """Nobody but its author knows what it decides."""
 
 
 def seconds(value: float) -> datetime.timedelta:
@@ -77,14 +89,41 @@ def test_option_of_a_wrong_type_is_refused_by_name(options: dict[str, Any], mess
         ({"soft_timeout": seconds(0)}, "soft_timeout: want more than 0 seconds, got 0"),
         ({"last_call_wait": seconds(-1)}, "last_call_wait: want more than 0 seconds, got -1"),
         ({"monitor_process_logfile": "log"}, "monitor_process_logfile: want an absolute path, got 'log'"),
-        ({"rank_assignment": inprocess.rank_assignment.ShiftRanks()}, "minReplicas, world and topology"),
-        ({"rank_filter": inprocess.rank_assignment.MaxActiveWorldSize(2)}, "world.maxRanks"),
+        ({"rank_assignment": inprocess.rank_assignment.FillGaps()}, "closeGaps of a layer"),
+        ({"rank_assignment": inprocess.rank_assignment.Tree([])}, "topology.layers, world.maxRanks"),
+        ({"rank_assignment": OwnPolicy()}, "minReplicas, world and topology in the job's spec, got <.*OwnPolicy"),
+        ({"rank_assignment": inprocess.Compose(OwnPolicy(), ShiftRanks())}, "minReplicas, world and topology"),
     ],
 )
 def test_option_out_of_order_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     """2.2, 2.25"""
     with pytest.raises(ValueError, match=message):
         inprocess.Wrapper(**options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "expected"),
+    [
+        (None, 3, ""),
+        (ShiftRanks(), 3, ""),
+        (inprocess.Compose(ActivateAllRanks(), ShiftRanks()), 3, ""),
+        (MaxActiveWorldSize(), 1000, ""),
+        (MaxActiveWorldSize(3), 3, ""),
+        (MaxActiveWorldSize(3), 4, "want at most 3 active ranks, got 4; set world.maxRanks to 3"),
+        (ActiveWorldSizeDivisibleBy(4), 8, ""),
+        (
+            inprocess.Compose(ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(9), ShiftRanks()),
+            6,
+            "want a multiple of 4 active ranks, got 6; set world.divisibleBy to 4",
+        ),
+    ],
+)
+def test_policy_of_the_reference_is_held_against_the_plan(
+    policy: RankAssignment | None, size: int, expected: str
+) -> None:
+    """2.8: the coordinator assigns; a plan that does not follow is not run."""
+    assert inprocess.Wrapper(rank_assignment=policy).options.rank_assignment is policy
+    assert violation(policy, size).partition(": ")[2] == expected
 
 
 def test_disabled_wrapper_returns_the_function_itself() -> None:
@@ -133,6 +172,48 @@ def test_importing_the_package_imports_no_torch() -> None:
 
     code = "import sys, unbroken.inprocess; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "False\n"
+
+
+def test_stores_of_the_reference_are_torchs_own() -> None:
+    """2.1: a script that names a store factory needs no change."""
+    import torch.distributed as dist
+
+    from unbroken.inprocess.store import FileStore, PrefixStore, TCPStore
+
+    stores = [getattr(dist, name) for name in ("FileStore", "PrefixStore", "TCPStore")]
+    assert [FileStore, PrefixStore, TCPStore] == stores
+    options = inprocess.Wrapper(store_factory=TCPStore, store_kwargs={"port": 1}).options
+    assert options.store_factory is TCPStore
+    assert dir(inprocess.store) == ["FileStore", "PrefixStore", "TCPStore"]
+    with pytest.raises(AttributeError, match="want one of FileStore, PrefixStore, TCPStore"):
+        _ = inprocess.store.HashStore
+
+
+def test_nested_restarter_logs_the_states_of_one_rank(caplog: pytest.LogCaptureFixture) -> None:
+    """The lines that the reference's launcher reads, from the rank that speaks for all."""
+    nested = inprocess.nested_restarter
+    first = inprocess.FrozenState(rank=0, world_size=2, active_rank=0, initial_rank=0)
+    other = inprocess.FrozenState(rank=1, world_size=2, active_rank=1, initial_rank=1)
+    begun = nested.NestedRestarterHandlingCompleted()
+    plugins: list[Callable[[inprocess.FrozenState], inprocess.FrozenState]] = [
+        begun,
+        nested.NestedRestarterHandlingStarting(),
+        begun,
+        nested.NestedRestarterFinalized(),
+        nested.NestedRestarterAborted(),
+    ]
+    with caplog.at_level("INFO", logger="unbroken.inprocess"):
+        for plugin in plugins:
+            assert plugin(first) is first
+        for plugin in plugins:
+            assert plugin(other) is other
+    assert [message.partition("name=[InProcess] ")[2] for message in caplog.messages] == [
+        "state=initialize",
+        "state=handling stage=starting",
+        "state=handling stage=completed",
+        "state=finalized",
+        "state=aborted",
+    ]
 
 
 def test_call_wrapper_is_given_where_it_is_annotated() -> None:

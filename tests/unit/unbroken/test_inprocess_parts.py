@@ -1,6 +1,7 @@
 """The parts of the wrapper that decide without a socket."""
 
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from unbroken.inprocess.rank_assignment import (
     RankDiscarded,
     ShiftRanks,
 )
+from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core import stamps
 from unbroken_core.messages import Enter, Leave
@@ -250,6 +252,46 @@ def test_fault_is_described_in_one_bounded_line() -> None:
     assert failure.describe(ValueError("two\nlines")) == "ValueError: two lines"
     assert len(failure.describe(ValueError("x" * 10_000))) == 2000
     assert failure.describe(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_stacks_show_the_scripts_threads_and_not_the_librarys() -> None:
+    """What a rank did when a hang was broken: its main thread first, innermost frame last."""
+    go = threading.Event()
+    threads = [threading.Thread(target=go.wait, name=name) for name in ("loader", "unbroken-link")]
+    for thread in threads:
+        thread.start()
+    try:
+        lines = describe_threads().splitlines()
+    finally:
+        go.set()
+        for thread in threads:
+            thread.join()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert heads[0] == "thread MainThread, innermost last:"
+    assert "thread loader, innermost last:" in heads
+    assert not [head for head in heads if "unbroken-" in head]
+    of_main = lines[1 : lines.index(heads[1])]
+    assert f"{__file__}:" in of_main[-2]
+    assert of_main[-1].endswith("in describe_threads")
+
+
+@pytest.mark.parametrize(
+    ("leave", "is_logged"),
+    [
+        (None, False),
+        (Leave(4, Cause.SOFT_TIMEOUT, 1, ""), False),
+        (Leave(5, Cause.EXCEPTION, 1, ""), False),
+        (Leave(5, Cause.SOFT_TIMEOUT, 1, ""), True),
+    ],
+)
+def test_only_a_hang_of_this_iteration_logs_stacks(
+    leave: Leave | None, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception has its own traceback."""
+    log_hang(leave, 5)
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == (
+        ["hang: cause=soft-timeout culprit=1 iteration=5"] if is_logged else []
+    )
 
 
 def read_slot(path: Path) -> stamps.Slot:
