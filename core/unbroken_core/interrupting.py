@@ -226,7 +226,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     possible = job.ladder.possible(now_s) | interruption.charged
     is_job_rung = interruption.job_rung_at_s is not None
     startup_s = settings.timeouts.startup_s
-    outcome = _outcome(job, interruption, possible)
+    outcome = _outcome(job, interruption, possible, now_s)
     waitable = [uid for uid in census.broken if uid in census.active and uid not in census.hopeless]
     healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
     heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
@@ -269,9 +269,15 @@ def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s
     return interruption.enough_at_s + last_call_s
 
 
-def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung]) -> Outcome:
+def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], now_s: float) -> Outcome:
     ranking = job.census.ranking
     if interruption.job_rung_at_s is not None:
+        num_ready, replicas = len(job.census.ready), job.settings.replicas
+        if num_ready < replicas and now_s < interruption.job_rung_at_s + job.settings.timeouts.startup_s:
+            # All are waited for: there is nothing to choose, and every pod that gets ready would cost a first plan.
+            return Shortage(
+                num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
+            )
         ranking.exclude({})
         return first_outcome(job)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
