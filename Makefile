@@ -8,7 +8,7 @@ export PYTHON ?= python3.11
 
 BIN := .venv/bin
 STAMP := .venv/.setup-done
-SOURCES := core sidecar operator local tests benchmarks examples tools
+SOURCES := core sidecar operator local cli tests benchmarks examples tools
 TEST_OUTPUT ?= test-output
 REPORT = $(TEST_OUTPUT)/$(or $(REPORT_NAME),$@).xml
 PYTEST := $(BIN)/python -m pytest
@@ -35,7 +35,7 @@ demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, u
 check: $(STAMP) ## Check format, lint, types, import contracts, the lock file and the generated files
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/mypy core sidecar operator local tests benchmarks examples tools
+	$(BIN)/mypy core sidecar operator local cli tests benchmarks examples tools
 	$(BIN)/mypy --python-version 3.10 core sidecar/unbroken/inprocess sidecar/unbroken/launch
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lock.py --check
@@ -90,5 +90,5 @@ images: ## Build the container images with buildah (BASE=python image by digest,
 clean: ## Remove everything that make made, .venv included
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .local-cluster \
 	    demo-output digits-checkpoints $(TEST_OUTPUT) build dist
-	find core sidecar operator local tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
+	find core sidecar operator local cli tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
 	find . -maxdepth 2 -name '*.egg-info' -prune -exec rm -rf {} +

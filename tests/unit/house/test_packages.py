@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
-OURS = {"unbroken", "unbroken_core", "unbroken_operator", "unbroken_local"}
+OURS = {"unbroken", "unbroken_core", "unbroken_operator", "unbroken_local", "unbroken_cli"}
 
 
 def imported_names(folder: Path) -> set[str]:
@@ -40,6 +40,7 @@ def declared(extra: str) -> set[str]:
         pytest.param("sidecar/unbroken", {"torch", *declared("sidecar")}, id="sidecar: its extra"),
         pytest.param("operator/unbroken_operator", declared("operator"), id="operator: its extra"),
         pytest.param("local/unbroken_local", declared("local"), id="local: its extra"),
+        pytest.param("cli/unbroken_cli", declared("cli"), id="command line: its extra"),
     ],
 )
 def test_package_imports_only_what_its_extra_installs(folder: str, allowed: set[str]) -> None:

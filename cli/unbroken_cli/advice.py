@@ -1,0 +1,115 @@
+"""Pure: what a person should do next, with the job's own names in the commands."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from unbroken_cli.facts import Fault, Job
+
+MIN_FAULTS_OF_A_BAD_NODE = 2
+
+_WAITS = {
+    "InvalidSpec": "correct the field that the message names and apply the job again",
+    "NameTaken": "delete what bears the name, or give the job another one",
+    "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
+    "PodsUnschedulable": "free or add nodes, or lower the template's requests",
+    "ImagePullFailed": "correct the image's name, or add its pull secret to the template",
+    "ContainerNotStarted": "add what the kubelet misses: a Secret, a ConfigMap, a volume or the command",
+    "BelowMinimumReplicas": "bring nodes back or add some before timeouts.startupSeconds is over; then the job fails",
+    "TopologyLabelMissing": "label the nodes that the message names",
+}
+"""By reason of a job that does not train, what helps."""
+
+_ENDS = {
+    "NoProgress": "mend the script: it fails at the same place again and again; the traceback is in the pod's log",
+    "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
+    "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
+    "FailedBeforeReady": "mend the script or its command: it ends before it is ready",
+    "RecoveryTimeout": "see the log of the pod that the message names, then delete the job and apply it again",
+}
+"""By reason of a job that failed, what helps."""
+
+_CAUSES = {
+    "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where rank {rank} stood still",
+    "hard-timeout": "find what rank {rank} does that cannot be interrupted; its log ends there",
+    "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
+    "process-exit": "read the end of the log of the rank",
+    "unhealthy": "have the device of node {node} checked",
+    "node-lost": "kubectl describe node {node}",
+    "heartbeat-lost": "check the network of node {node}",
+    "pod-lost": "check node {node}: the pod's connection broke and did not come back",
+}
+"""By cause, what to look at. An exception speaks for itself; a deletion was somebody's wish."""
+
+
+def next_steps(job: Job) -> tuple[str, ...]:
+    """Return what to do, most urgent first; never empty."""
+    last = job.faults[-1] if job.faults else None
+    steps = [*_state_steps(job, last), *_strength_steps(job), *_node_steps(job)]
+    if last is not None and job.state == "Running" and not steps:
+        steps += fault_steps(job, last)
+    return tuple(dict.fromkeys(steps)) or (_nothing(job),)
+
+
+def fault_steps(job: Job, fault: Fault) -> list[str]:
+    """Return how to look into one fault."""
+    steps = []
+    words = _CAUSES.get(fault.cause)
+    if words is not None and (fault.node or "{node}" not in words):
+        steps.append(words.format(rank="?" if fault.rank is None else fault.rank, node=fault.node))
+    if fault.pod and job.namespace:
+        steps.append(f"{_kubectl(job)} logs {fault.pod} -c {job.container} --tail=100   (as long as the pod is there)")
+    return steps
+
+
+def _kubectl(job: Job) -> str:
+    return f"kubectl -n {job.namespace}"
+
+
+def _nothing(job: Job) -> str:
+    if job.state == "Recovering":
+        return "wait: the recovery ends by itself, by the next rung, or in Failed"
+    if job.state == "Forming":
+        return "wait: it starts by itself"
+    return "nothing"
+
+
+def _state_steps(job: Job, last: Fault | None) -> Iterator[str]:
+    if not job.state:
+        selector = "app.kubernetes.io/name=unbroken-operator"
+        yield f"see whether an operator runs and serves this namespace: kubectl get deployments -A -l {selector}"
+        return
+    if job.is_training is None:
+        selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
+        yield f"{_kubectl(job)} describe pods -l {selector}   (the rendezvous does not answer)"
+    if job.state == "Failed":
+        if job.reason in _ENDS:
+            yield _ENDS[job.reason]
+        if last is not None:
+            yield from fault_steps(job, last)
+        if job.namespace:
+            yield f"{_kubectl(job)} delete rtj {job.name}   (then apply it again: a failed job stays as it is)"
+    elif job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
+        yield _WAITS[job.reason]
+
+
+def _strength_steps(job: Job) -> Iterator[str]:
+    if job.state != "Running":
+        return
+    if job.lost_ranks and job.spare_ranks:
+        yield (
+            f"{job.lost_ranks} ranks are missing and {job.spare_ranks} wait as spares: the next fault takes them in; "
+            "not to wait for it, delete one active pod"
+        )
+    elif job.lost_ranks:
+        yield f"add nodes: {job.lost_ranks} ranks are missing and no spare waits"
+    elif job.holds("SparesExhausted"):
+        yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
+
+
+def _node_steps(job: Job) -> Iterator[str]:
+    if job.state == "Complete":
+        return
+    blamed = Counter(fault.node for fault in job.faults if fault.node)
+    for node, count in blamed.most_common(1):
+        if count >= MIN_FAULTS_OF_A_BAD_NODE and len(blamed) > 1 and count * 2 > len(job.faults):
+            yield f"kubectl cordon {node}   (it was the culprit's node in {count} of the last {len(job.faults)} faults)"

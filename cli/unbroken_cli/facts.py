@@ -1,0 +1,109 @@
+"""What is known of one job, wherever it was read. These dataclasses are also the shape of `-o json`."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One interruption and what repaired it."""
+
+    id: str
+    """What `unbroken why` takes: its number, or generation.number where several coordinators have counted."""
+    cause: str
+    detail: str
+    """What was seen; empty when nobody remembers."""
+    rank: int | None
+    """Active rank of the culprit; None for a fault outside of the workers."""
+    pod: str
+    node: str
+    domain: str
+    rung: str
+    """Highest rung that was needed so far; empty before the first."""
+    replaced_by: tuple[str, ...]
+    iteration: int
+    """Iteration that the recovery led to."""
+    started_at: str
+    ended_at: str
+    """Wall-clock times, RFC 3339; the end is empty while it lasts, and for good when the job failed instead."""
+    seconds: dict[str, float]
+    """Seconds of each phase of the recovery."""
+
+    @property
+    def is_recovered(self) -> bool:
+        """Whether all active workers ran again."""
+        return bool(self.ended_at)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One statement of the operator about the job."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """One Event of the job."""
+
+    time: str
+    type: str
+    """Normal or Warning."""
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job at one moment."""
+
+    namespace: str
+    """Empty for a job that was asked at its rendezvous."""
+    name: str
+    state: str
+    """Invalid, Forming, Running, Recovering, Complete, Failed, or empty when no operator has written one."""
+    is_training: bool | None
+    """None: its rendezvous does not answer; it trained when that was heard last."""
+    reason: str
+    message: str
+    """Why it is so: one word, and one sentence."""
+    iteration: int
+    active_ranks: int
+    spare_ranks: int
+    lost_ranks: int
+    restarts: int
+    ettr: float | None
+    container: str
+    """Name of the trainer's container, for kubectl logs."""
+    conditions: tuple[Condition, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    """Oldest first, at most 20."""
+    notes: tuple[Note, ...] = field(default=())
+    """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
+
+    @property
+    def title(self) -> str:
+        """Name and namespace, for a person."""
+        return f"{self.name} in namespace {self.namespace}" if self.namespace else self.name
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return the condition of a type."""
+        return next((item for item in self.conditions if item.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        """Return whether a condition is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+
+def moment(text: str) -> datetime | None:
+    """Return an RFC 3339 time, or None where there is none."""
+    try:
+        # Python 3.10 reads no Z.
+        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None

@@ -1,0 +1,133 @@
+"""Jobs and Events from the API server, with the user's own kubeconfig and rights. Alone knows the `kubernetes` package.
+
+Every call is bounded in time, and every failure is one sentence: a CommandError.
+"""
+
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import urllib3.exceptions
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
+from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
+
+from unbroken_cli.errors import CommandError
+from unbroken_core.errors import InputError
+
+_GROUP = "unbroken.dev/v1alpha1"
+_TIMEOUT_S = (5.0, 20.0)
+"""To connect, and to read."""
+_PAGE_SIZE = 500
+JsonObject = dict[str, Any]
+
+
+class NotThere(CommandError):
+    """The API server knows no such thing."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One API server as one user sees it. Make it with `connect`."""
+
+    api: ApiClient
+    namespace: str
+    """That of the kubeconfig's context."""
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None, context: str | None) -> "Cluster":
+        """Read the kubeconfig ($KUBECONFIG or ~/.kube/config when None). Raises InputError that says what is wrong."""
+        where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
+        if not any(Path(part).expanduser().is_file() for part in where.split(os.pathsep) if part):
+            raise InputError(f"kubeconfig: want a file, see --kubeconfig and $KUBECONFIG; {where} does not exist")
+        configuration = Configuration()
+        try:
+            contexts, active = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
+            load_kube_config(kubeconfig, context, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+        except (ConfigException, OSError, ValueError) as error:
+            raise InputError(f"kubeconfig {where}: {' '.join(str(error).split())}; see --context") from error
+        configuration.retries = False
+        # The kubeconfig says so: a warning at each call would bury the answer.
+        warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
+        chosen = active if context is None else next(item for item in contexts if item["name"] == context)
+        return cls(ApiClient(configuration), chosen["context"].get("namespace") or "default")
+
+    def job(self, namespace: str, name: str) -> JsonObject:
+        """Return a job. Raises NotThere."""
+        return self._get(f"{_jobs_path(namespace)}/{quote(name, safe='')}", f"job {name!r} in namespace {namespace!r}")
+
+    def jobs(self, namespace: str | None) -> list[JsonObject]:
+        """Return the jobs of a namespace, or of all when it is None."""
+        where = "all namespaces" if namespace is None else f"namespace {namespace!r}"
+        return self._list(_jobs_path(namespace), f"jobs in {where}", {})
+
+    def events(self, namespace: str, name: str, uid: str) -> list[JsonObject]:
+        """Return the Events of a job."""
+        selector = f"involvedObject.kind=ResilientTrainingJob,involvedObject.name={name},involvedObject.uid={uid}"
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+        return self._list(path, f"events in namespace {namespace!r}", {"fieldSelector": selector})
+
+    def _list(self, path: str, what: str, query: dict[str, str]) -> list[JsonObject]:
+        items: list[JsonObject] = []
+        query = {**query, "limit": str(_PAGE_SIZE)}
+        while True:
+            page = self._get(path, what, query)
+            items += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return items
+            query["continue"] = token
+
+    def _get(self, path: str, what: str, query: dict[str, str] | None = None) -> JsonObject:
+        server = self.api.configuration.host
+        try:
+            arguments = self.api.param_serialize(
+                "GET",
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+            )
+            response = self.api.call_api(*arguments, _request_timeout=_TIMEOUT_S)
+            body = response.read()  # type: ignore[no-untyped-call]
+            if response.status >= 400:
+                raise _refusal(response.status, body, what, server)
+            answer: JsonObject = json.loads(body)
+        except ApiException as error:
+            raise _refusal(error.status, error.body, what, server) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            cause = " ".join(str(getattr(error, "reason", None) or error).split())
+            raise CommandError(f"{what}: the API server {server} does not answer: {cause}") from error
+        except ValueError as error:
+            raise CommandError(f"{what}: {server} answers no JSON; is it an API server?") from error
+        return answer
+
+
+def _jobs_path(namespace: str | None) -> str:
+    place = "" if namespace is None else f"namespaces/{quote(namespace, safe='')}/"
+    return f"/apis/{_GROUP}/{place}resilienttrainingjobs"
+
+
+def _refusal(status: int | None, body: Any, what: str, server: str) -> CommandError:
+    try:
+        message = json.loads(body).get("message", "")
+    except (ValueError, TypeError, AttributeError):
+        message = ""
+    if status == 404 and "could not find the requested resource" not in message and "page not found" not in str(body):
+        return NotThere(f"{what}: there is none on {server}")
+    if status == 404:
+        return CommandError(f"{what}: {server} does not know ResilientTrainingJob; want Unbroken's CRD installed there")
+    if status == 403:
+        return CommandError(
+            f"{what}: you may not read them on {server}: {message}; want a role with get and list on them"
+        )
+    if status == 401:
+        return CommandError(
+            f"{what}: {server} does not accept your credentials (401); want a kubeconfig that is not expired"
+        )
+    return CommandError(f"{what}: {server} answers {status}: {message}")
