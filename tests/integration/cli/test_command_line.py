@@ -1,0 +1,179 @@
+"""`unbroken status`, `why` and `timeline` as processes: on real API servers, and where there is none."""
+
+import asyncio
+import base64
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_operator.errors import KubeNotFound
+
+
+def _operator_bench() -> ModuleType:
+    name = "operator_bench_for_cli"
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "operator" / "operator_bench.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "unbroken", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **variables}
+    )
+
+
+def _report(pods: list[dict[str, Any]]) -> JobStatus:
+    """Return what the rendezvous says after one recovery: the last pod took over from the second."""
+    names = [pod["metadata"]["name"] for pod in pods]
+    members = tuple(
+        PodStatus(name, pod["metadata"]["uid"], "", role, ranks, (), (WorkerPhase.RUNNING,), True)
+        for name, pod, role, ranks in zip(
+            names, pods, (Role.ACTIVE, Role.SPARE, Role.ACTIVE), ((0,), (), (1,)), strict=True
+        )
+    )
+    recovery = Recovery(
+        number=1,
+        cause=Cause.PROCESS_SIGNAL,
+        rung=Rung.POD,
+        rank=1,
+        pod=names[1],
+        node="node-a",
+        domain="rack-1",
+        detail="signal 9",
+        iteration_before=0,
+        iteration_after=1,
+        replaced_by=(names[2],),
+        phase_s={"detect": 0.001, "stop": 0.01, "plan": 0.002, "enter": 0.02},
+        started_at="2026-01-01T00:00:00Z",
+        ended_at="2026-01-01T00:00:01Z",
+    )
+    return JobStatus(
+        protocol=PROTOCOL,
+        job="digits",
+        generation=1,
+        revision=1,
+        phase=JobPhase.RUNNING,
+        reason=Reason.TRAINING,
+        message="2 ranks train",
+        iteration=1,
+        world_size=2,
+        spare_ranks=1,
+        lost_ranks=0,
+        pods=members,
+        restarts_by_rung={"pod": 1},
+        restarts_by_cause={"process-signal": 1},
+        recoveries=(recovery,),
+        max_step=-1,
+        ettr=0.5,
+    )
+
+
+def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, tmp_path: Path) -> None:
+    tools = _operator_bench()
+
+    async def scenario() -> None:
+        async with tools.bench(kubeconfig, tmp_path) as made:
+            await made.apply("digits", replicas=2, spares={"count": 1})
+            with tools.operator(made):
+                await made.wait_for_pods("digits-0", "digits-1", "digits-2")
+
+                async def secret() -> str | None:
+                    try:
+                        return base64.b64decode(await made.token("digits")).decode()
+                    except KubeNotFound:
+                        return None
+
+                rendezvous = tools.Rendezvous(await tools.eventually(secret, "the Secret"))
+                async with rendezvous.serving() as address:
+                    await made.run_pod("digits-rendezvous-0", address)
+                    await rendezvous.say(_report(await made.pods()))
+
+                    async def is_told() -> bool:
+                        return bool(await made.events("Recovered"))
+
+                    await tools.eventually(is_told, "the Event of the recovery")
+
+                    async def is_running() -> bool:
+                        return bool((await made.condition("digits", "Running")).get("status") == "True")
+
+                    await tools.eventually(is_running, "Running")
+                    await asyncio.to_thread(_check_words, kubeconfig, made.namespace)
+                    token = tmp_path / "token"
+                    token.write_text(await tools.eventually(secret, "the Secret"))
+                    url = f"http://{address}:29600"
+                    asked = await asyncio.to_thread(ask, "status", "--url", url, "--token-file", str(token))
+                    assert asked.stdout.startswith("digits: TRAINING, iteration 1: 2 ranks train"), asked
+
+    asyncio.run(scenario())
+
+
+def _check_words(kubeconfig: Path, namespace: str) -> None:
+    place = ("--kubeconfig", str(kubeconfig), "-n", namespace)
+    status = ask("status", "digits", *place)
+    assert (status.returncode, status.stderr) == (0, "")
+    assert status.stdout.startswith(f"digits in namespace {namespace}: TRAINING, iteration 1: 2 ranks train")
+    why = ask("why", "digits", "1", *place)
+    assert why.stdout.startswith(f"fault 1 of digits in namespace {namespace}: process-signal: signal 9"), why
+    assert "digits-2 took over" in why.stdout
+    told = json.loads(ask("timeline", "digits", *place, "-o", "json").stdout)
+    assert [fault["detail"] for fault in told["faults"]] == ["signal 9"]
+    assert "Recovered" in [event["reason"] for event in told["events"]]
+    assert "digits" in ask("status", *place).stdout.splitlines()[1]
+    unknown = ask("status", "nope", *place)
+    assert unknown.returncode == 1
+    assert unknown.stderr.rstrip().endswith("jobs there: digits"), unknown.stderr
+    not_kept = ask("why", "digits", "7", *place)
+    assert not_kept.returncode == 2
+    assert "numbers 1; got '7'" in not_kept.stderr
+
+
+def test_an_api_server_that_is_away_is_said_in_one_sentence(tmp_path: Path) -> None:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "away",
+        "clusters": [{"name": "away", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "away", "user": {}}],
+        "contexts": [{"name": "away", "context": {"cluster": "away", "user": "away"}}],
+    }
+    file = tmp_path / "config"
+    file.write_text(json.dumps(config))
+    result = ask("status", "digits", KUBECONFIG=str(file))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "the API server http://127.0.0.1:1 does not answer" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    wrong = ask("status", "digits", "--context", "nope", KUBECONFIG=str(file))
+    assert wrong.returncode == 2
+    assert "nope" in wrong.stderr
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+def test_no_kubeconfig_is_said_in_one_sentence(tmp_path: Path) -> None:
+    result = ask("status", "digits", KUBECONFIG=str(tmp_path / "nothing"))
+    assert result.returncode == 2
+    assert result.stderr.startswith("unbroken status: kubeconfig: want a file")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("why",), ("timeline",), ("status", "--url", "http://127.0.0.1:1")])
+def test_what_is_missing_on_the_command_line_is_named(arguments: tuple[str, ...]) -> None:
+    result = ask(*arguments)
+    assert result.returncode == 2
+    assert "want" in result.stderr
