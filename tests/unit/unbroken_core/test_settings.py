@@ -35,7 +35,10 @@ GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
         ({"rungs": (RungBudget(Rung.POD, 1, 0.0),)}, "restart.rungs[pod].windowSeconds: want more than 0, got 0.0"),
         ({"timeouts": Timeouts(heartbeat_s=0)}, "timeouts.heartbeatSeconds: want more than 0 seconds, got 0"),
         ({"timeouts": Timeouts(soft_s=90)}, "timeouts.softSeconds: want less than timeouts.hardSeconds (90.0), got 90"),
-        ({"timeouts": Timeouts(hard_s=120)}, "timeouts.hardSeconds: want less than timeouts.barrierSeconds (120.0), got 120"),
+        (
+            {"timeouts": Timeouts(hard_s=120)},
+            "timeouts.hardSeconds: want less than timeouts.barrierSeconds (120.0), got 120",
+        ),
     ],
 )
 def test_violation(changes: dict[str, object], message: str) -> None:
