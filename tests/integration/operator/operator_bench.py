@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import itertools
 import os
 import signal
@@ -98,17 +99,23 @@ class Bench:
         await eventually(look, f"training pods {names}")
 
     async def run_pod(self, name: str, address: str, node: str = "") -> None:
-        """Stand in for a kubelet: let a pod run."""
-        if node:
-            pod = await self.kube.get(self.path("pods", name))
-            if not pod["spec"].get("nodeName"):
-                binding = {
-                    "apiVersion": "v1",
-                    "kind": "Binding",
-                    "metadata": {"name": name},
-                    "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-                }
-                await self.kube.create(self.path("pods", f"{name}/binding"), binding)
+        """Stand in for a kubelet: let a pod run, as soon as it is there."""
+
+        async def look() -> JsonObject | None:
+            try:
+                return await self.kube.get(self.path("pods", name))
+            except KubeNotFound:
+                return None
+
+        pod = await eventually(look, f"pod {name}")
+        if node and not pod["spec"].get("nodeName"):
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            }
+            await self.kube.create(self.path("pods", f"{name}/binding"), binding)
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "podIP": address, "conditions": [ready]}
         await self.kube.merge(self.path("pods", f"{name}/status"), {"status": status})
@@ -126,6 +133,34 @@ class Bench:
         """Return the text of the job's Secret, as it is stored (base64)."""
         secret = await self.kube.get(self.path("secrets", layout.rendezvous_name(job)))
         return str(secret["data"][layout.TOKEN_KEY])
+
+
+@contextlib.asynccontextmanager
+async def ready_node(kube: Kube, name: str, labels: dict[str, str]) -> AsyncIterator[None]:
+    """A node that says again and again that it is ready, as its kubelet would: else it soon counts as lost."""
+    path = f"{collection_path('nodes')}/{name}"
+    metadata = {"name": name, "labels": labels}
+    manifest = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"unschedulable": True}}
+    created = await kube.create(collection_path("nodes"), manifest)
+
+    async def say_ready() -> None:
+        heartbeat = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}
+        await kube.merge(f"{path}/status", {"status": {"conditions": [ready]}})
+
+    async def go_on() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await say_ready()
+
+    await say_ready()
+    kubelet = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        kubelet.cancel()
+        await asyncio.gather(kubelet, return_exceptions=True)
+        await kube.delete(path, created["metadata"]["uid"])
 
 
 @contextlib.asynccontextmanager
@@ -223,7 +258,7 @@ def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None) -> An
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                status = process.wait(30)
+                status = process.wait(90)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

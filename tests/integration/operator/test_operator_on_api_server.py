@@ -12,9 +12,8 @@ from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator import layout
 from unbroken_operator.errors import KubeNotFound, KubeRefused
-from unbroken_operator.kube import collection_path
 
-from .operator_bench import Bench, Rendezvous, bench, eventually, operator
+from .operator_bench import Bench, Rendezvous, bench, eventually, operator, ready_node
 
 
 def kubeconfig_has_cel(version: dict[str, Any]) -> bool:
@@ -285,17 +284,7 @@ def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: 
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
             node = f"node-{made.namespace}"
-            ready = {"type": "Ready", "status": "True"}
-            manifest = {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": node, "labels": {"example.com/rack": "rack-7"}},
-                "spec": {"unschedulable": True},
-            }
-            created = await made.kube.create(collection_path("nodes"), manifest)
-            try:
-                status = {"status": {"conditions": [ready]}}
-                await made.kube.merge(f"{collection_path('nodes')}/{node}/status", status)
+            async with ready_node(made.kube, node, {"example.com/rack": "rack-7"}):
                 layers = [{"name": "rack", "label": "example.com/rack"}, {"name": "nvl", "label": "example.com/nvl"}]
                 await made.apply("digits", topology={"layers": layers})
                 with operator(made):
@@ -324,8 +313,6 @@ def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: 
 
                         (event,) = await eventually(is_told, "an Event")
                         assert f"label example.com/nvl on {node}" in event["message"]
-            finally:
-                await made.kube.delete(f"{collection_path('nodes')}/{node}", created["metadata"]["uid"])
 
     asyncio.run(scenario())
 
