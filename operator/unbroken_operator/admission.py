@@ -73,7 +73,8 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "spares": spec.spares.count,
         "ranks_per_pod": spec.ranks_per_pod,
         "layers": tuple(
-            Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks) for layer in spec.topology.layers
+            Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
+            for layer in spec.topology.layers
         ),
         "divisible_by": spec.world.divisible_by,
         "max_ranks": spec.world.max_ranks,

@@ -136,6 +136,12 @@ class TopologyLayer(Model):
     """A domain with fewer healthy ranks than this gives up all of them."""
     max_ranks: Annotated[int, Field(ge=1)] | None = None
     """Most active ranks in one domain; empty means no limit."""
+    replace_from: bool = True
+    """Whether a spare may be sought in the whole domain of this layer around the lost ranks. The search widens from
+    the innermost layer outwards, and stays inside of the first layer that does not allow it."""
+    close_gaps: bool = False
+    """Without a spare, the highest ranks of the domain take the places of the lost ones, and nobody else moves.
+    It needs the same of all layers inside of this one."""
 
 
 class Topology(Model):

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from unbroken_core.reasons import Rung
+from unbroken_core.settings import Layer
 from unbroken_operator.admission import Accepted, Refused, admit
 from unbroken_operator.models import Spec
 from unbroken_operator.schema import structural_schema
@@ -139,6 +140,17 @@ def test_rungs_become_settings_in_the_order_of_the_ladder() -> None:
     assert budgets == [(Rung.PROCESS, 3, 60.0), (Rung.JOB, None, 3600.0)]
     assert not verdict.settings.is_in_process
     assert verdict.settings.max_faults_per_rank == 2
+
+
+def test_layers_become_settings_with_all_that_they_allow() -> None:
+    rack = {"name": "rack", "label": "x/rack", "minRanks": 2, "maxRanks": 4, "replaceFrom": False}
+    host = {"name": "host", "label": "x/host", "closeGaps": True}
+    verdict = admit(a_job(topology={"layers": [rack, host]}))
+    assert isinstance(verdict, Accepted)
+    assert verdict.settings.layers == (
+        Layer("rack", "x/rack", 2, 4, replace_from=False, close_gaps=False),
+        Layer("host", "x/host", 1, None, replace_from=True, close_gaps=True),
+    )
 
 
 def test_every_field_of_the_spec_is_documented_and_bounded() -> None:
