@@ -18,14 +18,19 @@ def main() -> int:
     num_failed = sum(bool(outcome.violations) for outcome in outcomes)
     num_faults = sum(len(outcome.faults) for outcome in outcomes)
     num_recoveries = sum(outcome.num_recoveries for outcome in outcomes)
-    print(f"{len(outcomes)} jobs, {num_faults} faults, {num_recoveries} recoveries, {num_failed} jobs went wrong")
+    num_given_up = sum(outcome.has_given_up for outcome in outcomes)
+    print(
+        f"{len(outcomes)} jobs, {num_faults} faults, {num_recoveries} recoveries, "
+        f"{num_given_up} jobs given up, {num_failed} went wrong"
+    )
     return 1 if num_failed else 0
 
 
 def _line(outcome: Outcome) -> str:
     pods, spares, ranks_per_pod = outcome.shape
     what = f"{pods}+{spares} pods x {ranks_per_pod}, {len(outcome.faults)} faults, {outcome.num_recoveries} recoveries"
-    verdict = "; ".join([*outcome.violations, f"see {outcome.folder}"]) if outcome.violations else "ok"
+    well = "ok, given up and said so" if outcome.has_given_up else "ok"
+    verdict = "; ".join([*outcome.violations, f"see {outcome.folder}"]) if outcome.violations else well
     return f"seed {outcome.seed}: {what}, {outcome.seconds:.0f} s: {verdict}"
 
 

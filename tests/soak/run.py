@@ -20,6 +20,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / SCRIPT
 STEPS = 500
 FAULTS_UNTIL_S = 40.0
 LIMIT_S = 240.0
+GIVEN_UP = ("giving up", "ended 5 times: killed by signal 9 (SIGKILL)")
+"""What is said when a part was killed so often in a row, before it was of any use, that to give up is right."""
 SHAPES = ((2, 1, 2), (3, 1, 1), (4, 1, 1), (2, 2, 2), (3, 0, 1))
 """Active pods, spare pods, ranks a pod."""
 
@@ -35,6 +37,8 @@ class Outcome:
     violations: list[str] = field(default_factory=list)
     faults: list[Done] = field(default_factory=list)
     num_recoveries: int = 0
+    has_given_up: bool = False
+    """Whether the job ended since one part was killed too often in a row, and said so."""
     seconds: float = 0.0
 
 
@@ -109,9 +113,8 @@ def _judge(process: subprocess.Popen[bytes], seen: set[int], outcome: Outcome) -
     if process.poll() is None:
         outcome.violations.append(f"did not end within {LIMIT_S:g} s")
         _keep_evidence(process, outcome.folder)
-    elif "giving up" in text:
-        # A part that is killed again and again at once: to give up is right, and said.
-        return
+    elif process.returncode == 1 and any(words in text for words in GIVEN_UP):
+        outcome.has_given_up = True
     elif process.returncode != 0:
         outcome.violations.append(f"ended with exit code {process.returncode}")
     else:
