@@ -86,6 +86,10 @@ class Uplink:
     async def _connect_once(self, session: aiohttp.ClientSession) -> None:
         try:
             token = self._token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            self._complain(f"token file {self._token_file}: want the job's token in UTF-8, got {error}")
+            return
+        try:
             async with session.ws_connect(
                 self._url,
                 headers={"Authorization": f"Bearer {token}"},
