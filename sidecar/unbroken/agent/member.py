@@ -50,18 +50,21 @@ from unbroken_core.messages import (
     Interrupt,
     Plan,
     Processes,
+    ProcessState,
     Refused,
     RendezvousMessage,
     Report,
     Respawn,
     Welcome,
+    WorkerReport,
     WorkerState,
 )
-from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 
-_ADOPTION_WAIT_S = 2.0
-"""So long an agent that was restarted waits for its pod's processes before it joins with what it has."""
+_ADOPTION_SHARE = 0.6
+"""Part of timeouts.reconnect that an agent that was restarted waits for its pod's processes before it joins with what
+it has. What is missing then counts as lost, so it waits as long as it can; the rest is for its own start."""
 _REFUSED_RETRY_S = 5.0
 _LAST_WORD_S = 10.0
 """Beyond every grace: an agent whose launcher does not go ends after this all the same."""
@@ -92,7 +95,9 @@ class Member:
         self._said: tuple[WorkerState, ...] = ()
         self._is_leaving_said = False
         self._said_s = now_s
-        self._join_by_s = now_s + _ADOPTION_WAIT_S if memory.plan is not None else now_s
+        self._join_by_s = now_s
+        if memory.plan is not None:
+            self._join_by_s += _ADOPTION_SHARE * settings.timeouts.reconnect_s
         self._exit_by_s: float | None = None
         self._hang_up: HangUp | None = None
         self._contact = Contact(now_s)
@@ -109,8 +114,19 @@ class Member:
         """All workers of the pod as they are now, in local order."""
         is_finished = self.standing.finish is not None
         if self.settings.is_in_process:
-            return tuple(in_process_state(place, is_finished) for place in self.places)
-        return tuple(process_state(place, self.host, is_finished) for place in self.places)
+            states = [in_process_state(place, is_finished) for place in self.places]
+        else:
+            states = [process_state(place, self.host, is_finished) for place in self.places]
+        return tuple(self._without_passed_over(place, state) for place, state in zip(self.places, states, strict=True))
+
+    def _without_passed_over(self, place: Place, state: WorkerState) -> WorkerState:
+        """Say of a worker that its part of a plan is behind it when the plan was interrupted before it was told."""
+        plan, interrupted = self.standing.plan, self.standing.interrupted
+        if plan is None or place.part is None or plan.iteration > interrupted:
+            return state
+        if state.phase is not WorkerPhase.READY or state.iteration >= plan.iteration:
+            return state
+        return replace(state, iteration=plan.iteration)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -165,10 +181,18 @@ class Member:
             case LauncherLost():
                 self._has_launcher, self._is_launcher_lost = False, True
                 for place in self.places:
-                    if place.process is not None and place.is_alive:
-                        place.process = replace(place.process, exit_code=-9, error="the pod's launcher ended")
+                    self._lose_process(place)
             case _:
                 assert_never(event)
+
+    @staticmethod
+    def _lose_process(place: Place) -> None:
+        """Note that a process ended with the launcher; also one that was ordered and never reported."""
+        ended = place.process
+        if place.told is not None and place.present is None:
+            ended = ProcessState(place.local_rank, place.wanted, 0)
+        if ended is not None and ended.exit_code is None:
+            place.process = replace(ended, exit_code=-9, error="the pod's launcher ended")
 
     def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost) -> None:
         spoken = event.attach if isinstance(event, WorkerAttached) else event
@@ -226,9 +250,14 @@ class Member:
             return
         if self._planned[rank] != place.wanted:
             return
-        place.part = next((part for part in plan.ranks if part.local_rank == rank), None)
-        if not self.settings.is_in_process and place.present is not None and place.part is not None:
+        part = place.part = next((part for part in plan.ranks if part.local_rank == rank), None)
+        if part is None or place.present is None:
+            return
+        if not self.settings.is_in_process:
             place.entered = max(place.entered, plan.iteration)
+        elif part.rank is not None and place.worker is None:
+            # It may be slow to come back (a held GIL, a stopped process): no reason to take it for another one.
+            place.former = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
 
     def _hear_rendezvous(self, message: RendezvousMessage) -> None:
         standing = self.standing

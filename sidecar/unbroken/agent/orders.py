@@ -83,7 +83,8 @@ class Orders:
                 actions += self._guide(place, state, now_s)
             else:
                 self._turn(place, state)
-            actions += self._enter(place, state)
+            if has_launcher or self._settings.is_in_process:
+                actions += self._enter(place, state)
             if has_launcher:
                 actions += self._staff(place)
         return actions

@@ -22,6 +22,9 @@ class Place:
     process: ProcessState | None = None
     """Newest that the launcher reported; its incarnation may be older than `wanted`."""
     worker: WorkerReport | None = None
+    """The worker's word on the connection that is open; None until it spoke there."""
+    former: WorkerReport | None = None
+    """What was known of it before: its word on the connection before, or what the agent before this one told it."""
     is_attached: bool = False
     part: RankPlan | None = None
     """Its part of the newest plan; None when the plan was made for another incarnation or without this place."""
@@ -58,7 +61,7 @@ class Place:
     def advance(self, incarnation: int) -> None:
         """Make room for a new process: nothing that was known about the old one holds."""
         self.wanted = incarnation
-        self.worker = self.part = self.told = self.found = self.must_be_ready_by_s = None
+        self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
         self.is_attached = self.is_released = False
         self.alive_since_s = None
         self.left = self.passed = self.step = -1
@@ -68,7 +71,7 @@ class Place:
         self.is_attached = True
         self.is_released = False
         self.alive_since_s = None
-        self.worker = None
+        self.former, self.worker = self.worker or self.former, None
         self.left = self.passed = -1
 
     def hear(self, report: WorkerReport) -> None:
@@ -81,7 +84,7 @@ class Place:
 
 def in_process_state(place: Place, is_finished: bool) -> WorkerState:
     """Return the worker's state in a job with in-process restarts."""
-    process, worker = place.present, place.worker
+    process, worker = place.present, place.worker or place.former
     if process is not None and process.exit_code is not None:
         return _exited(place, process, worker, is_finished)
     if worker is None:

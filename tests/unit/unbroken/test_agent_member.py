@@ -23,6 +23,7 @@ from unbroken.agent.events import (
     Terminated,
     Ticked,
     WorkerAttached,
+    WorkerLost,
     WorkerSaid,
 )
 from unbroken.agent.member import Member
@@ -340,12 +341,75 @@ def test_restarted_agent_waits_for_its_workers_before_it_joins_and_interrupts_no
     assert action.message.workers == first.member.workers
 
 
-def test_restarted_agent_joins_without_a_worker_that_does_not_come_back() -> None:
+def test_restarted_agent_waits_most_of_the_reconnect_time_for_its_launcher() -> None:
     pod = Pod(memory=Memory(1, -1, plan(0), (0, 0)))
-    pod.step(Connected())
-    assert pod.member.next_deadline_s is not None
-    (action,) = pod.after(2.0)
+    assert pod.step(Connected()) == []
+    assert pod.member.next_deadline_s == pytest.approx(pod.now_s + 0.6 * TIMEOUTS.reconnect_s)
+    assert pod.after(0.5 * TIMEOUTS.reconnect_s) == []
+    (action,) = pod.after(0.2 * TIMEOUTS.reconnect_s)
     assert isinstance(action, TellRendezvous)
+
+
+def test_restarted_agent_takes_no_slow_worker_for_a_new_one() -> None:
+    first = Pod()
+    first.run()
+    pod = Pod(memory=Memory(1, -1, plan(0), (0, 0)))
+    assert pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == []
+    (action,) = pod.after(TIMEOUTS.reconnect_s)
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Hello)
+    assert action.message.workers == first.member.workers
+    pod.hear(Welcome(PROTOCOL, 1, 60.0))
+    for rank in (0, 1):
+        attached = WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0))
+        assert pod.step(attached, WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0))) == []
+
+
+def test_restarted_agent_leads_a_slow_worker_out_of_an_iteration_that_is_over() -> None:
+    pod = Pod(memory=Memory(1, 0, plan(0), (0, 0)))
+    pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod.after(TIMEOUTS.reconnect_s)
+    actions = pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50, 0, 0)))
+    assert [a.message.iteration for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Leave)] == [0]
+
+
+def test_worker_that_reconnects_is_what_it_was_until_it_speaks() -> None:
+    pod = Pod()
+    pod.run()
+    assert pod.step(WorkerLost(0, 0), WorkerAttached(Attach(PROTOCOL, "worker", 50, 0, 0))) == []
+    assert phases(pod.step(WorkerSaid(0, 0, WorkerReport(WorkerPhase.COMPLETED, 0))))[0][0] is WorkerPhase.COMPLETED
+
+
+@pytest.mark.parametrize("settings", [IN_PROCESS, PROCESS], ids=["in-process", "process"])
+def test_plan_that_was_interrupted_before_it_was_settled_is_behind_its_workers(settings: JobSettings) -> None:
+    pod = Pod(settings)
+    pod.join()
+    if settings is IN_PROCESS:
+        pod.start_workers()
+    else:
+        pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.member.take(RendezvousSaid(plan(0)), pod.now_s)
+    pod.member.take(RendezvousSaid(interrupt(0)), pod.now_s)
+    actions = pod.member.settle(pod.now_s)
+    assert not any(isinstance(action, (TellWorker, TellLauncher)) for action in actions)
+    assert [(phase, iteration) for phase, iteration, _ in phases(actions)] == [(WorkerPhase.READY, 0)] * 2
+
+
+def test_plan_does_not_enter_processes_that_no_launcher_can_start() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()), LauncherLost())
+    pod.hear(plan(0))
+    assert WorkerPhase.RUNNING not in [worker.phase for worker in pod.member.workers]
+
+
+def test_process_that_was_ordered_from_a_launcher_that_ended_is_gone() -> None:
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    actions = pod.hear(plan(0))
+    assert len([a for a in actions if isinstance(a, TellLauncher) and isinstance(a.message, Spawn)]) == 2
+    assert phases(pod.step(LauncherLost())) == [(WorkerPhase.GONE, 0, 0)] * 2
 
 
 def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:
