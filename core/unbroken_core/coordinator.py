@@ -252,7 +252,9 @@ def _lose_connection(job: Job, session: str, now_s: float) -> None:
 def _observe(job: Job, observation: Observation, now_s: float) -> None:
     before = job.observed or {}
     job.observed = observation.pods
-    job.is_changed = job.is_changed or before != observation.pods
+    if before != observation.pods:
+        job.expect_pods()
+        job.is_changed = True
     for uid, pod in observation.pods.items():
         member = job.census.by_uid.get(uid)
         if member is not None and before.get(uid) != pod:
@@ -340,8 +342,8 @@ def _expire(job: Job, now_s: float) -> None:
             lose(job, member, Cause.POD_LOST, now_s, detect_s=away_s, detail=detail)
         else:
             job.wake(member.away_since_s + grace_s)
-    for uid in list(job.census.heard):
-        member = job.census.by_uid[uid]
+    while job.census.heard:
+        member = job.census.by_uid[next(iter(job.census.heard))]
         silent_s = now_s - member.heard_at_s
         if now_s < member.heard_at_s + timeouts.heartbeat_s:
             job.wake(member.heard_at_s + timeouts.heartbeat_s)

@@ -2,7 +2,6 @@
 
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
-from unbroken_core.messages import PodObservation
 from unbroken_core.planning import cut_plan, finish
 from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
@@ -133,8 +132,8 @@ def _is_complete(job: Job, last_call_s: float, now_s: float) -> bool:
         return True
     job.wake(deadline_s)
     if census.homeless:
-        names = [census.by_uid[uid].pod for uid in census.homeless]
-        message = f"waits {settings.timeouts.last_call_s:.0f} s for the domains of {shorten_names(names)}"
+        names = shorten_names(census.homeless, census.name)
+        message = f"waits {settings.timeouts.last_call_s:.0f} s for the domains of {names}"
         job.say(Reason.WAITING_FOR_TOPOLOGY, message)
     else:
         message = f"{_count_text(job)}; waits {settings.timeouts.last_call_s:.0f} s for the others"
@@ -182,8 +181,6 @@ def _hint(job: Job) -> str:
 
 def _missing_text(job: Job) -> str:
     census = job.census
-    observed: dict[str, PodObservation] = job.observed or {}
-    absent = sorted(pod.pod for uid, pod in observed.items() if uid not in census.by_uid)
-    unready = [member.pod for uid, member in census.by_uid.items() if uid not in census.ready]
-    text = f"; not joined: {shorten_names(absent)}" if absent else ""
-    return text + (f"; not ready: {shorten_names(unready)}" if unready else "")
+    absent, unready = census.absent, census.unready
+    text = f"; not joined: {shorten_names(absent.values())}" if absent else ""
+    return text + (f"; not ready: {shorten_names(unready, census.name)}" if unready else "")

@@ -227,7 +227,9 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     is_job_rung = interruption.job_rung_at_s is not None
     startup_s = settings.timeouts.startup_s
     outcome = _outcome(job, interruption, possible, now_s)
-    waitable = [uid for uid in census.broken if uid in census.active and uid not in census.hopeless]
+    # After the job rung nobody asks for them, and they are all pods of the job.
+    broken = () if is_job_rung else census.broken
+    waitable = [uid for uid in broken if uid in census.active and uid not in census.hopeless]
     healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
     heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
     shortage_from_s = now_s if interruption.shortage_at_s is None else interruption.shortage_at_s

@@ -90,6 +90,7 @@ class Job:
         """Begin to form again, with nothing known of the pods; budgets, history and numbers go on."""
         self.progress.stop(now_s)
         self.census = Census(self.rules)
+        self.expect_pods()
         self.iteration = -1
         self.world_size = 0
         self.moved = []
@@ -98,6 +99,10 @@ class Job:
         self.interruption = None
         self.started_s = self.planned_s = now_s
         self.last_call_s = self.running_s = None
+
+    def expect_pods(self) -> None:
+        """Tell the census which pods the operator sees."""
+        self.census.expect({uid: pod.pod for uid, pod in (self.observed or {}).items()})
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away hears it all when it comes back."""

@@ -4,6 +4,8 @@ Every change of one pod costs O(its workers): the census sorts that pod anew and
 look at all pods.
 """
 
+from collections import OrderedDict
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
@@ -223,8 +225,14 @@ class Census:
         self.ranking = Ranking(rules)
         self.by_uid: dict[str, Member] = {}
         self.by_session: dict[str, Member] = {}
-        self.heard: dict[str, None] = {}
+        # Ordered: the first of a dict is far to seek once many before it were taken out.
+        self.heard: OrderedDict[str, None] = OrderedDict()
         """Connected members, the one that was silent for longest first."""
+        self.absent: OrderedDict[str, str] = OrderedDict()
+        """Names of the pods that the operator sees and that have not joined, by uid."""
+        self._expected: Mapping[str, str] = {}
+        self.unready: OrderedDict[str, None] = OrderedDict()
+        """Members that are not ready."""
         self.away: dict[str, None] = {}
         self.ready: dict[str, Locals] = {}
         """Ready workers of each pod that could get ranks: enough of them are ready."""
@@ -236,7 +244,7 @@ class Census:
         self.hopeless: dict[str, None] = {}
         self.healing: dict[str, None] = {}
         """Pods with a process to be started, for which the order was not given yet."""
-        self.not_entered: dict[str, None] = {}
+        self.not_entered: OrderedDict[str, None] = OrderedDict()
         """Active pods with a worker that has not entered the current iteration."""
         self.not_completed: dict[str, None] = {}
         self.not_progressed: dict[str, None] = {}
@@ -245,7 +253,7 @@ class Census:
         """Active pods that an interruption waits for: away, or with a worker that has not left what it was told.
 
         Pods without a process at some place are not waited for, unless pods may be split."""
-        self.homeless: dict[str, None] = {}
+        self.homeless: OrderedDict[str, None] = OrderedDict()
         """Ready pods whose domains nobody told yet, in a job with layers."""
 
     def sort(self, member: Member, iteration: int) -> None:
@@ -258,6 +266,7 @@ class Census:
             self.ready[uid] = ready
         else:
             self.ready.pop(uid, None)
+        _put(self.unready, uid, is_known and not is_ready)
         _put(self.homeless, uid, is_ready and not member.has_domains and self.ranking.num_layers > 0)
         _put(self.out, uid, is_known and member.out is not None)
         if is_known:
@@ -292,15 +301,27 @@ class Census:
         _put(self.not_completed, uid, len(completed) < len(held))
         _put(self.not_progressed, uid, len(progressed) < len(held))
 
+    def name(self, uid: str) -> str:
+        """Return the name of a member. Raises KeyError for any other pod."""
+        return self.by_uid[uid].pod
+
     def hear(self, member: Member, now_s: float) -> None:
         """Note that the member said something."""
         member.heard_at_s = now_s
-        self.heard.pop(member.uid, None)
         self.heard[member.uid] = None
+        self.heard.move_to_end(member.uid)
+
+    def expect(self, names: Mapping[str, str]) -> None:
+        """Note which pods there are: names by uid."""
+        self._expected = names
+        self.absent = OrderedDict(
+            sorted(((uid, pod) for uid, pod in names.items() if uid not in self.by_uid), key=lambda item: item[1])
+        )
 
     def connect(self, member: Member, session: str, now_s: float) -> None:
         """Bind a new or known member to a connection."""
         self.by_uid[member.uid] = member
+        self.absent.pop(member.uid, None)
         self.by_session[session] = member
         member.session = session
         member.seq = -1
@@ -318,6 +339,8 @@ class Census:
         """Forget a member."""
         self.disconnect(member, 0.0)
         del self.by_uid[member.uid]
+        if member.uid in self._expected:
+            self.absent[member.uid] = self._expected[member.uid]
         member.seat({}, {})
         self.ranking.remove(member.uid)
         self.sort(member, iteration)
@@ -334,7 +357,7 @@ def _is_in(state: WorkerState, iteration: int) -> bool:
     return state.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and state.iteration == iteration
 
 
-def _put(pods: dict[str, None], uid: str, is_member: bool) -> None:
+def _put(pods: MutableMapping[str, None], uid: str, is_member: bool) -> None:
     if is_member:
         pods[uid] = None
     else:

@@ -1,7 +1,5 @@
 """Cutting a plan, and bringing the workers into it."""
 
-from itertools import islice
-
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job, build_plan
 from unbroken_core.membership import Member, Place
@@ -65,9 +63,9 @@ def while_planned(job: Job, now_s: float) -> list[tuple[Member, Place]]:
     deadline_s = job.planned_s + job.settings.timeouts.barrier_s
     if now_s < deadline_s:
         job.wake(deadline_s)
-        names = [census.by_uid[uid].pod for uid in islice(census.not_entered, 5) if uid in census.by_uid]
-        message = f"iteration {job.iteration}: {len(census.not_entered)} pods have not entered, such as "
-        job.say(job.reason, message + shorten_names(names))
+        names = shorten_names(census.not_entered, census.name)
+        message = f"iteration {job.iteration}: waits for {names} to enter the training function"
+        job.say(job.reason, message)
         return []
     late = []
     for uid in census.not_entered:

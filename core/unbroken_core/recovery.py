@@ -13,7 +13,7 @@
 See docs/design/0001-spare-before-respawn.md for the order of `process` and `pod`.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
 from typing import Union
@@ -198,7 +198,7 @@ def _fail(view: Situation) -> Fail:
     return Fail(Reason.BUDGET_EXHAUSTED, f"no rung of the ladder is left (possible: {left}{spent}){why}")
 
 
-def shorten_names(pods: Collection[str]) -> str:
-    """Return at most four names for people."""
-    shown = ", ".join(islice(pods, 4))
+def shorten_names(pods: Collection[str], name: Callable[[str], str] = str) -> str:
+    """Return at most four names for people; `name` makes one of an item."""
+    shown = ", ".join(map(name, islice(pods, 4)))
     return shown if len(pods) <= 4 else f"{shown} and {len(pods) - 4} more pods"
