@@ -151,8 +151,7 @@ class CallWrapper:
         self._breaker.close()
         self._link.close()
         self._gate.uninstall()
-        if self._endpoint is not None:
-            self._endpoint.close()
+        self._drop_endpoint()
         self._leftovers.close()
         release_connections()
 
@@ -163,7 +162,7 @@ class CallWrapper:
         self._progress.forget()
         self._link.forget()
         if self._endpoint is not None:
-            self._endpoint.close()
+            self._endpoint.forget()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Run the function until the job releases this worker; return its value, None for a spare."""
@@ -217,6 +216,9 @@ class CallWrapper:
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
         self._leftovers.collect()
+        if self._state is not None and self._state.active_rank == 0:
+            # It will most likely be rank 0 again: all others wait for its store.
+            self._endpoint.serve()
         while True:
             entered = self._iteration
 
@@ -234,22 +236,33 @@ class CallWrapper:
                 return enter
             if enter.rank is None:
                 self._set_state(enter)
+            else:
+                # Others may have entered, and told this port things that belong to an iteration that is over.
+                self._drop_endpoint()
+                self._endpoint = Endpoint(self._place.pod_address)
             self._report(WorkerPhase.READY)
 
     def _begin(self, enter: Enter) -> None:
         endpoint = self._endpoint
         if endpoint is None:
             raise InternalError("endpoint: want one that was bound before READY, got none")
-        # There is a plan: all ranks have left the former iteration.
-        release_connections()
-        self._leftovers.bury(_kept_store[:])
-        _kept_store.clear()
         self._set_state(enter)
         export(self._place, enter)
+        # There is a plan: all ranks have left the former iteration.
+        former = _kept_store[:]
+        _kept_store.clear()
         if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
-            _kept_store[:] = [endpoint.serve()]
-        endpoint.close()
-        self._endpoint = None
+            # First of all: the others wait for it.
+            endpoint.serve()
+            _kept_store[:] = endpoint.close()
+        self._drop_endpoint()
+        self._leftovers.bury(former)
+        release_connections()
+
+    def _drop_endpoint(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            self._leftovers.bury(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state

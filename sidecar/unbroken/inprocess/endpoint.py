@@ -25,12 +25,15 @@ class Endpoint:
             raise
         self.host = host
         self.port = int(self._socket.getsockname()[1])
+        self._store: Any = None
 
-    def serve(self, timeout: datetime.timedelta = STORE_TIMEOUT) -> Any:
-        """Start a TCPStore on the socket, which it owns from now on, and return it."""
+    def serve(self, timeout: datetime.timedelta = STORE_TIMEOUT) -> None:
+        """Start a TCPStore on the socket, which it owns from now on; harmless when repeated."""
+        if self._store is not None:
+            return
         import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
 
-        return dist.TCPStore(  # type: ignore[attr-defined]
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
             self.host,
             self.port,
             world_size=None,
@@ -40,6 +43,12 @@ class Endpoint:
             master_listen_fd=self._socket.detach(),
         )
 
-    def close(self) -> None:
-        """Close the socket, unless a store owns it."""
+    def close(self) -> list[Any]:
+        """Close the socket, or give away the store that owns it: what drops a store waits for its thread."""
+        self._socket.close()
+        store, self._store = self._store, None
+        return [] if store is None else [store]
+
+    def forget(self) -> None:
+        """Close the socket in a forked child; a store's thread is not there to be joined, so the store is kept."""
         self._socket.close()

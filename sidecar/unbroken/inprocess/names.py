@@ -43,8 +43,8 @@ def _fail_one_lookup() -> None:
         # No such loopback address here. Lookups stay slow, not wrong.
         logger.debug("reverse lookups stay on: error=%s", error)
         return
-    store = endpoint.serve()
-    del store
+    endpoint.serve()
+    endpoint.close()
 
 
 def _forget_name_servers() -> bool:

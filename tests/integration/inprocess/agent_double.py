@@ -56,6 +56,8 @@ class Policy:
     num_active: int
     num_workers: int
     does_respawn: bool = False
+    num_passed_over: int = 0
+    """So many of the first iterations are interrupted together with their plan."""
     does_interrupt: bool = True
     """False: the test says leave()."""
     soft_s: float | None = None
@@ -283,9 +285,9 @@ class AgentDouble:
                 worker.writer = None
             writer.close()
 
-    def _send(self, worker: Worker, message: object) -> None:
+    def _send(self, worker: Worker, *messages: object) -> None:
         if worker.writer is not None:
-            worker.writer.write(wire.encode(message).encode() + b"\n")
+            worker.writer.write(b"".join(wire.encode(message).encode() + b"\n" for message in messages))
 
     def _living(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.is_alive]
@@ -334,19 +336,20 @@ class AgentDouble:
             worker.rank = rank
         master = active[0].report
         assert master is not None
+        is_passed_over = self.iteration < self.policy.num_passed_over
         for worker in living:
-            self._send(
-                worker,
-                Enter(
-                    generation=1,
-                    iteration=self.iteration,
-                    rank=worker.rank,
-                    world_size=len(active),
-                    master_host=master.host,
-                    master_port=master.port,
-                    spare_ranks=len(living) - len(active),
-                ),
+            plan = Enter(
+                generation=1,
+                iteration=self.iteration,
+                rank=worker.rank,
+                world_size=len(active),
+                master_host=master.host,
+                master_port=master.port,
+                spare_ranks=len(living) - len(active),
             )
+            self._send(worker, plan, *([Leave(self.iteration, Cause.POD_LOST, None, "test")] if is_passed_over else []))
+        if is_passed_over:
+            self.phase = JobPhase.INTERRUPTED
 
     def release(self, outcome: JobPhase, message: str = "done") -> None:
         """Let all workers go; call it in the loop."""

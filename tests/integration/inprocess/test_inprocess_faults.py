@@ -43,6 +43,21 @@ def values(job: Any, name: str = "returned") -> list[Any]:
     return sorted(event.values["value"] for event in job.events(name))
 
 
+def test_plan_that_was_interrupted_at_once_leaves_no_port_behind_that_others_may_have_written_to(
+    tmp_path: Path,
+) -> None:
+    """2.9: every iteration has a store of its own, also one that began on some ranks only."""
+    with start(tmp_path, "exception_once", Policy(2, 2, num_passed_over=3)) as job:
+        assert set(job.wait_for_end().values()) == {0}
+        assert values(job) == [f"value of {rank} in 3" for rank in (0, 1)]
+        ready = [
+            (rank, report.iteration, report.port) for rank, report in job.reports if report.phase is WorkerPhase.READY
+        ]
+        ports = {(rank, iteration): port for rank, iteration, port in ready}
+        assert set(ports) >= {(rank, iteration) for rank in (0, 1) for iteration in (-1, 0, 1, 2)}
+        assert len(set(ports.values())) == len(ports)
+
+
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
 def test_exception_restarts_all_workers_in_their_processes(tmp_path: Path, num_workers: int) -> None:
     """2.4, 2.9, 2.20: value pass-through, restart after an exception, CallWrapper given by annotation."""
