@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-import os
 import secrets
 import signal
-import tempfile
 from collections import deque
-from pathlib import Path
 
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.events import (
@@ -15,7 +12,6 @@ from unbroken.agent.events import (
     Event,
     Exit,
     HangUp,
-    Memory,
     Remember,
     RendezvousSaid,
     TellLauncher,
@@ -26,11 +22,11 @@ from unbroken.agent.events import (
 )
 from unbroken.agent.local_server import LocalServer
 from unbroken.agent.member import Member
+from unbroken.agent.memory_file import MemoryFile
 from unbroken.agent.page import StampPage
 from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
-from unbroken_core import wire
-from unbroken_core.errors import WireError, assert_never
+from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 
 logger = logging.getLogger(__name__)
@@ -44,7 +40,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._memory_path = config.directory / "agent.json"
+        self._memory_file = MemoryFile(config.directory)
         identity = Hello(
             protocol=PROTOCOL,
             job=config.settings.job,
@@ -56,7 +52,7 @@ class Agent:
             domains=config.domains,
         )
         self._loop = asyncio.get_running_loop()
-        memory = _recall(self._memory_path)
+        memory = self._memory_file.read()
         self._member = Member(config.settings, identity, config.pod_ip, memory, self._loop.time())
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         socket_path = config.directory / "agent.sock"
@@ -96,6 +92,7 @@ class Agent:
             if exposition is not None:
                 await exposition.cleanup()
             self._page.close()
+            self._memory_file.close()
 
     def _on_task_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None and not self._exit_code.done():
@@ -165,7 +162,7 @@ class Agent:
             case HangUp(reason=reason, retry_s=retry_s):
                 self._uplink.hang_up(reason, retry_s)
             case Remember(memory=memory):
-                _write_atomically(self._memory_path, wire.encode(memory))
+                self._memory_file.write(memory)
             case Exit(code=code):
                 if not self._exit_code.done():
                     self._exit_code.set_result(code)
@@ -191,25 +188,3 @@ def _log_event(event: Event) -> None:
             logger.info("finished: outcome=%s message=%s", outcome, message)
         case _:
             return
-
-
-def _recall(path: Path) -> Memory:
-    try:
-        memory: Memory = wire.decode(path.read_bytes(), Memory)
-    except FileNotFoundError:
-        return Memory()
-    except (OSError, WireError) as error:
-        logger.warning("memory of the former agent is not usable: path=%s error=%s", path, error)
-        return Memory()
-    return memory
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Replace a file. An error is logged only: the memory matters after the next crash, training matters now."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".agent-")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except OSError as error:
-        logger.warning("memory not written: path=%s error=%s", path, error)

@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from unbroken.agent.events import Memory
+from unbroken.agent.memory_file import read_memory
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
@@ -215,8 +215,8 @@ class Job:
 
     def wait_fenced(self, index: int, iteration: int) -> None:
         """Wait until the agent of a pod that is cut off has ended this iteration by itself."""
-        path = self.folder / str(index) / "agent.json"
-        self.wait_for(lambda: decode(path.read_text(), Memory).interrupted >= iteration, f"fenced pod {index}")
+        folder = self.folder / str(index)
+        self.wait_for(lambda: read_memory(folder).interrupted >= iteration, f"fenced pod {index}")
 
     def pod_of(self, rank: int, host: str = "rendezvous") -> int:
         """Return the number of the pod that has a rank now."""
