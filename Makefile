@@ -26,7 +26,7 @@ $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
 	@touch $@
 
 test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
-	$(PYTEST) -n 2 --dist worksteal -m 'not cluster' tests/unit tests/contract tests/simulation tests/integration \
+	$(PYTEST) -n 2 --dist worksteal -m 'not cluster and not soak' tests/unit tests/contract tests/simulation tests/integration \
 	    --junitxml=$(REPORT) $(ARGS)
 
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
@@ -75,7 +75,8 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) tests/e2e --junitxml=$(REPORT) $(ARGS)
 
-soak: $(STAMP) ## Many random faults: in the simulation (SCHEDULES=number), then in real jobs (JOBS=number, about 1 minute each)
+soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: simulated (SCHEDULES=number) and in real jobs (JOBS=number)
+	$(PYTEST) tests/integration -m soak $(ARGS)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 

@@ -12,6 +12,7 @@ from unbroken.agent.events import (
     Event,
     Exit,
     HangUp,
+    LauncherSaid,
     Remember,
     RendezvousSaid,
     TellLauncher,
@@ -19,6 +20,8 @@ from unbroken.agent.events import (
     TellWorker,
     Terminated,
     Ticked,
+    WorkerLost,
+    WorkerSaid,
 )
 from unbroken.agent.local_server import LocalServer
 from unbroken.agent.member import Member
@@ -119,6 +122,9 @@ class Agent:
             for action in self._member.settle(now_s):
                 self._act(action)
             self._set_timer()
+            if any(isinstance(event, (WorkerSaid, WorkerLost, LauncherSaid)) for event in self._events):
+                # Steps first: a fault that follows one at once is not one without progress.
+                self._member.take(Ticked(self._page.read()), now_s)
         except Exception as error:
             if not self._exit_code.done():
                 self._exit_code.set_exception(error)

@@ -65,6 +65,7 @@ def take_groups() -> list[Any]:
     # Also after an init_process_group that was interrupted half-way: it has counted itself already, and the next group
     # would have another name here than on the other ranks, which would wait for each other for ever.
     _empty_registry()
+    _unhook()
     return groups
 
 
@@ -97,6 +98,21 @@ def _empty_registry() -> None:
         registry.clear()
     c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
     world.group_count = 0
+
+
+def _unhook() -> None:
+    """Take torch's hooks for uncaught exceptions away.
+
+    Each init_process_group puts one more around the last, and destroying the group leaves it there: every line of a
+    final traceback would bear the rank once a restart, until the hooks are nested too deep to be called at all.
+    """
+    hook: Any = sys.excepthook
+    while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+        cells = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+        if "old_hook" not in cells:
+            break
+        hook = cells["old_hook"].cell_contents
+    sys.excepthook = hook
 
 
 def _nccl_backends(group: "torch.distributed.ProcessGroup") -> list[Any]:

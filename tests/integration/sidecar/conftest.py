@@ -66,12 +66,12 @@ class RunningJob:
         lines = [line.split() for line in self._events.read_text().splitlines()]
         return [WorkloadEvent(n, int(r), int(i), int(p)) for n, r, i, p in lines if n.startswith(name)]
 
-    def wait_for(self, is_true: Callable[[], Any], what: str) -> Any:
+    def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
         """Wait for a condition and return its value; fails with all output when it does not come."""
-        until_s = time.monotonic() + LIMIT_S
+        until_s = time.monotonic() + limit_s
         while not (value := is_true()):
             if time.monotonic() > until_s:
-                pytest.fail(f"no {what} within {LIMIT_S} s:\n{self.text()}")
+                pytest.fail(f"no {what} within {limit_s} s:\n{self.text()}")
             time.sleep(0.02)
         return value
 
