@@ -8,7 +8,7 @@ their first collective after the restart.
 - unbroken: `unbroken run` with one pod of N workers: real rendezvous, agent and launcher. The launcher starts each
   worker as a process of its own, which imports torch itself; nobody is forked. For a kill there are N pods of one
   worker, each with its agent and launcher; the killed one is not replaced (rungs in-process and world), as the peer
-  does not replace it either.
+  does not replace it either. `--kinds pods,spare` shows an exception in such pods, and a kill with one warm spare.
 - nvrx-default, nvrx-tight: nvidia-resiliency-ext 0.4.1 with an added Abort that frees gloo; default options, and every
   interval 10 ms with last_call_wait 0. nvrx-documented: as it comes, with a gloo timeout of 10 s. Its workers are
   forked from a process that has imported torch, and one c10d store serves all iterations. c10d's reverse DNS lookups,
@@ -71,9 +71,12 @@ def command(job: Job) -> list[str]:
     """Return the command of a job."""
     if job.system == "unbroken":
         options = ["--pods", "1", "--ranks-per-pod", str(job.size), "--quiet"]
-        if job.kind == "kill":
+        if job.kind != "exception":
             # A pod is lost whole with its worker.
             options = ["--pods", str(job.size), "--ranks-per-pod", "1", "--quiet"]
+        if job.kind == "spare":
+            options += ["--spares", "1"]
+        if job.kind == "kill":
             options += ["--rungs", "in-process,world", "--min-pods", "1", "--max-replacements", "0"]
         return [sys.executable, "-m", "unbroken", "run", *options, str(HERE / "recovery_unbroken.py")]
     python = sys.executable if job.system == "floor" else str(peer_python())
@@ -121,11 +124,15 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 # One survivor has nobody to do a collective with.
                 continue
             for system in arguments.systems.split(","):
-                if kind == "kill" and system == "floor":
-                    # The floor of a kill is that of an exception: there is nothing to detect.
+                if kind != "exception" and system == "floor":
+                    # The floor of all kinds is that of an exception: there is nothing to detect.
                     continue
-                num_jobs = arguments.kill_jobs if kind == "kill" else 1
-                faults = 1 if kind == "kill" else arguments.faults
+                if kind in ("spare", "pods") and system != "unbroken":
+                    # The peer has neither pods nor a spare for a worker that was killed.
+                    continue
+                is_kill = kind in ("kill", "spare")
+                num_jobs = arguments.kill_jobs if is_kill else 1
+                faults = 1 if is_kill else arguments.faults
                 if system == "nvrx-documented":
                     num_jobs, faults = 1, min(faults, 2)
                 rows.append(measure_one(Job(system, kind, size, faults), num_jobs, arguments.loud))

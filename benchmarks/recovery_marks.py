@@ -19,7 +19,7 @@ class Scenario:
     """What to do to the workers."""
 
     kind: str
-    """exception or kill."""
+    """exception or pods (the same in pods of one worker), kill or spare (the same with a spare pod)."""
     num_faults: int
     marks: Path
 
@@ -68,11 +68,12 @@ def after_first_collective(scenario: Scenario, iteration: int, rank: int, world_
     dist.all_reduce(tensor)
     if iteration >= scenario.num_faults:
         return
-    victim = world_size - 1 if scenario.kind == "kill" else iteration % world_size
+    is_kill = scenario.kind in ("kill", "spare")
+    victim = world_size - 1 if is_kill else iteration % world_size
     if rank == victim:
         time.sleep(SETTLE_S)
         mark(scenario, "fault", iteration)
-        if scenario.kind == "kill":
+        if is_kill:
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("injected by the benchmark")
     dist.all_reduce(tensor)
