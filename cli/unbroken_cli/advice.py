@@ -24,6 +24,7 @@ _ENDS = {
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
     "FailedBeforeReady": "mend the script or its command: it ends before it is ready",
+    "PolicyRefused": "let rank_assignment in the script and world, topology in the job's spec say the same",
     "RecoveryTimeout": "see the log of the pod that the message names, then delete the job and apply it again",
 }
 """By reason of a job that failed, what helps."""

@@ -51,6 +51,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.planning import late_fault, master_endpoint, send_plan, while_planned, while_running
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.script import hear_script
 from unbroken_core.settings import JobSettings
 from unbroken_core.status import build_status
 
@@ -147,6 +148,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     job.send(member, Welcome(PROTOCOL, job.generation, heartbeat_interval_s(job.settings.timeouts)))
     if hello.plan is not None:
         begin_adoption(job, now_s)
+    hear_script(job, member)
     job.sort(member)
     inspect(job, member, now_s)
     _bring_up_to_date(job, member)
@@ -169,6 +171,8 @@ def _place(job: Job, member: Member, hello: Hello) -> None:
         member.gone = observed.gone
     planned = hello.plan.domains if hello.plan is not None else ()
     domains = (observed.domains if observed is not None else ()) or hello.domains or planned
+    if job.script.names_domains:
+        domains = () if member.has_domains else planned
     if domains or not member.has_domains:
         member.has_domains = bool(domains)
         job.census.ranking.place(member.uid, member.pod, domains)
@@ -232,6 +236,7 @@ def _hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: floa
         member.is_leaving = True
     job.is_changed = True
     _update(job, member, message.workers, now_s)
+    hear_script(job, member)
     job.sort(member)
     inspect(job, member, now_s)
 
@@ -268,7 +273,7 @@ def _observe(job: Job, observation: Observation, now_s: float) -> None:
 def _observe_pod(job: Job, member: Member, pod: PodObservation, now_s: float) -> None:
     member.gone = pod.gone
     member.node = pod.node or member.node
-    if pod.domains:
+    if pod.domains and not job.script.names_domains:
         member.has_domains = True
         job.census.ranking.place(member.uid, member.pod, pod.domains)
     job.sort(member)

@@ -59,6 +59,8 @@ def hopeless_text(job: Job) -> str:
     for uid in job.census.hopeless:
         member = job.census.by_uid[uid]
         for local_rank, place in member.places.items():
+            if place.refusal:
+                return f"{member.pod} worker {local_rank}: {place.refusal}"
             if place.is_retired:
                 return f"{member.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
             if place.is_hopeless:

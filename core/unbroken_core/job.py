@@ -6,7 +6,7 @@ from unbroken_core.events import Action, Close, Send
 from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
-from unbroken_core.messages import Plan, PodObservation, RendezvousMessage
+from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
@@ -17,6 +17,22 @@ class Adoption:
     """A job that runs already is being taken over from its agents."""
 
     since_s: float
+
+
+@dataclass
+class Script:
+    """What the workers' script asks for."""
+
+    policy: Policy | None = None
+    source: str = ""
+    """Worker that asked first; "" before any has spoken."""
+    iteration: int = -1
+    """Highest iteration of those who ask for it."""
+
+    @property
+    def names_domains(self) -> bool:
+        """Whether the script, not the operator, says where pods are."""
+        return self.policy is not None and bool(self.policy.layers)
 
 
 @dataclass
@@ -54,6 +70,7 @@ class Job:
     def __init__(self, settings: JobSettings, generation: int, now_s: float) -> None:
         self.settings = settings
         self.rules = Rules.of(settings)
+        self.script = Script()
         self.generation = generation
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's generation."""

@@ -40,16 +40,18 @@ class Place:
     """How the last process that ended too early has ended."""
     is_retired: bool = False
     """It had more faults than a rank may have."""
+    refusal: str = ""
+    """Why the script of its process can have no part in the job; "" when it can."""
 
     @property
     def is_hopeless(self) -> bool:
         """Whether no further process is started here."""
-        return self.is_retired or self.num_short_lives >= MAX_START_ATTEMPTS
+        return self.is_retired or bool(self.refusal) or self.num_short_lives >= MAX_START_ATTEMPTS
 
     @property
     def is_dead(self) -> bool:
         """Whether only a new process could be ready."""
-        is_out = self.replacing is not None or self.is_retired
+        is_out = self.replacing is not None or self.is_retired or bool(self.refusal)
         return is_out or self.state.phase in (WorkerPhase.GONE, WorkerPhase.STARTING)
 
     @property
@@ -172,6 +174,8 @@ def new_member(session: str, hello: Hello, now_s: float) -> Member:
 
 def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
     before, place.state = place.state, state
+    if state.incarnation > before.incarnation:
+        place.refusal = ""
     if place.replacing is not None and state.incarnation > place.replacing:
         place.replacing = None
         place.is_order_sent = False
@@ -310,6 +314,15 @@ class Census:
         member.heard_at_s = now_s
         self.heard[member.uid] = None
         self.heard.move_to_end(member.uid)
+
+    def follow(self, rules: Rules, keeps_domains: bool) -> None:
+        """Rank by other rules from now on; the tree is new. Without `keeps_domains` nobody's domains are known."""
+        former, self.ranking = self.ranking, Ranking(rules)
+        for member in self.by_uid.values():
+            member.has_domains = member.has_domains and keeps_domains
+            domains = former.domains(member.uid) if member.has_domains else ()
+            self.ranking.place(member.uid, member.pod, domains)
+            self.ranking.fit(member.uid, member.healthy_locals())
 
     def expect(self, names: Mapping[str, str]) -> None:
         """Note which pods there are: names by uid."""

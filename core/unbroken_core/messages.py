@@ -33,6 +33,29 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class PolicyLayer:
+    """One layer of a script's `Tree`; the first is the job, the pod is below the last. Fields as in `Layer`."""
+
+    min_ranks: int = 1
+    max_ranks: int | None = None
+    replace_from: bool = False
+    close_gaps: bool = False
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a script's rank assignment asks of the coordinator: the same on all workers, within the job's spec."""
+
+    max_ranks: int | None = None
+    divisible_by: int = 1
+    fills_gaps: bool = False
+    """Ranks that are lost without a spare are taken by the highest ones, in order (FillGaps)."""
+    layers: tuple[PolicyLayer, ...] = ()
+    """Of a Tree, outermost first; empty: those of the spec."""
+    root_key: str = ""
+
+
+@dataclass(frozen=True)
 class WorkerState:
     """One worker of a pod."""
 
@@ -51,6 +74,10 @@ class WorkerState:
     """Last step reported by ping(step=); -1 when the script reports none."""
     has_progress: bool = False
     """Whether the worker pinged in this iteration."""
+    policy: Policy | None = None
+    """What its script asks for; None: nothing, or not known in this phase."""
+    keys: tuple[str, ...] = ()
+    """Name of its domain in each layer of the policy but the first."""
 
 
 @dataclass(frozen=True)
@@ -322,6 +349,9 @@ class WorkerReport:
     port: int = 0
     fault: Fault | None = None
     has_progress: bool = False
+    policy: Policy | None = None
+    keys: tuple[str, ...] = ()
+    """Both in every phase: a new agent or rendezvous may ask at any time."""
 
 
 @dataclass(frozen=True)

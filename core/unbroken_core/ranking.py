@@ -313,6 +313,7 @@ class Ranking:
             [*places, *others],
             order=pod_order,
             keeps_whole=not self.rules.may_split,
+            fills_gaps=self.rules.fills_gaps,
         )
         tree.world_rule = self._world_rule(tree)
         for uid, seat in self._seats.items():

@@ -141,6 +141,7 @@ class Reason(Word):
     STARTUP_TIMEOUT = "StartupTimeout"
     RECOVERY_TIMEOUT = "RecoveryTimeout"
     NO_PROGRESS = "NoProgress"
+    POLICY_REFUSED = "PolicyRefused"
     COMPLETED = "AllRanksCompleted"
     INVALID_SPEC = "InvalidSpec"
     TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"

@@ -1,15 +1,29 @@
-"""What the ranks of a job must keep to."""
+"""What the ranks of a job must keep to: its spec, narrowed by what the script asks for.
 
+world.maxRanks, MaxActiveWorldSize, Tree's root             the smallest holds
+world.divisibleBy, ActiveWorldSizeDivisibleBy               all hold: the least common multiple
+minReplicas, min_ranks of Tree's root                       the largest holds
+topology.layers, Tree's layers                              one of the two
+"""
+
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unbroken_core.errors import InputError
+from unbroken_core.messages import Policy, PolicyLayer
 from unbroken_core.rank_tree import TreeLayer
+from unbroken_core.rank_tree.layers import layer_violations
 from unbroken_core.renumber import divisible_active_world_size, max_active_world_size
 from unbroken_core.settings import JobSettings, Layer
+
+_ROOT = PolicyLayer(replace_from=True)
+"""The job as a whole, as the spec has it."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The part of the settings that the assignment of ranks depends on."""
+    """The part of spec and script that the assignment of ranks depends on."""
 
     replicas: int
     minimum_replicas: int
@@ -18,19 +32,37 @@ class Rules:
     max_ranks: int | None
     divisible_by: int
     layers: tuple[Layer, ...]
+    root: PolicyLayer = _ROOT
+    """What holds for the job as a whole, beside its size."""
+    fills_gaps: bool = False
 
     @classmethod
-    def of(cls, settings: JobSettings) -> "Rules":
-        """Return the rules of a job."""
-        return cls(
-            settings.replicas,
-            settings.minimum_replicas,
-            settings.ranks_per_pod,
-            settings.minimum_ranks_per_pod,
-            settings.max_ranks,
-            settings.divisible_by,
-            settings.layers,
+    def of(cls, settings: JobSettings, policy: Policy | None = None) -> "Rules":
+        """Return the rules of a job. Raises InputError that says where spec and script contradict each other."""
+        for message in _contradictions(settings, policy or Policy()):
+            raise InputError(message)
+        asked = policy or Policy()
+        root = asked.layers[0] if asked.layers else _ROOT
+        limits = [limit for limit in (settings.max_ranks, asked.max_ranks, root.max_ranks) if limit is not None]
+        inner = tuple(
+            Layer(f"layers[{depth}]", "", layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
+            for depth, layer in enumerate(asked.layers)
+            if depth
         )
+        rules = cls(
+            replicas=settings.replicas,
+            minimum_replicas=settings.minimum_replicas,
+            ranks_per_pod=settings.ranks_per_pod,
+            minimum_ranks_per_pod=settings.minimum_ranks_per_pod,
+            max_ranks=min(limits, default=None),
+            divisible_by=math.lcm(settings.divisible_by, asked.divisible_by),
+            layers=inner or settings.layers,
+            root=root,
+            fills_gaps=asked.fills_gaps,
+        )
+        for message in rules._violations():
+            raise InputError(message)
+        return rules
 
     @property
     def may_split(self) -> bool:
@@ -53,16 +85,51 @@ class Rules:
         return divisible_active_world_size(num_ranks, size, self.divisible_by)
 
     def tree_layers(self) -> list[TreeLayer]:
-        """Return the layers of the job's tree: the job, those of the settings, the pod."""
+        """Return the layers of the job's tree: the job, those of spec or script, the pod."""
         unit = 1 if self.may_split else self.ranks_per_pod
-        minimum = self.minimum_replicas * self.minimum_ranks_per_pod
-        # A chain of layers that allow something begins at the pod; the job itself is not in the settings.
-        closes_gaps = bool(self.layers) and self.layers[-1].close_gaps
+        root = self.root
+        minimum = max(self.minimum_replicas * self.minimum_ranks_per_pod, root.min_ranks)
+        maximum = self.full_ranks if root.max_ranks is None else min(self.full_ranks, root.max_ranks)
+        # A chain of layers that allow something begins at the pod.
+        closes_gaps = self.layers[-1].close_gaps if self.layers else root.close_gaps
         return [
-            TreeLayer("job", minimum, self.full_ranks, replace_from=True, unit=unit),
+            TreeLayer("job", minimum, maximum, root.replace_from, root.close_gaps, unit),
             *(
                 TreeLayer(layer.name, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps, unit)
                 for layer in self.layers
             ),
             TreeLayer("pod", self.minimum_ranks_per_pod, None, True, closes_gaps, unit),
         ]
+
+    def _violations(self) -> Iterator[str]:
+        if self.max_ranks is not None and self.max_ranks < self.divisible_by:
+            yield (
+                f"want room for a multiple of {self.divisible_by} active ranks (world.divisibleBy and "
+                f"ActiveWorldSizeDivisibleBy), got at most {self.max_ranks} (world.maxRanks and MaxActiveWorldSize)"
+            )
+        if self.divisible_by > self.full_ranks:
+            yield (
+                f"want a multiple of {self.divisible_by} active ranks (world.divisibleBy and "
+                f"ActiveWorldSizeDivisibleBy), got replicas x ranksPerPod = {self.full_ranks}"
+            )
+        yield from layer_violations(self.tree_layers())
+
+
+def _contradictions(settings: JobSettings, asked: Policy) -> Iterator[str]:
+    """Yield what a script may not ask for in this job."""
+    if asked.divisible_by < 1 or (asked.max_ranks is not None and asked.max_ranks < 1):
+        yield f"want at least 1 active rank, got MaxActiveWorldSize({asked.max_ranks}) and {asked.divisible_by}"
+    if asked.layers and settings.layers:
+        names = ", ".join(layer.name for layer in settings.layers)
+        yield f"want the layers in one place, got topology.layers ({names}) in the job's spec and Tree in the script"
+    full = settings.replicas * settings.ranks_per_pod
+    least = asked.layers[0].min_ranks if asked.layers else 0
+    if least > full:
+        yield f"Tree: layers[0].min_ranks: want at most replicas x ranksPerPod ({full}), got {least}"
+    is_whole = settings.minimum_ranks_per_pod == settings.ranks_per_pod
+    for depth, layer in enumerate(asked.layers):
+        if is_whole and layer.max_ranks is not None and layer.max_ranks < settings.ranks_per_pod:
+            yield (
+                f"Tree: layers[{depth}].max_ranks: want at least ranksPerPod ({settings.ranks_per_pod}), because pods "
+                f"are kept whole unless world.minRanksPerPod allows otherwise, got {layer.max_ranks}"
+            )

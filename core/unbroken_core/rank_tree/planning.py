@@ -191,6 +191,9 @@ def _ranks_below(tree: Ranked, domain: Domain) -> list[int]:
 def _backfill(draft: Draft) -> None:
     """Let the highest ranks of each backfill domain take the vacant ones, lowest to first in tree order."""
     tree = draft.tree
+    if tree.fills_gaps:
+        _fill_gaps(draft)
+        return
     depth = backfill_depth(tree.layers)
     if depth == len(tree.layers):
         return
@@ -205,6 +208,16 @@ def _backfill(draft: Draft) -> None:
         # Fewer donors than vacant ranks: the rest is closed by shifting.
         for rank, leaf in zip(ranks, vacant, strict=False):
             draft.take_over(tree.by_rank[rank], leaf)
+
+
+def _fill_gaps(draft: Draft) -> None:
+    """Let the ranks above the new size take the vacant ones below it, in order; others stay."""
+    tree = draft.tree
+    size = len(tree.by_rank) - len(draft.vacant)
+    gaps = sorted((rank, leaf) for leaf, rank in draft.vacant.items() if rank < size)
+    movers = [leaf for leaf in tree.by_rank[size:] if leaf != HOLE]
+    for (_rank, vacated), mover in zip(gaps, movers, strict=True):
+        draft.take_over(mover, vacated)
 
 
 def _highest(tree: Ranked, count: int) -> list[int]:

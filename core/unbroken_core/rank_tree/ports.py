@@ -25,6 +25,7 @@ class Ranked(Protocol):
     num_lost: int
     num_plans: int
     keeps_whole: bool
+    fills_gaps: bool
 
     def __len__(self) -> int: ...
 

@@ -29,19 +29,23 @@ class RankTree:
         world_rule: WorldRule | None = None,
         order: Order | None = natural_order,
         keeps_whole: bool = False,
+        *,
+        fills_gaps: bool = False,
     ) -> None:
         """Build the tree; nobody has a rank before `start`.
 
         `order` None keeps the order in which the names first appear. With `keeps_whole`, all places have one size, the
         innermost layer's minimum and the unit of all layers: local order is kept, `rank % size` is the local rank. The
-        world's size may cut the last place in two; the next plan puts it together before all else. Raises InputError
-        for layers that contradict themselves, no worker at all, and places that do not fit the layers or appear twice.
+        world's size may cut the last place in two; the next plan puts it together before all else. With `fills_gaps`,
+        the highest ranks take what no spare has taken, in order. Raises InputError for layers that contradict
+        themselves, no worker at all, and places that do not fit the layers or appear twice.
         """
         for message in layer_violations(layers):
             raise InputError(message)
         self.layers = tuple(layers)
         self.world_rule = world_rule
         self.keeps_whole = keeps_whole
+        self.fills_gaps = fills_gaps
         self._order = order
         self.root = Domain(self.layers[0].name, (), None, self.layers[0])
         self.places: dict[str, Domain] = {}

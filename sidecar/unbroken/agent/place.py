@@ -105,6 +105,8 @@ def in_process_state(place: Place, is_finished: bool) -> WorkerState:
         _stronger(worker.fault, place.found),
         place.step,
         worker.has_progress,
+        worker.policy,
+        worker.keys,
     )
 
 

@@ -31,6 +31,7 @@ from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.names import stop_reverse_lookups
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.plugins import Plugins
+from unbroken.inprocess.policy import ask, first_state, refuse_inside
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.sockets import release_connections
 from unbroken.inprocess.stacks import log_hang
@@ -79,7 +80,8 @@ class CallWrapper:
         self._gate = Gate()
         self._progress = Progress(place.local_rank, place.incarnation)
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation)
-        self._link = Link(place.folder, attach, self._progress, options.beat_s)
+        asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
+        self._link = Link(place.folder, attach, self._progress, options.beat_s, asked)
         self._leftovers = Leftovers()
         self._plugins = Plugins(options)
         self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
@@ -186,6 +188,7 @@ class CallWrapper:
         """
         entry.refuse_other_threads()
         entry.refuse_a_group()
+        refuse_inside(options.rank_assignment)
         self._num_inner += 1
         name_apart(self._num_inner)
         plugins, depth = self._plugins, self._plugins.depth

@@ -10,10 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
+from unbroken.inprocess.policy import Asked
 from unbroken.inprocess.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
+_NOTHING = Asked()
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,15 @@ class Orders:
 class Link:
     """Connection, its thread, and the newest orders."""
 
-    def __init__(self, folder: Path, attach: Attach, progress: Progress, beat_s: float) -> None:
+    def __init__(
+        self, folder: Path, attach: Attach, progress: Progress, beat_s: float, asked: Asked = _NOTHING
+    ) -> None:
+        """`asked` goes with every report."""
         self._folder = folder
         self._hello = wire.encode(attach).encode() + b"\n"
         self._progress = progress
         self._beat_s = beat_s
+        self._asked = asked
         self._state = b""
         self._send_lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -91,7 +97,7 @@ class Link:
 
     def report(self, report: WorkerReport) -> None:
         """Tell the agent what this worker is now; when it is away, as soon as it is back."""
-        line = wire.encode(report).encode() + b"\n"
+        line = wire.encode(replace(report, policy=self._asked.policy, keys=self._asked.keys)).encode() + b"\n"
         with self._send_lock:
             self._state = line
             connection = self._socket

@@ -12,7 +12,7 @@ from unbroken.inprocess.completion import Completion
 from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
-from unbroken.inprocess.policy import refuse_policy
+from unbroken.inprocess.policy import refuse_beside_tree, refuse_policy
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
 from unbroken.inprocess.terminate import Terminate
 
@@ -62,6 +62,7 @@ class Options:
         _check_order(self)
         refuse_policy("rank_assignment", self.rank_assignment)
         refuse_policy("rank_filter", self.rank_filter)
+        refuse_beside_tree(self.rank_assignment, self.rank_filter)
 
     @property
     def beat_s(self) -> float:

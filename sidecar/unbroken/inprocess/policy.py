@@ -1,44 +1,118 @@
-"""Rank assignment and filter of a wrapper, held against what the job's coordinator assigns.
+"""Rank assignment and filter of a wrapper, as settings that the job's coordinator plans with.
 
-The coordinator decides, from the job's spec, before this process is asked. So a policy is accepted when every plan of
-the coordinator either follows it by construction or can be seen not to.
+The coordinator decides about ranks before this process is asked. So a wrapper says with its first word what it asks
+for, as numbers, never as code. Wrapped functions inside of another one come too late for that: what they ask for is
+held against each plan.
 """
 
-from collections.abc import Callable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from unbroken.inprocess.environment import Place
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
     FillGaps,
     FilterCountGroupedByKey,
+    Layer,
+    LayerFlag,
     MaxActiveWorldSize,
     RankAssignment,
     ShiftRanks,
     Tree,
     steps_of,
 )
+from unbroken.inprocess.state import State
+from unbroken_core.messages import Policy, PolicyLayer
 
 _INSTEAD: dict[type[RankAssignment], str] = {
-    Tree: "topology.layers, world.maxRanks and world.divisibleBy",
-    FilterCountGroupedByKey: "minRanks of a layer in topology.layers",
-    FillGaps: "closeGaps of a layer in topology.layers",
+    FilterCountGroupedByKey: "min_ranks of a Tree's Layer, or minRanks of a layer in topology.layers of the job's spec",
 }
-"""Where the spec says what a policy of this class says."""
+"""What says the same as a policy of this class."""
+_FIRST_PLAN = (
+    "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
+    "where neither is known"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one worker asks of the coordinator."""
+
+    policy: Policy | None = None
+    keys: tuple[str, ...] = ()
+    """Names of its domains in the layers of a Tree below the root."""
 
 
 def refuse_policy(name: str, policy: RankAssignment | None) -> None:
-    """Raises ValueError for a policy that the coordinator cannot be held to."""
+    """Raises ValueError for a policy that cannot be said in settings."""
     for step in _steps(policy):
         # Not isinstance: what a subclass decides, nobody knows.
         if type(step) not in _CHECKS:
             instead = next((text for kind, text in _INSTEAD.items() if isinstance(step, kind)), "")
-            instead = instead or "minReplicas, world and topology"
+            instead = instead or "the job's spec (minReplicas, world, topology) for what they do not say"
             raise ValueError(
-                f"{name}: ranks are assigned by the job's coordinator; want None, one of "
-                f"{', '.join(sorted(kind.__name__ for kind in _CHECKS))} or a composition of them, "
-                f"and {instead} in the job's spec, got {step!r}"
+                f"{name}: ranks are assigned by the job's coordinator, which runs no code of the script; want None, "
+                f"one of {', '.join(sorted(kind.__name__ for kind in _CHECKS))} or a composition of them, "
+                f"and {instead}, got {step!r}"
             )
+        if isinstance(step, Tree) and not step.layers:
+            raise ValueError(f"{name}: Tree: layers: want at least the root, got none")
+        if isinstance(step, Tree) and step.world_size_filter is not None:
+            raise ValueError(
+                f"{name}: Tree: world_size_filter: want None, because the coordinator runs no code of the script; set "
+                f"world.divisibleBy or world.maxRanks in the job's spec, got {step.world_size_filter!r}"
+            )
+
+
+def refuse_beside_tree(assignment: RankAssignment | None, rank_filter: RankAssignment | None) -> None:
+    """Raises ValueError for a filter beside a Tree, which renumbers and activates in one step."""
+    if rank_filter is not None and any(isinstance(step, Tree) for step in _steps(assignment)):
+        raise ValueError(f"rank_filter: want None, because Tree decides who is active, got {rank_filter!r}")
+
+
+def refuse_inside(assignment: RankAssignment | None) -> None:
+    """Raises ValueError for what only the outermost of several wrapped functions can ask for."""
+    for step in _steps(assignment):
+        if isinstance(step, (Tree, FillGaps)):
+            raise ValueError(
+                f"rank_assignment: want {type(step).__name__} on the outermost wrapped function, because ranks are "
+                "assigned before it begins, got it inside of another one"
+            )
+
+
+def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, state: State) -> Asked:
+    """Return what a wrapper asks for; `state` is this worker before the first plan.
+
+    Raises ValueError that names the layer when a key function of a Tree fails.
+    """
+    steps = [*_steps(rank_filter), *_steps(assignment)]
+    limits = [step.max_active_world_size for step in steps if isinstance(step, MaxActiveWorldSize)]
+    tree = next((step for step in steps if isinstance(step, Tree)), None)
+    keys = () if tree is None else tuple(_key(depth, layer, state) for depth, layer in enumerate(tree.layers))
+    policy = Policy(
+        max_ranks=min((limit for limit in limits if limit is not None), default=None),
+        divisible_by=math.lcm(*(step.divisor for step in steps if isinstance(step, ActiveWorldSizeDivisibleBy))),
+        # The first step that renumbers, the rightmost, leaves no gap to those after it.
+        fills_gaps=any(isinstance(step, FillGaps) for step in _renumbering(steps)[-1:]),
+        layers=() if tree is None else tuple(_layer(layer) for layer in tree.layers),
+        root_key=keys[0] if keys else "",
+    )
+    return Asked(None if policy == Policy() else policy, keys[1:])
+
+
+def first_state(environment: Mapping[str, str], place: Place) -> State:
+    """Return this worker before the first plan. What is not known is None, or 0 for the size of the world."""
+    text, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    rank = int(text) if text.isdecimal() else None
+    # Pods are NAME-NUMBER, as ranks are in their first order.
+    numbered = re.search(r"-(\d+)$", environment.get("UNBROKEN_POD", ""))
+    if rank is None and numbered is not None:
+        rank = int(numbered[1]) * place.local_world_size + place.local_rank
+    return State(rank=rank, world_size=int(size) if size.isdecimal() else 0)
 
 
 def violation(policy: RankAssignment | None, active_world_size: int) -> str:
@@ -47,9 +121,28 @@ def violation(policy: RankAssignment | None, active_world_size: int) -> str:
     return next(filter(None, found), "")
 
 
+def _key(depth: int, layer: Layer, state: State) -> str:
+    try:
+        return str(layer.key_or_fn(state)) if callable(layer.key_or_fn) else layer.key_or_fn
+    except Exception as error:
+        raise ValueError(
+            f"rank_assignment: Tree: layers[{depth}].key_or_fn: want a name for {state}, "
+            f"got {type(error).__name__}: {error} ({_FIRST_PLAN})"
+        ) from error
+
+
+def _layer(layer: Layer) -> PolicyLayer:
+    flag = layer.flag or LayerFlag(0)
+    return PolicyLayer(
+        layer.min_ranks, layer.max_ranks, bool(flag & LayerFlag.RESERVE), bool(flag & LayerFlag.BACKFILL)
+    )
+
+
+def _renumbering(steps: list[Any]) -> list[Any]:
+    return [step for step in steps if isinstance(step, (ShiftRanks, FillGaps))]
+
+
 def _follows(_step: Any, _size: int) -> str:
-    # Survivors keep their order: spares take the place of the lost, what they cannot take is closed by shifting. Who
-    # has no rank is a spare that the spec asks for, or one too many for its limits.
     return ""
 
 
@@ -72,6 +165,8 @@ def _check_divisor(step: ActiveWorldSizeDivisibleBy, size: int) -> str:
 
 _CHECKS: dict[type[Any], Callable[[Any, int], str]] = {
     ShiftRanks: _follows,
+    FillGaps: _follows,
+    Tree: _follows,
     ActivateAllRanks: _follows,
     MaxActiveWorldSize: _check_maximum,
     ActiveWorldSizeDivisibleBy: _check_divisor,

@@ -35,9 +35,9 @@ class Wrapper:
         abort: frees a blocked main thread; None leaves it blocked.
         finalize: runs after the function was left.
         health_check: runs at the start of every iteration and after `finalize`.
-        rank_assignment, rank_filter: the job's coordinator assigns ranks. ShiftRanks and the filters of the active
-            world are accepted and held against its plans; a plan that does not follow ends the call with RestartAbort.
-            Other policies are refused: the error names the part of the job's spec that says the same.
+        rank_assignment, rank_filter: sent to the job's coordinator, which assigns ranks by them, within the job's
+            spec; the same on all workers, or the job fails with the words of both. Classes of one's own and
+            FilterCountGroupedByKey are refused: the error names what says the same.
         monitor_thread_interval, monitor_process_interval, heartbeat_interval: accepted and without effect: push.
         progress_watchdog_interval: longest time between two automatic stamps of progress.
         soft_timeout, hard_timeout, heartbeat_timeout, last_call_wait, termination_grace_time: the job's `timeouts`

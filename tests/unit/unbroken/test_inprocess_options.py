@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from unbroken import inprocess
+from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.policy import violation
@@ -89,10 +90,27 @@ def test_option_of_a_wrong_type_is_refused_by_name(options: dict[str, Any], mess
         ({"soft_timeout": seconds(0)}, "soft_timeout: want more than 0 seconds, got 0"),
         ({"last_call_wait": seconds(-1)}, "last_call_wait: want more than 0 seconds, got -1"),
         ({"monitor_process_logfile": "log"}, "monitor_process_logfile: want an absolute path, got 'log'"),
-        ({"rank_assignment": inprocess.rank_assignment.FillGaps()}, "closeGaps of a layer"),
-        ({"rank_assignment": inprocess.rank_assignment.Tree([])}, "topology.layers, world.maxRanks"),
-        ({"rank_assignment": OwnPolicy()}, "minReplicas, world and topology in the job's spec, got <.*OwnPolicy"),
-        ({"rank_assignment": inprocess.Compose(OwnPolicy(), ShiftRanks())}, "minReplicas, world and topology"),
+        ({"rank_assignment": ra.Tree([])}, "Tree: layers: want at least the root, got none"),
+        (
+            {"rank_assignment": ra.Tree([ra.Layer()], lambda size: size // 4 * 4)},
+            r"world_size_filter: want None, .* set world.divisibleBy or world.maxRanks in the job's spec, got <f",
+        ),
+        (
+            {"rank_assignment": ra.Tree([ra.Layer()]), "rank_filter": MaxActiveWorldSize(4)},
+            "rank_filter: want None, because Tree decides who is active, got <.*MaxActiveWorldSize",
+        ),
+        (
+            {"rank_assignment": inprocess.Compose(ShiftRanks(), ra.FilterCountGroupedByKey("", bool))},
+            "min_ranks of a Tree's Layer",
+        ),
+        (
+            {"rank_assignment": OwnPolicy()},
+            r"minReplicas, world, topology\) for what they do not say, got <.*OwnPolicy",
+        ),
+        (
+            {"rank_assignment": inprocess.Compose(OwnPolicy(), ShiftRanks())},
+            "which runs no code of the script; want None, one of",
+        ),
     ],
 )
 def test_option_out_of_order_is_refused_by_name(options: dict[str, Any], message: str) -> None:
