@@ -1,0 +1,60 @@
+"""Trains in gloo under the rank assignment that TEST_POLICY names; appends "name rank iteration pid" to TEST_EVENTS."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from unbroken import inprocess
+from unbroken.inprocess import rank_assignment as ra
+
+POD = int(os.environ["UNBROKEN_POD"].rpartition("-")[2])
+
+
+def rack(_state: inprocess.State) -> str:
+    """Say where this pod is; evaluated in this process only."""
+    return f"rack-{POD % 2}"
+
+
+RESERVE = ra.LayerFlag.RESERVE
+POLICIES: dict[str, Callable[[], ra.RankAssignment]] = {
+    "narrowed": lambda: inprocess.Compose(ra.ActiveWorldSizeDivisibleBy(4), ra.MaxActiveWorldSize(6), ra.ShiftRanks()),
+    "tree": lambda: ra.Tree(
+        [ra.Layer(key_or_fn="all", flag=RESERVE), ra.Layer(max_ranks=4, key_or_fn=rack, flag=RESERVE)]
+    ),
+    "gaps": ra.FillGaps,
+    "different": lambda: ra.MaxActiveWorldSize(2 + POD),
+}
+
+
+def note(name: str, rank: int) -> None:
+    """Append one event; a write of one line is atomic."""
+    iteration = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    with Path(os.environ["TEST_EVENTS"]).open("a") as file:
+        file.write(f"{name} {rank} {iteration} {os.getpid()}\n")
+
+
+@inprocess.Wrapper(rank_assignment=POLICIES[os.environ["TEST_POLICY"]]())
+def train(call: inprocess.CallWrapper) -> None:
+    """Reduce until told to stop; the world must agree in every step."""
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    is_noted = False
+    while True:
+        total = torch.ones(2)
+        total[1] = float(rank == 0 and Path(os.environ["TEST_DONE"]).exists())
+        dist.all_reduce(total)
+        assert total[0].item() == size
+        call.ping()
+        if not is_noted:
+            note(f"started-{POD}", rank)
+            is_noted = True
+        if total[1].item() > 0:
+            return
+        time.sleep(0.01)
+
+
+train()

@@ -1,0 +1,78 @@
+"""Rank assignment of the script, in real jobs: the coordinator plans by it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+WORKLOAD = str(Path(__file__).with_name("policy_workload.py"))
+
+
+def start(start_job: Start, monkeypatch: pytest.MonkeyPatch, policy: str, *options: str) -> Any:
+    """Start pods of two workers with this policy."""
+    monkeypatch.setenv("TEST_POLICY", policy)
+    return start_job("--ranks-per-pod", "2", "--last-call", "20", *options, workload="wrapped", command=[WORKLOAD])
+
+
+def pods_by_rank(job: Any, iteration: int) -> dict[int, int]:
+    """Return the number of the pod that each rank of an iteration was on."""
+    return {
+        event.rank: int(event.name.split("-")[1]) for event in job.events("started-") if event.iteration == iteration
+    }
+
+
+def kill_pod(job: Any, number: int) -> None:
+    """End a pod's launcher, and with it the pod."""
+    name = next(pod["pod"] for pod in job.status()["pods"] if pod["pod"].endswith(f"-{number}"))
+    job.part_of_pod("unbroken.launch", name).kill()
+
+
+@pytest.mark.timeout(250)
+def test_limit_and_divisor_of_the_script_hold_in_every_plan(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.8: eight workers, at most six, in fours: four train, before and after a pod is lost."""
+    job = start(start_job, monkeypatch, "narrowed", "--pods", "4", "--min-pods", "1", "--max-replacements", "0")
+    job.wait_started(0, 4)
+    assert job.status()["world_size"] == 4
+    kill_pod(job, 0)
+    job.wait_started(1, 4)
+    assert job.status()["world_size"] == 4
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
+def test_spare_of_the_domain_that_the_scripts_keys_name_takes_over(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.26, 0.35: each process knows its own rack; nobody told the job."""
+    job = start(start_job, monkeypatch, "tree", "--pods", "4", "--spares", "2")
+    job.wait_started(0, 8)
+    assert pods_by_rank(job, 0) == {0: 0, 1: 0, 2: 2, 3: 2, 4: 1, 5: 1, 6: 3, 7: 3}
+    kill_pod(job, 3)
+    job.wait_started(1, 8)
+    assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 2, 3: 2, 4: 1, 5: 1, 6: 5, 7: 5}
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
+def test_highest_ranks_fill_the_gaps(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.12"""
+    job = start(start_job, monkeypatch, "gaps", "--pods", "3", "--min-pods", "1", "--max-replacements", "0")
+    job.wait_started(0, 6)
+    kill_pod(job, 0)
+    job.wait_started(1, 4)
+    assert pods_by_rank(job, 1) == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
+def test_workers_that_ask_for_different_things_end_the_job_with_the_words_of_both(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(start_job, monkeypatch, "different", "--pods", "2")
+    assert job.wait_for_exit() == 1
+    text = job.text()
+    assert "rank_assignment: want the same on all workers, got MaxActiveWorldSize(" in text
+    assert "MaxActiveWorldSize(2)" in text
+    assert "MaxActiveWorldSize(3)" in text
