@@ -4,6 +4,7 @@ The operator derives it from the ResilientTrainingJob, `unbroken run` from its o
 environment variable UNBROKEN_SETTINGS. All durations are seconds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.errors import InputError
@@ -141,16 +142,7 @@ def violations(settings: JobSettings) -> list[str]:
     )
     names = [layer.name for layer in settings.layers]
     check(len(set(names)) == len(names), f"topology.layers: want distinct names, got {names}")
-    for layer in settings.layers:
-        check(
-            layer.min_ranks >= 1,
-            f"topology.layers[{layer.name}].minRanks: want at least 1, got {layer.min_ranks}",
-        )
-        check(
-            layer.max_ranks is None or layer.max_ranks >= layer.min_ranks,
-            f"topology.layers[{layer.name}].maxRanks: want at least minRanks ({layer.min_ranks}), "
-            f"got {layer.max_ranks}",
-        )
+    found += (message for layer in settings.layers for message in _layer_violations(settings, layer))
     check(bool(settings.rungs), "restart.rungs: want at least one rung, got an empty list")
     rung_names = [budget.rung.value for budget in settings.rungs]
     check(
@@ -187,3 +179,26 @@ def violations(settings: JobSettings) -> list[str]:
         f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({timeouts.barrier_s}), got {timeouts.hard_s}",
     )
     return found
+
+
+def _layer_violations(settings: JobSettings, layer: Layer) -> Iterator[str]:
+    """Yield what makes a layer impossible, or no domain of it large enough for a single pod."""
+    where = f"topology.layers[{layer.name}]"
+    all_ranks = (settings.replicas + settings.spares) * settings.ranks_per_pod
+    if layer.min_ranks < 1:
+        yield f"{where}.minRanks: want at least 1, got {layer.min_ranks}"
+    elif layer.min_ranks > all_ranks:
+        yield (
+            f"{where}.minRanks: want at most (replicas + spares.count) x ranksPerPod ({all_ranks}), since no domain "
+            f"can have more, got {layer.min_ranks}"
+        )
+    if layer.max_ranks is None:
+        return
+    if layer.max_ranks < layer.min_ranks:
+        yield f"{where}.maxRanks: want at least minRanks ({layer.min_ranks}), got {layer.max_ranks}"
+    is_whole = settings.minimum_ranks_per_pod == settings.ranks_per_pod
+    if is_whole and layer.max_ranks < settings.ranks_per_pod:
+        yield (
+            f"{where}.maxRanks: want at least ranksPerPod ({settings.ranks_per_pod}), because pods are kept whole "
+            f"unless world.minRanksPerPod allows otherwise, got {layer.max_ranks}"
+        )

@@ -359,6 +359,20 @@ class Spec(Model):
                 ".world.maxRanks",
             ),
             rule(
+                "!has(self.topology) || self.topology.layers.all(layer, !has(layer.maxRanks) || "
+                "layer.maxRanks >= self.ranksPerPod || (has(self.world) && has(self.world.minRanksPerPod) && "
+                "self.world.minRanksPerPod < self.ranksPerPod))",
+                "topology.layers[].maxRanks must be at least ranksPerPod, because pods are kept whole unless "
+                "world.minRanksPerPod allows otherwise",
+                ".topology.layers",
+            ),
+            rule(
+                "!has(self.topology) || self.topology.layers.all(layer, layer.minRanks <= "
+                "(self.replicas + (has(self.spares) ? self.spares.count : 0)) * self.ranksPerPod)",
+                "topology.layers[].minRanks must be at most (replicas + spares.count) x ranksPerPod",
+                ".topology.layers",
+            ),
+            rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
                 "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
                 "topology cannot change after the job was created",

@@ -246,6 +246,11 @@ def test_a_restarted_operator_changes_nothing(kubeconfig: Path, tmp_path: Path) 
     asyncio.run(scenario())
 
 
+def one_layer(**fields: Any) -> dict[str, Any]:
+    """Return a topology of one layer with these fields."""
+    return {"layers": [{"name": "rack", "label": "example.com/rack", **fields}]}
+
+
 def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
@@ -255,6 +260,10 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     await made.apply("broken", replicas=1, minReplicas=3)
                 with pytest.raises(KubeRefused, match="softSeconds must be less than hardSeconds"):
                     await made.apply("broken", timeouts={"softSeconds": 100})
+                with pytest.raises(KubeRefused, match="maxRanks must be at least ranksPerPod"):
+                    await made.apply("broken", ranksPerPod=4, topology=one_layer(maxRanks=3))
+                with pytest.raises(KubeRefused, match="minRanks must be at most"):
+                    await made.apply("broken", ranksPerPod=4, topology=one_layer(minRanks=5))
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
             template = {"spec": {"containers": [container], "volumes": [{"name": "unbroken-run", "emptyDir": {}}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}

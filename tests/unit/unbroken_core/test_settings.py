@@ -26,6 +26,16 @@ GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
         ({"layers": (Layer("a", "x"), Layer("a", "y"))}, "topology.layers: want distinct names, got ['a', 'a']"),
         ({"layers": (Layer("a", "x", 0),)}, "topology.layers[a].minRanks: want at least 1, got 0"),
         ({"layers": (Layer("a", "x", 4, 3),)}, "topology.layers[a].maxRanks: want at least minRanks (4), got 3"),
+        (
+            {"layers": (Layer("a", "x", 11),), "spares": 1},
+            "topology.layers[a].minRanks: want at most (replicas + spares.count) x ranksPerPod (10), since no domain "
+            "can have more, got 11",
+        ),
+        (
+            {"layers": (Layer("a", "x", 1, 1),)},
+            "topology.layers[a].maxRanks: want at least ranksPerPod (2), because pods are kept whole unless "
+            "world.minRanksPerPod allows otherwise, got 1",
+        ),
         ({"rungs": ()}, "restart.rungs: want at least one rung, got an empty list"),
         (
             {"rungs": (RungBudget(Rung.POD), RungBudget(Rung.POD))},
@@ -45,6 +55,11 @@ def test_violation(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         replace(GOOD, **changes)  # type: ignore[arg-type]
     assert str(caught.value) == message
+
+
+def test_a_layer_may_hold_less_than_a_pod_where_pods_may_be_split() -> None:
+    split = replace(GOOD, min_ranks_per_pod=1, layers=(Layer("a", "x", 1, 1),))
+    assert split.layers[0].max_ranks == 1
 
 
 def test_settings_survive_their_environment_variable() -> None:

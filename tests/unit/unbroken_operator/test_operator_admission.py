@@ -80,6 +80,23 @@ def template(**fields: Any) -> dict[str, Any]:
             "spec.restart.rungs[0].name: input should be 'in-process', 'process', 'pod', 'world' or 'job', got 'retry'",
             id="rung",
         ),
+        pytest.param(
+            {"topology": {"layers": [{"name": "rack", "label": "x", "minRanks": 3, "maxRanks": 2}]}},
+            "spec.topology.layers[rack].maxRanks: want at least minRanks (3), got 2",
+            id="minRanks above maxRanks",
+        ),
+        pytest.param(
+            {"topology": {"layers": [{"name": "rack", "label": "x", "maxRanks": 1}]}},
+            "spec.topology.layers[rack].maxRanks: want at least ranksPerPod (2), because pods are kept whole unless "
+            "world.minRanksPerPod allows otherwise, got 1",
+            id="maxRanks below a pod",
+        ),
+        pytest.param(
+            {"topology": {"layers": [{"name": "rack", "label": "x", "minRanks": 7}]}},
+            "spec.topology.layers[rack].minRanks: want at most (replicas + spares.count) x ranksPerPod (6), since no "
+            "domain can have more, got 7",
+            id="minRanks above all",
+        ),
         pytest.param({"suspend": True}, "spec.suspend: unknown field", id="not built yet"),
     ],
 )
