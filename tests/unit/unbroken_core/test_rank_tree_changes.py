@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import Domain, Place, RankChange, RankTree, TreeLayer, nesting_violations
+from unbroken_core.rank_tree.gaps import fill_gap_rank
 from unbroken_core.rank_tree.planning import recount
 from unbroken_core.reasons import RankReason
 
@@ -396,14 +397,18 @@ LIMITS = st.builds(
 class Life(RuleBasedStateMachine):
     """Anything may happen to a tree; what must hold, holds after each plan."""
 
-    @initialize(limits=LIMITS, num_pods=st.integers(1, 12), divisor=st.sampled_from([1, 1, 2, 3]))
-    def begin(self, limits: Limits, num_pods: int, divisor: int) -> None:
+    @initialize(
+        limits=LIMITS, num_pods=st.integers(1, 12), divisor=st.sampled_from([1, 1, 2, 3]), fills_gaps=st.booleans()
+    )
+    def begin(self, limits: Limits, num_pods: int, divisor: int, fills_gaps: bool) -> None:
         names = ("root", "zone", "rack", "pod")
         self.layers = [
             TreeLayer(name, low, high, *flags)
             for name, low, high, flags in zip(names, limits.minima, limits.maxima, limits.flags, strict=True)
         ]
-        self.tree = RankTree(self.layers, pods(num_pods, 3), lambda size: size // divisor * divisor)
+        self.tree = RankTree(
+            self.layers, pods(num_pods, 3), lambda size: size // divisor * divisor, fills_gaps=fills_gaps
+        )
         self.divisor = divisor
         self.num_made = num_pods
         self.lost: set[tuple[str, int]] = set()
@@ -497,6 +502,25 @@ def everything(domain: Domain) -> list[Domain]:
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(num_pods=st.integers(1, 6), losses=st.lists(st.sets(st.integers(0, 23)), min_size=1, max_size=4))
+def test_gaps_that_no_spare_fills_are_filled_as_by_each_worker_for_itself(
+    num_pods: int, losses: list[set[int]]
+) -> None:
+    """0.12, 0.14: the tree and `fill_gap_rank`, which only knows one rank and the lost ones."""
+    tree = started(RankTree(layers(), pods(num_pods), fills_gaps=True))
+    for loss in losses:
+        size, before = tree.world_size, list(tree.rank_of)
+        terminated = {rank for rank in loss if rank < size}
+        tree.lose_leaves([tree.by_rank[rank] for rank in terminated])
+        if len(terminated) == size:
+            assert tree.plan().shortfall
+            return
+        tree.plan()
+        wanted = [fill_gap_rank(rank, size, terminated) if rank >= 0 else None for rank in before]
+        assert [None if rank < 0 else rank for rank in tree.rank_of] == wanted
 
 
 @settings(max_examples=50, deadline=None)

@@ -314,7 +314,7 @@ def layers_of(draw: st.DrawFn, depth: int, sizes: Sequence[int]) -> tuple[TreeLa
 
 @st.composite
 def cases(draw: st.DrawFn, max_losses: int = 5) -> Case:
-    depth = draw(st.integers(1, 4))
+    depth = draw(st.integers(1, 5))
     fan_out = [draw(st.integers(1, 4)) for _ in range(depth)]
     paths: list[Path] = []
 
