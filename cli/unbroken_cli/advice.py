@@ -16,6 +16,7 @@ _WAITS = {
     "ContainerNotStarted": "add what the kubelet misses: a Secret, a ConfigMap, a volume or the command",
     "BelowMinimumReplicas": "bring nodes back or add some before timeouts.startupSeconds is over; then the job fails",
     "TopologyLabelMissing": "label the nodes that the message names",
+    "TopologyLabelsContradict": "correct the labels of the nodes that the message names",
 }
 """By reason of a job that does not train, what helps."""
 

@@ -145,6 +145,7 @@ class Reason(Word):
     COMPLETED = "AllRanksCompleted"
     INVALID_SPEC = "InvalidSpec"
     TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"
+    TOPOLOGY_LABELS_CONTRADICT = "TopologyLabelsContradict"
     UNSCHEDULABLE = "PodsUnschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     SPARES_READY = "SparesReady"

@@ -1,8 +1,10 @@
 """Pure: what a snapshot means: which pods count, which are lost, their roles and domains, whether the job is over."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
+from unbroken_core.rank_tree.places import Misplaced, Place, misplaced_names, natural_key
 from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.manifests import settings_digest
@@ -31,7 +33,9 @@ class Assessment:
     domains: dict[str, tuple[str, ...]]
     """Domains of each node that carries a pod, outermost first; "" where the label is missing."""
     missing_labels: dict[str, tuple[str, ...]]
-    """Nodes that lack a layer's label, by label."""
+    """Nodes of present pods that lack a layer's label, by label."""
+    misplaced: tuple[Misplaced, ...]
+    """Domains in two domains of the layer above, by the labels of the nodes of present pods; keys are nodes."""
 
     def role(self, pod: PodView) -> Role:
         """Return the role that the rendezvous reports, else the one that the pod was made for."""
@@ -50,14 +54,14 @@ def assess(snapshot: Snapshot, settings: JobSettings) -> Assessment:
     outcome, is_recorded = job_outcome(snapshot)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
     current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
-    nodes = sorted({pod.node for pod in trainers if pod.node in snapshot.nodes})
-    domains = {
-        name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
-    }
+    domains = _domains(snapshot, settings, trainers)
+    nodes = sorted({pod.node for pod in alive if pod.node in domains}, key=natural_key)
     missing = {
         layer.label: tuple(name for name in nodes if layer.label not in snapshot.nodes[name].labels)
         for layer in settings.layers
     }
+    # What only seems to contradict, because a label is missing, is told as that.
+    known = [Place(name, domains[name], settings.ranks_per_pod) for name in nodes if all(domains[name])]
     return Assessment(
         outcome=outcome,
         is_outcome_recorded=is_recorded,
@@ -69,7 +73,15 @@ def assess(snapshot: Snapshot, settings: JobSettings) -> Assessment:
         stale_rendezvous=stale,
         domains=domains,
         missing_labels={label: names for label, names in missing.items() if names},
+        misplaced=tuple(misplaced_names(known)),
     )
+
+
+def _domains(snapshot: Snapshot, settings: JobSettings, pods: Iterable[PodView]) -> dict[str, tuple[str, ...]]:
+    nodes = sorted({pod.node for pod in pods if pod.node in snapshot.nodes})
+    return {
+        name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
+    }
 
 
 def job_outcome(snapshot: Snapshot) -> tuple[JobPhase | None, bool]:

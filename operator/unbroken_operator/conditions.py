@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.rank_tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
+from unbroken_core.settings import Layer
 from unbroken_operator.admission import Accepted, Refused
 from unbroken_operator.assessment import Assessment, job_outcome
 from unbroken_operator.recovery_words import culprit
@@ -94,13 +96,27 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
 
 
 def _topology_known(verdict: Accepted, assessment: Assessment) -> Finding:
-    if not assessment.missing_labels:
-        num_layers = len(verdict.settings.layers)
-        message = f"all nodes of the job's pods bear the labels of {num_layers} layers"
+    layers = verdict.settings.layers
+    missing = [f"label {label} on {_listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
+    parts = [f"missing: {'; '.join(missing)}. Such nodes count as one domain without a name"] if missing else []
+    if assessment.misplaced:
+        wrong = _listed([_contradiction(layers, item) for item in assessment.misplaced], "; ")
+        parts.append(f"contradicting: {wrong}. Each of them counts as two domains")
+    if not parts:
+        message = f"all nodes of the job's pods bear the labels of {len(layers)} layers"
         return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
-    parts = [f"label {label} on {_listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
-    message = f"missing: {'; '.join(parts)}. Such nodes count as one domain without a name"
-    return Finding(ConditionType.TOPOLOGY_KNOWN, False, Reason.TOPOLOGY_LABEL_MISSING, _cut(message))
+    reason = Reason.TOPOLOGY_LABEL_MISSING if missing else Reason.TOPOLOGY_LABELS_CONTRADICT
+    return Finding(ConditionType.TOPOLOGY_KNOWN, False, reason, _cut("; ".join(parts)))
+
+
+def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
+    """Say which label wants to be corrected: the outermost of the two that differ."""
+    depth = next(index for index, name in enumerate(found.above) if name != found.other_above[index])
+    layer, outer = layers[found.depth], layers[depth]
+    return (
+        f"{layer.label}={found.name}: want it in one {outer.name}, got {outer.label}={found.above[depth]} on node "
+        f"{found.key} and {outer.label}={found.other_above[depth]} on node {found.other_key}"
+    )
 
 
 def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
@@ -227,9 +243,9 @@ def _names(pods: Sequence[PodView]) -> str:
     return _listed([pod.name for pod in pods])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str], separator: str = ", ") -> str:
     rest = len(names) - MAX_NAMES
-    shown = ", ".join(names[:MAX_NAMES])
+    shown = separator.join(names[:MAX_NAMES])
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 

@@ -13,13 +13,14 @@ from unbroken_core.rank_tree.domain import Domain
 from unbroken_core.rank_tree.explanation import explain
 from unbroken_core.rank_tree.layers import TreeLayer, layer_violations
 from unbroken_core.rank_tree.picture import picture
-from unbroken_core.rank_tree.places import Place, nesting_violations
+from unbroken_core.rank_tree.places import Misplaced, Place, misplaced_names, nesting_violations
 from unbroken_core.rank_tree.plan import RankChange, TreePlan
 from unbroken_core.rank_tree.svg import svg_picture
 from unbroken_core.rank_tree.tree import RankTree
 
 __all__ = [
     "Domain",
+    "Misplaced",
     "Place",
     "RankChange",
     "RankTree",
@@ -27,6 +28,7 @@ __all__ = [
     "TreePlan",
     "explain",
     "layer_violations",
+    "misplaced_names",
     "nesting_violations",
     "picture",
     "svg_picture",

@@ -63,21 +63,42 @@ def _in_order_of_appearance(places: list[Place]) -> list[Place]:
     return sorted(places, key=lambda place: [appeared[place.path[: d + 1]] for d in range(len(place.path))])
 
 
-def nesting_violations(layers: Sequence[TreeLayer], places: Iterable[Place]) -> Iterator[str]:
-    """Yield one sentence for each name that lies in two domains of the layer above.
+@dataclass(frozen=True)
+class Misplaced:
+    """A name that lies in two domains of the layer above."""
+
+    depth: int
+    """Index in the path; the layer of the tree is one below."""
+    name: str
+    above: tuple[str, ...]
+    """Domains above the name where it was seen first, outermost first."""
+    key: str
+    """Key of the first place there."""
+    other_above: tuple[str, ...]
+    other_key: str
+
+
+def misplaced_names(places: Iterable[Place]) -> Iterator[Misplaced]:
+    """Yield each name, and each further parent of it, that contradicts the labels of an earlier place.
 
     The tree stays valid: the name then stands for two domains, one under each parent. But labels that contradict each
-    other (one host in two racks) make it choose the wrong neighbours.
+    other (one host in two racks) make it choose the wrong neighbours. The unknown domain "" is under every parent.
     """
-    parents: dict[tuple[int, str], tuple[str, ...]] = {}
+    parents: dict[tuple[int, str], tuple[tuple[str, ...], str]] = {}
     seen: set[tuple[int, str, tuple[str, ...]]] = set()
     for place in places:
         for depth, name in enumerate(place.path):
             above = place.path[:depth]
-            first = parents.setdefault((depth, name), above)
+            first, key = parents.setdefault((depth, name), (above, place.key))
             if name and first != above and (depth, name, above) not in seen:
                 seen.add((depth, name, above))
-                yield (
-                    f"{layers[depth + 1].name}: want {name!r} in one domain, got {'/'.join(first)!r} and "
-                    f"{'/'.join(above)!r} (place {place.key}); it counts as two domains"
-                )
+                yield Misplaced(depth, name, first, key, above, place.key)
+
+
+def nesting_violations(layers: Sequence[TreeLayer], places: Iterable[Place]) -> Iterator[str]:
+    """Yield one sentence for each name that lies in two domains of the layer above."""
+    for found in misplaced_names(places):
+        yield (
+            f"{layers[found.depth + 1].name}: want {found.name!r} in one domain, got {'/'.join(found.above)!r} and "
+            f"{'/'.join(found.other_above)!r} (place {found.other_key}); it counts as two domains"
+        )

@@ -263,6 +263,56 @@ def test_a_label_that_a_node_lacks_is_an_empty_domain_a_condition_and_one_event(
     assert world.pushed[-1][2].pods[world.uid_of("digits-0")].domains == ("r1", "")
 
 
+def test_a_domain_that_lies_in_two_is_a_condition_and_one_event_until_the_labels_are_right_again() -> None:
+    nodes = [a_node("a", rack="r1", nvlink="n1"), a_node("b", rack="r2", nvlink="n1")]
+    world = World(a_job(topology={"layers": LAYERS}), nodes=nodes)
+    running(world)
+    world.pods["digits-1"]["spec"]["nodeName"] = "b"
+    world.settle()
+    assert world.condition("TopologyKnown") == ("False", "TopologyLabelsContradict")
+    (event,) = [item for item in world.events.values() if item["reason"] == "TopologyLabelsContradict"]
+    assert event["message"] == (
+        "contradicting: example.com/nvlink=n1: want it in one rack, got example.com/rack=r1 on node a and "
+        "example.com/rack=r2 on node b. Each of them counts as two domains"
+    )
+    observed = world.pushed[-1][2].pods
+    assert [observed[world.uid_of(name)].domains for name in ("digits-0", "digits-1")] == [("r1", "n1"), ("r2", "n1")]
+    assert world.actions() == ()
+
+    world.nodes["b"] = a_node("b", rack="r2", nvlink="n2")
+    world.settle()
+    assert world.condition("TopologyKnown") == ("True", "TopologyKnown")
+    assert world.pushed[-1][2].pods[world.uid_of("digits-1")].domains == ("r2", "n2")
+    assert len([item for item in world.events.values() if item["reason"].startswith("TopologyLabel")]) == 1
+
+
+def test_a_missing_label_is_no_contradiction_and_both_are_told_together() -> None:
+    nodes = [a_node("a", rack="r1", nvlink="n1"), a_node("b", nvlink="n1"), a_node("c", rack="r2", nvlink="n1")]
+    world = World(a_job(topology={"layers": LAYERS}), nodes=nodes)
+    running(world)
+    world.pods["digits-1"]["spec"]["nodeName"] = "b"
+    world.settle()
+    assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
+    message = world.job["status"]["conditions"][2]["message"]
+    assert message == "missing: label example.com/rack on b. Such nodes count as one domain without a name"
+    world.pods["digits-2"]["spec"]["nodeName"] = "c"
+    world.settle()
+    message = world.job["status"]["conditions"][2]["message"]
+    assert message.startswith("missing: label example.com/rack on b. ")
+    assert "; contradicting: example.com/nvlink=n1: want it in one rack, got " in message
+
+
+def test_the_node_of_a_pod_that_has_failed_says_nothing_about_the_topology() -> None:
+    world = World(a_job(topology={"layers": LAYERS}), nodes=[a_node("a", rack="r1", nvlink="n1"), a_node("b")])
+    running(world)
+    world.pods["digits-1"]["spec"]["nodeName"] = "b"
+    world.settle()
+    assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    assert world.condition("TopologyKnown") == ("True", "TopologyKnown")
+
+
 def test_scaling_up_creates_active_pods_and_a_rendezvous_with_the_new_settings() -> None:
     world = running_world()
     scaled(world)
