@@ -15,6 +15,8 @@ from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choos
 MAX_PLANS = 8
 """Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
 also ends a job whose workers never get as far as running."""
+MAX_HOLD_S = 1.0
+"""So long at most a new process waits for a recovery that goes on without it."""
 
 _LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
 
@@ -115,6 +117,10 @@ def condemn(job: Job, member: Member, place: Place) -> None:
 
 def heal(job: Job, now_s: float) -> None:
     """Start processes again where none is left, with a back-off for those that never get ready."""
+    held_until_s = _held_until_s(job) if job.census.healing else None
+    if held_until_s is not None and now_s < held_until_s:
+        job.wake(held_until_s)
+        return
     for uid in list(job.census.healing):
         member = job.census.by_uid[uid]
         due = [place for place in member.places.values() if needs_order(place)]
@@ -132,6 +138,25 @@ def heal(job: Job, now_s: float) -> None:
         orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
         job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
         job.sort(member)
+
+
+def _held_until_s(job: Job) -> float | None:
+    """Return when processes may be started that the recovery under way does not need; None: now.
+
+    A start takes seconds of a core, and those who recover at this moment may need it.
+    """
+    interruption = job.interruption
+    if not job.settings.is_in_process or job.history.running is None:
+        return None
+    if job.phase is JobPhase.PLANNED:
+        return job.planned_s + MAX_HOLD_S
+    if job.phase is not JobPhase.INTERRUPTED or interruption is None:
+        return None
+    if interruption.does_hold is None:
+        census = job.census
+        num_spares = sum(uid not in census.active for uid in census.ready)
+        interruption.does_hold = num_spares >= sum(uid in census.active for uid in census.broken)
+    return interruption.at_s + MAX_HOLD_S if interruption.does_hold else None
 
 
 def _is_firm(place: Place, iteration: int) -> bool:

@@ -50,6 +50,8 @@ class Interruption:
     enough_at_s: float | None = None
     """When there were enough pods again after a shortage."""
     job_rung_at_s: float | None = None
+    does_hold: bool | None = None
+    """Whether new processes wait until spares have taken over; None before the first was asked for."""
     has_judged: bool = False
     """Whether the culprit's process was looked at, after the survivors had left."""
 

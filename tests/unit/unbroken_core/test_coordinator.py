@@ -274,22 +274,30 @@ def test_a_killed_worker_is_replaced_by_a_spare_at_once_and_heals_into_a_spare()
     """Spare before respawn."""
     bench = Bench()
     bench.run("p0", "p1", "p2")
-    actions = bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
-    assert sent(actions, Respawn)["p0"].places == ((0, 0),)
+    assert not sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)
     plans = sent(bench.all_are(READY, 0, "p1"), Plan)
     assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3], "p0": [None, None]}
     assert {part.reason for part in plans["p2"].ranks} == {RankReason.REPLACED}
-    bench.all_are(RUNNING, 1, "p1", "p2")
+    actions = bench.all_are(RUNNING, 1, "p1", "p2")
+    assert sent(actions, Respawn)["p0"].places == ((0, 0),), "a new process takes no core from the recovery"
     assert bench.status().recoveries[0].replaced_by == ("p2",)
     bench.states["p0"] = [replace(bench.workers(READY, -1, 1)[0]), bench.workers(READY, 0)[1]]
     bench.report("p0")
     assert (bench.status().spare_ranks, bench.status().phase) == (2, JobPhase.RUNNING)
 
 
+def test_a_new_process_does_not_wait_for_a_recovery_that_takes_long() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    assert not sent(bench.tick(0.9), Respawn)
+    assert sent(bench.tick(0.2), Respawn)["p0"].places == ((0, 0),)
+
+
 def test_without_a_spare_the_others_wait_for_the_new_process() -> None:
     bench = Bench(replace(SETTINGS, spares=0))
     bench.run("p0", "p1")
-    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    assert set(sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)) == {"p0"}
     bench.worker("p0", 1, READY)
     assert not sent(bench.all_are(READY, 0, "p1"), Plan)
     assert bench.status().reason is Reason.WAITING_FOR_WORKERS
