@@ -32,7 +32,7 @@ def shut_gloo_sockets() -> None:
 
 def join(store: Any, iteration: int, rank: int, world_size: int, timeout: datetime.timedelta) -> None:
     """Make the group of an iteration on a store that all iterations share, and do its first collective."""
-    prefixed = dist.PrefixStore(f"iteration{iteration}", store)  # type: ignore[attr-defined]
+    prefixed = dist.PrefixStore(f"iteration{iteration}", store)  # type: ignore[attr-defined] # torch does not export it by name
     dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world_size, timeout=timeout)
     dist.all_reduce(torch.ones(1))
 
@@ -42,7 +42,7 @@ def nvrx(system: str, scenario: Scenario, store: Any) -> None:
     from nvidia_resiliency_ext import inprocess
     from nvidia_resiliency_ext.inprocess.abort import Abort, AbortTorchDistributed
 
-    class AbortGloo(Abort):  # type: ignore[misc]
+    class AbortGloo(Abort):  # type: ignore[misc] # the peer has no types
         def __call__(self, state: Any) -> Any:
             shut_gloo_sockets()
             return state
@@ -112,7 +112,7 @@ def work(system: str, rank: int, world_size: int, ports: tuple[int, int]) -> Non
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]), LOCAL_RANK="0"
     )
-    store = dist.TCPStore(  # type: ignore[attr-defined]
+    store = dist.TCPStore(  # type: ignore[attr-defined] # torch does not export it by name
         "127.0.0.1", ports[1], None, is_master=rank == 0, wait_for_workers=False, timeout=LONG
     )
     scenario = Scenario.read()

@@ -100,15 +100,14 @@ def _job_of_rendezvous(arguments: argparse.Namespace) -> Job:
 
 def _cluster(arguments: argparse.Namespace) -> Any:
     try:
-        # Imported here: a job of `unbroken run` is shown without the package.
-        from unbroken_cli.kube import Cluster  # noqa: PLC0415
+        from unbroken_cli.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
     except ImportError as error:
         raise InputError(f"the package {error.name} is missing; want it: pip install 'unbroken[cli]'") from error
     return Cluster.connect(arguments.kubeconfig, arguments.context)
 
 
 def _find(cluster: Any, arguments: argparse.Namespace) -> Any:
-    from unbroken_cli.kube import NotThere  # noqa: PLC0415
+    from unbroken_cli.kube import NotThere  # noqa: PLC0415 - as in _cluster, which was called before
 
     name = arguments.job
     if arguments.all_namespaces:

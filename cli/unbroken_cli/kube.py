@@ -47,8 +47,8 @@ class Cluster:
             raise InputError(f"kubeconfig: want a file, see --kubeconfig and $KUBECONFIG; {where} does not exist")
         configuration = Configuration()
         try:
-            contexts, active = list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
-            load_kube_config(kubeconfig, context, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+            contexts, active = list_kube_config_contexts(kubeconfig)
+            load_kube_config(kubeconfig, context, client_configuration=configuration, persist_config=False)
         except (ConfigException, OSError, ValueError) as error:
             raise InputError(f"kubeconfig {where}: {' '.join(str(error).split())}; see --context") from error
         configuration.retries = False
@@ -94,7 +94,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
             )
             response = self.api.call_api(*arguments, _request_timeout=_TIMEOUT_S)
-            body = response.read()  # type: ignore[no-untyped-call]
+            body = response.read()
             if response.status >= 400:
                 raise _refusal(response.status, body, what, server)
             answer: JsonObject = json.loads(body)

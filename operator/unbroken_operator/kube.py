@@ -79,7 +79,7 @@ class Kube:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()  # type: ignore[no-untyped-call]
+        await self._api.close()
 
     async def get(self, path: str) -> JsonObject:
         """Return one object."""
@@ -174,7 +174,7 @@ class Kube:
                 auth_settings=["BearerToken"],
             )
             url, headers = arguments[1], arguments[2]
-            answer = await self._api.rest_client.request(  # type: ignore[no-untyped-call]
+            answer = await self._api.rest_client.request(
                 method, url, headers=headers, body=dict(body) if body is not None else None, _request_timeout=timeout
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -192,9 +192,9 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     configuration = Configuration()
     try:
         if kubeconfig is None:
-            load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            load_incluster_config(configuration)
         else:
-            await load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+            await load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         where = "service account of this pod" if kubeconfig is None else f"kubeconfig {kubeconfig}"
         raise InputError(f"{where}: {error}; want a cluster to work in, see --kubeconfig") from error

@@ -82,7 +82,7 @@ class World:
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
             self.create_pod(role, self.random.uniform(0.0, 3.0))
         for fault in schedule.faults:
-            self.after(fault.at_s, lambda fault=fault: fault.strike(self), fault.text)  # type: ignore[misc]
+            self.after(fault.at_s, partial(fault.strike, self), fault.text)
         self._observe_soon()
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -310,7 +310,7 @@ class World:
         for pod, worker in self.entries[iteration].values():
             incarnation = worker.incarnation
             delay_s = self.random.uniform(0.0, self.schedule.completion_spread_s)
-            self.after(delay_s, lambda p=pod, w=worker, i=incarnation: self._complete_one(p, w, i, iteration), "")  # type: ignore[misc]
+            self.after(delay_s, partial(self._complete_one, pod, worker, incarnation, iteration), "")
 
     @staticmethod
     def _complete_one(pod: Pod, worker: Worker, incarnation: int, iteration: int) -> None:
@@ -331,7 +331,7 @@ class World:
             incarnation = worker.incarnation
             if self.random.random() < self.schedule.consequences:
                 delay_s = self.random.uniform(0.0055, 0.03)
-                self.after(delay_s, lambda p=pod, w=worker, i=incarnation: self._consequence(p, w, i, iteration), "")  # type: ignore[misc]
+                self.after(delay_s, partial(self._consequence, pod, worker, incarnation, iteration), "")
             else:
                 self._block(pod, worker)
 

@@ -151,7 +151,7 @@ def write_options(query: Query, agent: str, subresource: str) -> WriteOptions:
     if validation is None:
         detail = f'fieldValidation: Unsupported value: "{asked}": supported values: "Ignore", "Strict", "Warn"'
         raise problems.bad_request(detail)
-    manager = query.get("fieldManager") or _MANAGER.match(agent or "unknown").group() or "unknown"  # type: ignore[union-attr]
+    manager = query.get("fieldManager") or _MANAGER.match(agent or "unknown").group() or "unknown"  # type: ignore[union-attr] # matches any text
     if len(manager) > 128:
         raise problems.bad_request("fieldManager: Invalid value: may not be more than 128 bytes")
     return WriteOptions(

@@ -246,11 +246,14 @@ def _node_cells(node: Document, now_s: float) -> list[Any]:
     ]
 
 
+def _node_port(port: Document) -> str:
+    return f":{port['nodePort']}" if port.get("nodePort") else ""
+
+
 def _service_cells(service: Document, now_s: float) -> list[Any]:
     spec = as_dict(service.get("spec"))
     ports = ",".join(
-        f"{port.get('port')}{':%s' % port['nodePort'] if port.get('nodePort') else ''}/{port.get('protocol', 'TCP')}"  # noqa: UP031
-        for port in as_list(spec.get("ports"))
+        f"{port.get('port')}{_node_port(port)}/{port.get('protocol', 'TCP')}" for port in as_list(spec.get("ports"))
     )
     selector = ",".join(f"{key}={value}" for key, value in sorted(as_dict(spec.get("selector")).items()))
     external = ",".join(as_list(spec.get("externalIPs"))) or spec.get("externalName") or _NONE

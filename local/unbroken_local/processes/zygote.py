@@ -47,8 +47,8 @@ def children_of(pid: int) -> list[int]:
     """Return the children of all threads of a process; empty when it is gone."""
     found: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (pathlib would triple a reaper's memory)
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - pathlib would triple a reaper's memory
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123 - likewise
                 found += [int(word) for word in file.read().split()]
     except OSError:
         pass
@@ -183,7 +183,7 @@ def start(request: dict[str, Any]) -> int:
         _exec(request, null, log, failure_write)
     for descriptor in (failure_write, log, null):
         os.close(descriptor)
-    with open(failure_read, "rb") as pipe:  # noqa: PTH123
+    with open(failure_read, "rb") as pipe:  # noqa: PTH123 - a descriptor, not a path
         failure = pipe.read()
     if failure:
         os.waitpid(pid, 0)

@@ -74,8 +74,8 @@ class Agent:
         await self._local.start()
         exposition = None
         if self._config.metrics_listen is not None:
-            # Imported here: a quarter of the start time, and nobody scrapes in the first second.
-            from unbroken.agent.metrics import render_metrics  # noqa: PLC0415
+            # A quarter of the start time, and nobody scrapes in the first second.
+            from unbroken.agent.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
 
             render = render_metrics(self._member, lambda: self._local.num_refused)
             exposition = await serve_exposition(*self._config.metrics_listen, render)

@@ -70,6 +70,6 @@ def _current_device() -> int | None:
     """Return the CUDA device of the calling thread; None when CUDA was not initialised."""
     import torch  # noqa: PLC0415 - the package's import must stay cheap
 
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return None
     return torch.cuda.current_device()

@@ -96,7 +96,7 @@ def _empty_registry() -> None:
         world.pg_coalesce_state,
     ):
         registry.clear()
-    c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
+    c10d._unregister_all_process_groups()  # type: ignore[attr-defined] # not exported by name
     world.group_count = 0
 
 

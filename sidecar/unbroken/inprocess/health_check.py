@@ -33,7 +33,7 @@ class CudaHealthCheck(HealthCheck):
         """Raise when the device does not answer."""
         import torch  # noqa: PLC0415 - the package's import must stay cheap
 
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
             device = torch.cuda.current_device()
             for _ in range(2):
                 self._synchronize(device)

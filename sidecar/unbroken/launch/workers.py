@@ -107,7 +107,7 @@ class Workers:
             # A session, and with it a process group, of its own: a signal to it reaches grandchildren, too.
             start_new_session=True,
             # No thread of this process can hold a lock across the fork: it has one thread only.
-            preexec_fn=self._tie,  # noqa: PLW1509
+            preexec_fn=self._tie,  # noqa: PLW1509 - see above
         )
         worker.pid = process.pid
         # Reaped by `reap`; this keeps Popen from waiting for it.

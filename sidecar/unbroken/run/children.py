@@ -51,7 +51,7 @@ class Children:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             # This process has one thread only, so nothing can be locked in the child.
-            preexec_fn=self._tie,  # noqa: PLW1509
+            preexec_fn=self._tie,  # noqa: PLW1509 - see above
         )
         # Reaped here, not by Popen.
         process.returncode = 0

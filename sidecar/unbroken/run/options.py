@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from unbroken_core.errors import InputError
 from unbroken_core.reasons import Rung
@@ -73,7 +74,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; `unbroken run --help` lists all options")
 
 

@@ -140,7 +140,7 @@ def test_kubectl_reads_logs_through_the_kubelet(target: Target, namespace: str) 
             self.end_headers()
             self.wfile.write(b"line one\nline two\n")
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
             """Stay silent."""
 
     node = f"{namespace}-node"

@@ -291,7 +291,7 @@ def atomic() -> None:
 class ThreeArguments(Exception):
     """Cannot be copied or pickled, and has no text."""
 
-    def __init__(self, one: int, two: int, three: int) -> None:
+    def __init__(self, one: object, two: object, three: object) -> None:
         super().__init__(one)
         self.numbers = (one, two, three)
 
@@ -350,7 +350,7 @@ def many_restarts() -> None:
         old.extend((weakref.ref(tensor), weakref.ref(holder.tensor)))
         if call.iteration < count:
             if my_rank() == call.iteration % dist.get_world_size():
-                raise ThreeArguments(tensor, holder, 0)  # type: ignore[arg-type]
+                raise ThreeArguments(tensor, holder, 0)
             total()
         return int(total())
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 
 def main(workloads: Path) -> None:
@@ -61,7 +62,7 @@ def reap(number_by_pid: dict[int, int]) -> None:
         say({"id": number_by_pid.pop(pid), "exit_code": os.waitstatus_to_exitcode(status)})
 
 
-def spawn(module: object, request: dict[str, object], number_by_pid: dict[int, int], pipe: tuple[int, int]) -> None:
+def spawn(module: object, request: dict[str, Any], number_by_pid: dict[int, int], pipe: tuple[int, int]) -> None:
     """Fork a worker, which never returns from here."""
     pid = os.fork()
     if pid:
@@ -77,7 +78,7 @@ def spawn(module: object, request: dict[str, object], number_by_pid: dict[int, i
         os.dup2(2, 1)
         for descriptor in (*pipe, null):
             os.close(descriptor)
-        os.environ.update(dict(request["environment"]))  # type: ignore[call-overload]
+        os.environ.update(request["environment"])
         getattr(module, str(request["function"]))()
         code = 0
     except SystemExit as error:

@@ -160,7 +160,7 @@ def test_wrapped_function_keeps_its_metadata() -> None:
         return one
 
     wrapped = inprocess.Wrapper()(train)
-    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("train", "Train.", train)  # type: ignore[attr-defined]
+    assert (wrapped.__name__, wrapped.__doc__, wrapped.__wrapped__) == ("train", "Train.", train)  # type: ignore[attr-defined] # functools.wraps sets it
 
 
 def test_generator_and_coroutine_are_refused() -> None:

@@ -122,7 +122,7 @@ def test_frozen_state_rejects_mutation_and_carries_any_exception() -> None:
     assert frozen.fn_exception is error
     assert frozen.without_exception().fn_exception is None
     with pytest.raises(AttributeError):
-        frozen.rank = 1  # type: ignore[misc]
+        frozen.rank = 1  # type: ignore[misc] # what mypy forbids is what must fail
 
 
 def test_state_advances_and_forgets_the_exception() -> None:

@@ -108,7 +108,7 @@ class SlowTransport:
 
 def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
     transport = SlowTransport()
-    peer = Peer("s", "pod", transport, 0.0)  # type: ignore[arg-type]
+    peer = Peer("s", "pod", transport, 0.0)  # type: ignore[arg-type] # has what a Peer uses of a transport
     answers = [peer.send(b"x" * (300 << 10)) for _ in range(4)]
     assert (answers, transport.is_aborted) == ([True, True, True, False], True)
     assert peer.send(b"x")

@@ -1,6 +1,8 @@
 """The tree of ranks while workers are lost and come back, and places are added, moved and removed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -280,20 +282,20 @@ def holders_after(tree: RankTree) -> list[tuple[str, int]]:
         (lambda tree: RankTree(layers(rack=(-1, 4)), pods(1)), "min_ranks: want at least 0, got -1"),
     ],
 )
-def test_bad_input_changes_nothing_and_says_what_was_wanted(call: object, message: str) -> None:
+def test_bad_input_changes_nothing_and_says_what_was_wanted(call: Callable[[RankTree], object], message: str) -> None:
     tree = started(RankTree(layers(), pods(8)))
     before = (holders(tree), counts(tree.root))
     with pytest.raises(InputError, match=message):
-        call(tree)  # type: ignore[operator]
+        call(tree)
     assert (holders(tree), counts(tree.root)) == before
 
 
 @pytest.mark.parametrize("answer", [-1, 29, 1.5, True, None, "8"])
-def test_world_rule_with_an_impossible_answer_leaves_the_ranks_as_they_were(answer: object) -> None:
+def test_world_rule_with_an_impossible_answer_leaves_the_ranks_as_they_were(answer: Any) -> None:
     tree = started(RankTree(layers(), pods(8)))
     tree.lose("uid-0")
     before = (holders(tree), counts(tree.root))
-    tree.world_rule = lambda size: answer  # type: ignore[return-value,assignment]
+    tree.world_rule = lambda size: answer
     with pytest.raises(InputError, match="want a number of active ranks from 0 to 28, got"):
         tree.plan()
     assert (holders(tree), counts(tree.root)) == before

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,9 @@ EIGHT = {f"p{n}": f"r{n // 4}/n{n // 2}" for n in range(8)}
 """Two racks of two NVLink domains of two pods."""
 
 
-def rules(replicas: int, ranks_per_pod: int = 2, **changes: object) -> Rules:
+def rules(replicas: int, ranks_per_pod: int = 2, **changes: Any) -> Rules:
     base = Rules(replicas, 1, ranks_per_pod, ranks_per_pod, None, 1, LAYERS)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 class Job:

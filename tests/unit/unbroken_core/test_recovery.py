@@ -1,6 +1,7 @@
 """Each row of the choice after an interruption."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,8 @@ BASE = Situation(
 )
 
 
-def chosen(**changes: object) -> str:
-    choice = choose(replace(BASE, **changes))  # type: ignore[arg-type]
+def chosen(**changes: Any) -> str:
+    choice = choose(replace(BASE, **changes))
     match choice:
         case Wait(reason=reason, rung=rung):
             return f"wait {reason} {rung}"
