@@ -12,6 +12,7 @@ that is lost is made up for by the next Hello.
 Every wait has an end: FORMING timeouts.startup; PLANNED timeouts.barrier, then those who did not enter are replaced;
 INTERRUPTED timeouts.barrier for the survivors to leave, then those who did not are replaced, and timeouts.startup
 for new processes and pods; a pod that is away timeouts.reconnect (or 1 s), one that is silent timeouts.heartbeat.
+Only the cluster may take as long as it wants to run pods: timeouts.startup is time of the pod clock (pod_clock.py).
 """
 
 from collections.abc import Callable
@@ -257,6 +258,7 @@ def _lose_connection(job: Job, session: str, now_s: float) -> None:
 def _observe(job: Job, observation: Observation, now_s: float) -> None:
     before = job.observed or {}
     job.observed = observation.pods
+    job.count_pods(now_s)
     if before != observation.pods:
         job.expect_pods()
         job.is_changed = True

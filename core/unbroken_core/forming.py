@@ -16,7 +16,7 @@ def while_forming(job: Job, now_s: float) -> None:
         job.last_call_s = None
     elif job.last_call_s is None:
         job.last_call_s = now_s
-    startup_end_s = job.started_s + settings.timeouts.startup_s
+    startup_end_s = job.startup_due_s(job.forming_began)
     if now_s < startup_end_s:
         job.wake(startup_end_s)
     if _is_hopeless(job):
@@ -43,7 +43,7 @@ def _form(job: Job, now_s: float) -> None:
     if incident is None:
         incident = job.history.open(outage.at_s, outage.iteration, outage.world_size)
     incident.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
-    job.interruption = Interruption(outage.at_s)
+    job.interruption = Interruption(outage.at_s, job.pod_clock.read(now_s))
     cut_plan(job, Rung.JOB, now_s)
 
 
@@ -147,7 +147,8 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
     if now_s < startup_end_s:
         has_all_pods = len(job.census.by_uid) >= job.settings.replicas
         reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
-        job.say(reason, _count_text(job) + _missing_text(job))
+        standing = job.standing_text()
+        job.say(reason, _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else ""))
         return
     outcome = first_outcome(job)
     if not isinstance(outcome, Shortage):

@@ -65,7 +65,7 @@ def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
     incident = _open_incident(job, now_s)
     incident.add(fault)
     job.progress.stop(now_s)
-    job.interruption = Interruption(now_s)
+    job.interruption = Interruption(now_s, job.pod_clock.read(now_s))
     message = f"iteration {job.iteration} was interrupted: {_fault_text(fault)}"
     job.enter_phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message)
     job.broadcast(interrupt_message(job, incident, job.iteration))
@@ -186,7 +186,7 @@ def _open_incident(job: Job, now_s: float) -> Incident:
 
 def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) -> bool:
     census = job.census
-    if not census.leaving or interruption.job_rung_at_s is not None:
+    if not census.leaving or interruption.job_rung_began is not None:
         return False
     _release_passed_over(job, interruption, now_s)
     if not census.leaving:
@@ -249,22 +249,23 @@ def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
 def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     settings, census = job.settings, job.census
     possible = job.ladder.possible(now_s) | interruption.charged
-    is_job_rung = interruption.job_rung_at_s is not None
-    startup_s = settings.timeouts.startup_s
+    is_job_rung = interruption.job_rung_began is not None
     outcome = _outcome(job, interruption, possible, now_s)
     # After the job rung nobody asks for them, and they are all pods of the job.
     broken = () if is_job_rung else census.broken
     waitable = [uid for uid in broken if uid in census.active and uid not in census.hopeless]
     healing = [census.by_uid[uid].pod for uid in waitable if uid not in census.out and uid not in census.away]
-    heal_from_s = interruption.at_s if interruption.job_rung_at_s is None else interruption.job_rung_at_s
-    shortage_from_s = now_s if interruption.shortage_at_s is None else interruption.shortage_at_s
+    heal_began = interruption.began if interruption.job_rung_began is None else interruption.job_rung_began
+    shortage_began = interruption.shortage_began
+    if shortage_began is None:
+        shortage_began = job.pod_clock.read(now_s)
     return Situation(
         now_s=now_s,
         possible=possible,
         is_in_process=settings.is_in_process,
         is_job_rung=is_job_rung,
         healing=healing,
-        heal_until_s=heal_from_s + startup_s,
+        heal_until_s=job.startup_due_s(heal_began),
         outcome=outcome,
         has_respawned=any(
             census.ranking.has_rank(uid, local_rank)
@@ -276,8 +277,9 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         num_possible_pods=settings.replicas + settings.spares - sum(uid not in census.out for uid in census.hopeless),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
-        shortage_until_s=shortage_from_s + startup_s,
-        startup_s=startup_s,
+        shortage_until_s=job.startup_due_s(shortage_began),
+        startup_s=settings.timeouts.startup_s,
+        standing=job.standing_text(),
         last_call_until_s=_last_call_until_s(interruption, outcome, settings.timeouts.last_call_s, now_s),
         spent=job.ladder.spent(now_s),
         hopeless=hopeless_text(job),
@@ -288,7 +290,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
 
 
 def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
-    if interruption.shortage_at_s is None or isinstance(outcome, Shortage):
+    if interruption.shortage_began is None or isinstance(outcome, Shortage):
         interruption.enough_at_s = None
         return None
     if interruption.enough_at_s is None:
@@ -298,9 +300,9 @@ def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s
 
 def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], now_s: float) -> Outcome:
     ranking = job.census.ranking
-    if interruption.job_rung_at_s is not None:
+    if interruption.job_rung_began is not None:
         num_ready, replicas = len(job.census.ready), job.settings.replicas
-        if num_ready < replicas and now_s < interruption.job_rung_at_s + job.settings.timeouts.startup_s:
+        if num_ready < replicas and now_s < job.startup_due_s(interruption.job_rung_began):
             # All are waited for: there is nothing to choose, and every pod that gets ready would cost a first plan.
             return Shortage(
                 num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
@@ -315,8 +317,8 @@ def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], no
 def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:
     if choice.rung is not None:
         _charge(job, interruption, choice.rung, now_s)
-    if choice.reason is Reason.BELOW_MINIMUM and interruption.shortage_at_s is None:
-        interruption.shortage_at_s = now_s
+    if choice.reason is Reason.BELOW_MINIMUM and interruption.shortage_began is None:
+        interruption.shortage_began = job.pod_clock.read(now_s)
     job.wake(choice.until_s)
     job.say(choice.reason, f"iteration {job.iteration}: {choice.message}")
 
@@ -330,7 +332,7 @@ def _charge(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> N
 
 
 def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:
-    interruption.job_rung_at_s = now_s
+    interruption.job_rung_began = job.pod_clock.read(now_s)
     _charge(job, interruption, Rung.JOB, now_s)
     for member in job.census.by_uid.values():
         for place in member.places.values():

@@ -1,5 +1,6 @@
 """The coordinator's state, and the few verbs that all of its parts share."""
 
+import math
 from dataclasses import dataclass, field
 
 from unbroken_core.events import Action, Close, Send
@@ -7,6 +8,7 @@ from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
 from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.pod_clock import PodClock
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
@@ -40,18 +42,22 @@ class Interruption:
     """One interrupted iteration, until its plan is cut."""
 
     at_s: float
+    began: float
+    """Reading of the job's pod clock then."""
     charged: set[Rung] = field(default_factory=set)
     """Rungs that this interruption has paid for."""
     respawned: dict[str, set[int]] = field(default_factory=dict)
     """Local ranks at which a process was started again, by uid of the pods with ranks in the iteration."""
     left_at_s: float | None = None
     """When the survivors had left the iteration."""
-    shortage_at_s: float | None = None
+    shortage_began: float | None = None
+    """Reading of the pod clock when too few pods were there; None while it has not come to that."""
     enough_at_s: float | None = None
     """When there were enough pods again after a shortage."""
-    job_rung_at_s: float | None = None
     does_hold: bool | None = None
     """Whether new processes wait until spares have taken over; None before the first was asked for."""
+    job_rung_began: float | None = None
+    """Reading of the pod clock when every process was ordered to start again; None while none was."""
     has_judged: bool = False
     """Whether the culprit's process was looked at, after the survivors had left."""
 
@@ -98,6 +104,10 @@ class Job:
         self.adoption: Adoption | None = None
         self.interruption: Interruption | None = None
         self.started_s = now_s
+        self.pod_clock = PodClock()
+        self.num_running: int | None = None
+        """Pods that run, as the operator sees it; None while it has told nothing."""
+        self.forming_began = self.pod_clock.read(now_s)
         self.last_call_s: float | None = None
         self.planned_s = now_s
         self.running_s: float | None = None
@@ -117,11 +127,31 @@ class Job:
         self.adoption = None
         self.interruption = None
         self.started_s = self.planned_s = now_s
+        self.forming_began = self.pod_clock.read(now_s)
         self.last_call_s = self.running_s = None
 
     def expect_pods(self) -> None:
         """Tell the census which pods the operator sees."""
         self.census.expect({uid: pod.pod for uid, pod in (self.observed or {}).items()})
+
+    def count_pods(self, now_s: float) -> None:
+        """Let the pod clock stand while the cluster runs too few pods."""
+        if self.observed is not None:
+            self.num_running = sum(pod.gone is None and not pod.is_waiting for pod in self.observed.values())
+            self.pod_clock.stand(self.num_running < self.settings.minimum_replicas, now_s)
+
+    def startup_due_s(self, began: float) -> float:
+        """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
+        return self.pod_clock.due_s(began, self.settings.timeouts.startup_s)
+
+    def standing_text(self) -> str:
+        """Return why the pod clock stands, for people; "" when it does not."""
+        if not self.pod_clock.is_standing:
+            return ""
+        return (
+            f"{self.num_running} of {self.settings.replicas} pods run, at least {self.settings.minimum_replicas} are "
+            "wanted; timeouts.startup does not count until the cluster has started them"
+        )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away hears it all when it comes back."""
@@ -154,7 +184,9 @@ class Job:
         self._wake_s = None
 
     def wake(self, at_s: float) -> None:
-        """Ask for a tick at this time."""
+        """Ask for a tick at this time; inf is never."""
+        if at_s == math.inf:
+            return
         self._wake_s = at_s if self._wake_s is None else min(self._wake_s, at_s)
 
     @property

@@ -218,6 +218,8 @@ class PodObservation:
     """Role that the pod was made for: a preference in the first plan only."""
     gone: Cause | None = None
     """POD_LEAVING, POD_LOST or NODE_LOST when the API server says so."""
+    is_waiting: bool = False
+    """Whether the cluster has not started all of its containers yet: it has no node, or images are being pulled."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
     every lost rank has a ready worker                           cut the plan: in-process, process or pod
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
     fewer ranks are allowed and enough                           cut the plan: world
-    too few pods are ready, more may come                        wait, at most timeouts.startup
+    too few pods are ready, more may come                        wait, at most timeouts.startup of running pods
     enough pods are there                                        start every process again: job
     nothing of this                                              fail
 
@@ -24,7 +24,7 @@ from unbroken_core.reasons import Reason, Rung
 
 @dataclass(frozen=True)
 class Situation:
-    """All that the choice depends on. Times are seconds of the coordinator's clock."""
+    """All that the choice depends on. Times are seconds of the coordinator's clock; inf is not to come yet."""
 
     now_s: float
     possible: frozenset[Rung]
@@ -50,6 +50,8 @@ class Situation:
     shortage_until_s: float
     startup_s: float
     """timeouts.startup, for people: what counts down would change the status all the time."""
+    standing: str = ""
+    """Why no startup timeout counts now, for people: the cluster runs too few pods; "" when they count."""
     last_call_until_s: float | None = None
     """Set once a shortage is over: those who come up together with the last one needed may still come in."""
     spent: tuple[str, ...] = ()
@@ -176,10 +178,12 @@ def _after_job_restart(view: Situation) -> Choice:
 
 
 def _wait_for_pods(view: Situation) -> Choice:
+    limit = f"at most {view.startup_s:.0f} s " if not view.standing else ""
     message = (
-        f"waits at most {view.startup_s:.0f} s for pods: {view.num_living_pods} of {view.replicas} are there "
+        f"waits {limit}for pods: {view.num_living_pods} of {view.replicas} are there "
         f"({view.num_starting_pods} starting), at least {view.minimum_replicas} are wanted"
     )
+    message += f"; {view.standing}" if view.standing else ""
     return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
 
 

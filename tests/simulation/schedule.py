@@ -53,6 +53,8 @@ class Schedule:
     bad_start: float
     """Share of processes that end before they are ready."""
     allowed_failures: tuple[Reason, ...]
+    queue_s: float
+    """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
     patience_s: float
     limit_s: float
 
@@ -72,6 +74,8 @@ def make_schedule(seed: int) -> Schedule:
     is_endless = settings.rungs == DEFAULT_RUNGS and not bad_start and settings.max_faults_per_rank is None
     allowed = () if is_endless else (Reason.BUDGET_EXHAUSTED, Reason.FAILED_BEFORE_READY, Reason.BELOW_MINIMUM)
     timeouts = settings.timeouts
+    # Of its own, so that the other seeds tell what they told before.
+    queue_s = random.Random(f"queue {seed}").choice([0.0, 0.0, 0.0, 3 * timeouts.startup_s])
     return Schedule(
         seed=seed,
         settings=settings,
@@ -85,7 +89,8 @@ def make_schedule(seed: int) -> Schedule:
         is_batching=rng.random() < 0.4,
         bad_start=bad_start,
         allowed_failures=allowed,
-        patience_s=3 * (timeouts.startup_s + timeouts.barrier_s),
+        queue_s=queue_s,
+        patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,
     )
 

@@ -76,6 +76,11 @@ class World:
         self._tick_at_s: float | None = None
         self._num_ambushes: dict[Ambush, int] = {}
         self._created: dict[str, Role] = {}
+        self._waiting: dict[str, PodObservation] = {}
+        """Pods that the cluster has not started, by uid."""
+        self.lacks_pods = False
+        """Whether the coordinator was told that fewer pods run than the job needs: only then may it wait for ever."""
+        self._queue = random.Random(f"queue {schedule.seed}")
         self.ledger = Ledger(self)
         self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
         for ordinal in range(self.settings.replicas + self.settings.spares):
@@ -231,25 +236,31 @@ class World:
 
     def _restart_coordinator(self) -> None:
         self.coordinator = Coordinator(self.settings, self.now_s)
+        self.lacks_pods = False
         self._plan_tick()
         self._observe_soon()
 
     # -------------------------------------------------------------------------------------------------------- operator
 
     def create_pod(self, role: Role, delay_s: float) -> None:
-        """Make a pod, as the operator does."""
+        """Make a pod, as the operator does. `delay_s` counts from when the cluster has a node for it."""
         ordinal = self._num_pods
         self._num_pods += 1
         rack = f"rack-{ordinal % self.schedule.num_racks}"
         domains = tuple(f"{rack}" for _layer in self.settings.layers)
 
         def appear() -> None:
+            self._waiting.pop(f"uid-{ordinal}", None)
             pod = Pod(self, f"pod-{ordinal}", f"uid-{ordinal}", f"node-{ordinal}", domains)
             self.pods[pod.uid] = pod
             self._created[pod.uid] = role
             pod.connect()
             self._observe_soon()
 
+        if self.schedule.queue_s:
+            self._waiting[f"uid-{ordinal}"] = PodObservation(f"pod-{ordinal}", "", (), role, is_waiting=True)
+            delay_s += self._queue.uniform(0.0, self.schedule.queue_s)
+            self._observe_soon()
         self.after(delay_s, appear, f"pod-{ordinal} starts as {role}")
 
     def pod_died(self, pod: Pod) -> None:
@@ -271,7 +282,8 @@ class World:
             if pod.is_alive
         }
         if self.coordinator is not None:
-            self.step(Observed(Observation(pods)))
+            self.lacks_pods = sum(pod.gone is None for pod in pods.values()) < self.settings.minimum_replicas
+            self.step(Observed(Observation({**pods, **self._waiting})))
 
     # ---------------------------------------------------------------------------------------------------- the training
 

@@ -1,0 +1,114 @@
+"""A job waits for its cluster as long as it takes, and for its script as long as `timeouts.startup` says."""
+
+import math
+from dataclasses import replace
+
+from tests.unit.unbroken_core.test_coordinator import SETTINGS, STARTING, Bench, sent
+
+from unbroken_core.events import Observed
+from unbroken_core.messages import Finish, Observation, Plan, PodObservation
+from unbroken_core.pod_clock import PodClock
+from unbroken_core.reasons import Cause, JobPhase, Reason
+
+HOURS_S = 20_000.0
+
+
+def observe(bench: Bench, running: tuple[str, ...], waiting: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> None:
+    pods = {f"uid-{pod}": PodObservation(pod, "n", ()) for pod in running}
+    pods |= {f"uid-{pod}": PodObservation(pod, "", (), is_waiting=True) for pod in waiting}
+    pods |= {f"uid-{pod}": PodObservation(pod, "n", (), gone=Cause.NODE_LOST) for pod in lost}
+    bench.step(Observed(Observation(pods)))
+
+
+def test_the_clock_stands_and_goes_on_where_it_stood() -> None:
+    clock = PodClock()
+    began = clock.read(10.0)
+    clock.stand(True, 15.0)
+    clock.stand(True, 16.0)
+    assert (clock.is_standing, clock.due_s(began, 60.0)) == (True, math.inf)
+    assert clock.read(5_000.0) == clock.read(15.0)
+    clock.stand(False, 1_015.0)
+    clock.stand(False, 1_020.0)
+    assert clock.due_s(began, 60.0) == 1_070.0
+    assert clock.read(1_020.0) == began + 10.0
+
+
+def test_a_job_whose_pods_wait_for_nodes_waits_with_them_and_starts_when_they_run() -> None:
+    bench = Bench()
+    bench.join("p0")
+    observe(bench, ("p0",), waiting=("p1", "p2"))
+    bench.live(HOURS_S)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FORMING, Reason.WAITING_FOR_PODS)
+    assert "not joined: p1, p2; 1 of 2 pods run, at least 2 are wanted" in status.message
+    assert "timeouts.startup does not count" in status.message
+    observe(bench, ("p0", "p1"), waiting=("p2",))
+    bench.join("p1")
+    assert set(sent(bench.tick(5.0), Plan)) == {"p0", "p1"}
+
+
+def test_the_startup_timeout_counts_from_when_enough_pods_run() -> None:
+    bench = Bench()
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    observe(bench, ("p0",), waiting=("p1", "p2"))
+    bench.live(HOURS_S)
+    observe(bench, ("p0", "p1"), waiting=("p2",))
+    assert not sent(bench.live(599), Finish)
+    (finish,) = sent(bench.live(2), Finish).values()
+    assert (finish.outcome, finish.reason) == (JobPhase.FAILED, Reason.STARTUP_TIMEOUT)
+
+
+def test_time_that_a_script_has_used_is_not_given_back_when_a_pod_is_lost_and_waits_again() -> None:
+    bench = Bench()
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    observe(bench, ("p0", "p1"))
+    bench.live(400)
+    observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
+    assert not sent(bench.live(HOURS_S), Finish)
+    observe(bench, ("p0", "p2"), lost=("p1",))
+    assert not sent(bench.live(198), Finish)
+    assert sent(bench.live(3), Finish)
+
+
+def test_a_job_with_enough_pods_does_not_wait_for_a_spare_that_has_no_node() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=1))
+    bench.join("p0")
+    observe(bench, ("p0",), waiting=("p1", "p2"))
+    (plan,) = sent(bench.live(601), Plan).values()
+    assert plan.world_size == 2
+
+
+def test_without_an_operator_the_startup_timeout_counts_from_the_start() -> None:
+    bench = Bench()
+    bench.join("p0")
+    assert sent(bench.live(601), Finish)["p0"].reason is Reason.STARTUP_TIMEOUT
+
+
+def test_a_job_below_its_minimum_waits_for_the_cluster_to_bring_a_node_back() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    observe(bench, ("p0", "p1"))
+    observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
+    bench.all_are(bench.states["p0"][0].phase.READY, 0, "p0")
+    assert not sent(bench.live(HOURS_S), Finish)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
+    assert "waits for pods: " in status.message
+    assert "1 of 2 pods run, at least 2 are wanted" in status.message
+    observe(bench, ("p0", "p2"))
+    plans = sent(bench.join("p2"), Plan)
+    assert set(plans) == {"p0", "p2"}
+
+
+def test_a_new_pod_that_runs_and_does_not_come_up_ends_a_job_below_its_minimum() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    observe(bench, ("p0", "p1"))
+    observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
+    bench.all_are(bench.states["p0"][0].phase.READY, 0, "p0")
+    bench.live(HOURS_S)
+    observe(bench, ("p0", "p2"))
+    (finish,) = sent(bench.live(602), Finish).values()
+    assert finish.outcome is JobPhase.FAILED
