@@ -32,12 +32,13 @@ test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, si
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
 	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)
 
-check: $(STAMP) ## Check format, lint, types, import contracts, the lock file and the generated files
+check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the lock file and the generated files
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy core sidecar operator local cli tests benchmarks examples tools
 	$(BIN)/mypy --python-version 3.10 core sidecar/unbroken/inprocess sidecar/unbroken/launch
 	$(BIN)/lint-imports
+	$(BIN)/hadolint --failure-threshold style images/*/Dockerfile
 	$(BIN)/python tools/lock.py --check
 	@$(MAKE) verify
 
