@@ -15,6 +15,9 @@ from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Run
 PROTOCOL = 1
 """Version of all messages; a peer of another version is refused."""
 
+UNKNOWN_EXIT = 256
+"""Exit code of a process that ended, or left its wrapped function, when the code is not known."""
+
 # ---------------------------------------------------------------------------------------------- agent <-> rendezvous
 
 
@@ -326,7 +329,7 @@ class ProcessState:
     incarnation: int
     pid: int
     exit_code: int | None = None
-    """None while it runs; -N when signal N ended it."""
+    """None while it runs; -N when signal N ended it; UNKNOWN_EXIT when only somebody else knows."""
     error: str = ""
     """First line of the error file that the worker wrote, or why it could not be started; "" otherwise."""
     port: int = 0

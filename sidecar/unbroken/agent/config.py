@@ -26,6 +26,9 @@ class AgentConfig:
     pod_ip: str
     domains: tuple[str, ...]
     directory: Path
+    waits_for_workers: bool = False
+    """Join the job only once every worker that lives is READY: without a launcher nobody says how many there will be,
+    and the first plan would be made without those that come late."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:

@@ -110,6 +110,11 @@ class Member:
         return self._is_terminated or self._is_launcher_leaving or self._is_launcher_lost
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the launcher has told what it has, and no worker of it is still starting."""
+        return self._has_launcher and all(state.phase is not WorkerPhase.STARTING for state in self.workers)
+
+    @property
     def workers(self) -> tuple[WorkerState, ...]:
         """All workers of the pod as they are now, in local order."""
         is_finished = self.standing.finish is not None

@@ -3,7 +3,7 @@
 import signal
 from dataclasses import dataclass
 
-from unbroken_core.messages import Enter, Fault, ProcessState, RankPlan, WorkerReport, WorkerState
+from unbroken_core.messages import UNKNOWN_EXIT, Enter, Fault, ProcessState, RankPlan, WorkerReport, WorkerState
 from unbroken_core.reasons import Cause, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
@@ -177,6 +177,8 @@ def _exit_fault(place: Place, process: ProcessState, worker: WorkerReport | None
 
 def describe_exit(code: int, error: str) -> str:
     """Return one line about the end of a process; a negative code is a signal's number."""
+    if code == UNKNOWN_EXIT:
+        return error or "ended; only its parent knows the exit code"
     if code == 0:
         return "exited with code 0 before it completed (does the script call unbroken.inprocess.Wrapper?)"
     ending = f"killed by signal {-code} ({_signal_name(-code)})" if code < 0 else f"exited with code {code}"

@@ -63,6 +63,8 @@ class Agent:
         self._uplink = Uplink(config.rendezvous_url, config.token_file, config.settings.timeouts, self._emit)
         self._events: deque[Event] = deque()
         self._is_turn_due = False
+        self._is_whole = asyncio.Event()
+        """Set once every worker that lives has been READY."""
         self._logged_faults: set[tuple[int, Fault]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
@@ -79,7 +81,7 @@ class Agent:
 
             render = render_metrics(self._member, lambda: self._local.num_refused)
             exposition = await serve_exposition(*self._config.metrics_listen, render)
-        tasks = [asyncio.create_task(self._uplink.run()), asyncio.create_task(self._watch_page())]
+        tasks = [asyncio.create_task(self._join()), asyncio.create_task(self._watch_page())]
         for task in tasks:
             task.add_done_callback(self._on_task_end)
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
@@ -96,6 +98,11 @@ class Agent:
                 await exposition.cleanup()
             self._page.close()
             self._memory_file.close()
+
+    async def _join(self) -> None:
+        if self._config.waits_for_workers:
+            await self._is_whole.wait()
+        await self._uplink.run()
 
     def _on_task_end(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None and not self._exit_code.done():
@@ -130,6 +137,8 @@ class Agent:
                 self._exit_code.set_exception(error)
         if self._member.is_welcome:
             self._uplink.is_settled = True
+        if not self._is_whole.is_set() and self._member.is_whole:
+            self._is_whole.set()
 
     def _set_timer(self) -> None:
         if self._timer is not None:

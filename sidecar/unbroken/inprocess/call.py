@@ -206,6 +206,11 @@ class CallWrapper:
         return value
 
     @property
+    def num_workers(self) -> int | None:
+        """Workers of the last plan, spares included; None before the first."""
+        return None if self._state is None else self._state.world_size
+
+    @property
     def is_in_function(self) -> bool:
         """Whether the main thread is inside of the function, and not in a plug-in around it."""
         return self._is_in_function

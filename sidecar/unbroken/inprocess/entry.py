@@ -15,6 +15,11 @@ def note_end(release: Release) -> None:
     _last_release[:] = [release]
 
 
+def forget_end() -> None:
+    """The next call is in a job of its own."""
+    _last_release.clear()
+
+
 def refuse_other_threads() -> None:
     """Raises InternalError outside of the main thread: only that can be interrupted."""
     if threading.current_thread() is not threading.main_thread():

@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from unbroken.inprocess import entry
 from unbroken.inprocess.abort import Abort, AbortTorchDistributed
 from unbroken.inprocess.call import CallWrapper, current_call
 from unbroken.inprocess.completion import Completion
-from unbroken.inprocess.environment import read_place
 from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
-from unbroken.inprocess.options import Options, logger
+from unbroken.inprocess.options import Options
 from unbroken.inprocess.parameters import bind_by_annotation
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
+from unbroken.inprocess.residence import Residence
 from unbroken.inprocess.terminate import Terminate
 
 _ABORT = AbortTorchDistributed()
@@ -36,8 +37,8 @@ class Wrapper:
         finalize: runs after the function was left.
         health_check: runs at the start of every iteration and after `finalize`.
         rank_assignment, rank_filter: sent to the job's coordinator, which assigns ranks by them, within the job's
-            spec; the same on all workers, or the job fails with the words of both. Classes of one's own and
-            FilterCountGroupedByKey are refused: the error names what says the same.
+            spec; the same on all workers, or the job fails with the words of both. Of classes of one's own one worker
+            is asked at each plan. FilterCountGroupedByKey is refused: the error names what says the same.
         monitor_thread_interval, monitor_process_interval, heartbeat_interval: accepted and without effect: push.
         progress_watchdog_interval: longest time between two automatic stamps of progress.
         soft_timeout, hard_timeout, heartbeat_timeout, last_call_wait, termination_grace_time: the job's `timeouts`
@@ -100,15 +101,25 @@ class Wrapper:
 
 def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     outer = current_call()
-    call = outer or CallWrapper(options, read_place(os.environ))
-    bound_args, bound_kwargs = bind_by_annotation(fn, args, kwargs, CallWrapper, call)
-    if names := options.names_set_by_the_job():
-        logger.warning("timeouts are set by the job, without effect here: options=%s", ",".join(names))
-    function = functools.partial(fn, *bound_args, **bound_kwargs)
     if outer is not None:
-        return outer.run_inside(options, function)
+        return outer.run_inside(options, _bind(fn, args, kwargs, outer))
+    entry.refuse_other_threads()
+    entry.refuse_a_group()
+    residence = Residence(options, os.environ)
+    call: CallWrapper | None = None
     try:
+        call = CallWrapper(options, residence.place)
+        function = _bind(fn, args, kwargs, call)
         call.open()
         return call.run(function)
     finally:
-        call.close()
+        if call is not None:
+            call.close()
+        residence.close(None if call is None else call.num_workers)
+
+
+def _bind(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallWrapper
+) -> Callable[[], Any]:
+    bound_args, bound_kwargs = bind_by_annotation(fn, args, kwargs, CallWrapper, call)
+    return functools.partial(fn, *bound_args, **bound_kwargs)

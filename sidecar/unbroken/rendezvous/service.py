@@ -67,6 +67,11 @@ class Service:
         self._listener = listener
 
     @property
+    def num_agents(self) -> int:
+        """Agents that are connected."""
+        return len(self._peers)
+
+    @property
     def max_heartbeat_age_s(self) -> float:
         """Seconds since the agent that is silent for longest was heard; 0 without agents."""
         now_s = self._loop.time()

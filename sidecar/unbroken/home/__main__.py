@@ -1,0 +1,74 @@
+"""`python -m unbroken.home host FOLDER LOCK` and `... root FOLDER`: started by wrappers, not by people.
+
+Both return to their starter as soon as they can do their work, and go on as nobody's child.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from unbroken.home.daemon import leave_starter, start_log
+from unbroken.home.host import Host
+from unbroken.home.root import Root, bind
+from unbroken.home.words import CONFIG_NAME, HomeConfig
+from unbroken_core import wire
+from unbroken_core.errors import InputError, UnbrokenError
+
+logger = logging.getLogger(__name__)
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def _host(folder: Path, config: HomeConfig, level: str) -> int:
+    leave_starter(config.log_file or str(folder / "home.log"))
+    start_log(level)
+
+    async def run() -> None:
+        await Host(folder, config).run()
+
+    try:
+        asyncio.run(run())
+    finally:
+        # Still locked: nobody else is in it.
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _root(folder: Path, config: HomeConfig, level: str) -> int:
+    listener = bind(config.master_host, config.ports)
+    own = Path(tempfile.mkdtemp(prefix="root-", dir=folder.parent))
+    print(listener.getsockname()[1], flush=True)
+    leave_starter(config.log_file or str(own / "root.log"))
+    start_log(level)
+
+    async def run() -> None:
+        await Root(own, config, listener).run()
+
+    try:
+        asyncio.run(run())
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+    return 0
+
+
+def main() -> int:
+    """Run one of the two; return 2 for bad input, which is written to standard error."""
+    try:
+        kind, name, *_ = sys.argv[1:]
+        folder = Path(name)
+        level = os.environ.get("UNBROKEN_LOG_LEVEL", "INFO").upper()
+        if level not in _LEVELS:
+            raise InputError(f"UNBROKEN_LOG_LEVEL: want one of {', '.join(_LEVELS)}, got {level!r}")
+        config: HomeConfig = wire.decode((folder / CONFIG_NAME).read_bytes(), HomeConfig)
+        return {"host": _host, "root": _root}[kind](folder, config, level)
+    except (UnbrokenError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

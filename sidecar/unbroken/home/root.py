@@ -1,0 +1,313 @@
+"""The root: waits until all workers of the job are on some host, deals out the places, and is their rendezvous.
+
+    FORMING ──all ranks present──> SERVING ──job over, or nobody connected for LINGER_S──> end
+       └──its owner has gone, or time over──> end
+
+It takes no host in before its owner, the host that has started it, so that hosts of a job cannot meet at a root that a
+job before has left behind. While it serves, hosts that come late hear that it is taken.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from unbroken.home.lines import read_message, write_message
+from unbroken.home.words import (
+    MAX_LINE_BYTES,
+    Answer,
+    Busy,
+    Deal,
+    Failed,
+    HomeConfig,
+    Knock,
+    Present,
+    Waiting,
+    prove,
+)
+from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.server import Server
+from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.token import TokenFile
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.reasons import JobPhase, Rung
+from unbroken_core.settings import JobSettings, RungBudget
+
+logger = logging.getLogger(__name__)
+
+JOB_NAME = "inprocess"
+LINGER_S = 12.0
+"""So long the root waits without any agent: more than an agent may be away before its pod is lost."""
+OWNER_S = 30.0
+_GREET_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 1.0
+_CHECK_S = 0.5
+_RUNGS = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD), RungBudget(Rung.WORLD))
+"""Nobody here can start a process, or a job, again."""
+
+
+@dataclass
+class Guest:
+    """One host that is connected."""
+
+    present: Present
+    writer: asyncio.StreamWriter
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine at which the host has reached it."""
+        return str(self.writer.get_extra_info("sockname")[0])
+
+    @property
+    def peer_address(self) -> str:
+        """Address from which the host came."""
+        return str(self.writer.get_extra_info("peername")[0])
+
+
+def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
+    """Return a socket that listens on the first port that is free. Raises InputError when none is.
+
+    On all addresses, since the one of rank 0's host may be another name for it; but only there when that is loopback.
+    """
+    address = _listen_address(master_host)
+    errors = []
+    for port in ports:
+        try:
+            return _listen(address, port)
+        except OSError as error:
+            errors.append(f"{port}: {error.strerror}")
+    raise InputError(
+        f"ports {ports[0]} to {ports[-1]} on {master_host}: want one that is free for the job's root, got "
+        f"{'; '.join(errors)}. Set UNBROKEN_PORT, or store_kwargs={{'port': ...}}, to another first port"
+    )
+
+
+def settings_for(guests: list[Present]) -> JobSettings:
+    """Return the settings of the job that these hosts make, the one with the lowest rank first. Raises InputError."""
+    return JobSettings(
+        job=JOB_NAME,
+        uid=secrets.token_hex(8),
+        replicas=len(guests),
+        min_replicas=1,
+        ranks_per_pod=max(guest.num_places for guest in guests),
+        min_ranks_per_pod=1,
+        rungs=_RUNGS,
+        timeouts=guests[0].timeouts,
+    )
+
+
+class Root:
+    """One root process. All in one event loop."""
+
+    def __init__(self, folder: Path, config: HomeConfig, listener: socket.socket) -> None:
+        """`folder` is the root's own."""
+        self._folder = folder
+        self._config = config
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._guests: dict[str, Guest] = {}
+        self._owner: str | None = None
+        self._formed: asyncio.Future[bool] = self._loop.create_future()
+        """False when the owner has gone."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Run until the job is over, or everybody has gone."""
+        self._listener.setblocking(False)
+        server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_LINE_BYTES)
+        try:
+            await asyncio.wait((self._formed,), timeout=OWNER_S)
+            if self._owner is not None:
+                await asyncio.wait((self._formed,), timeout=self._config.limit_s)
+            if self._formed.done() and self._formed.result():
+                await self._serve()
+            else:
+                logger.error("no job: %s", self._missing())
+        finally:
+            server.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -------------------------------------------------------------------------------------------------------- forming
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            await self._converse(reader, writer)
+        except (WireError, OSError, asyncio.TimeoutError) as error:
+            logger.info("host refused: peer=%s error=%s", writer.get_extra_info("peername"), error)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knock = await read_message(reader, Knock, _GREET_TIMEOUT_S)
+        if knock is None:
+            return
+        nonce, key = secrets.token_hex(16), self._config.key
+        write_message(writer, Answer(prove(key, "root", nonce, knock.nonce), nonce))
+        wanted = prove(key, "host", knock.nonce, nonce)
+        first = await read_message(reader, Present, _GREET_TIMEOUT_S)
+        if first is None or not hmac.compare_digest(first.proof, wanted):
+            return
+        refusal = self._refusal(first)
+        if refusal is not None:
+            write_message(writer, refusal)
+            return
+        uid = first.uid
+        try:
+            present = first
+            while present is not None:
+                self._take(Guest(present, writer))
+                present = await read_message(reader, Present)
+        finally:
+            self._drop(uid, writer)
+
+    def _refusal(self, present: Present) -> Busy | None:
+        if self._formed.done():
+            return Busy(f"another job with this MASTER_PORT runs on {self._config.master_host}")
+        if self._owner is None and not present.is_owner:
+            return Busy("waits for rank 0's host")
+        return None
+
+    def _take(self, guest: Guest) -> None:
+        if self._formed.done():
+            return
+        if guest.present.is_owner:
+            self._owner = guest.present.uid
+        self._guests[guest.present.uid] = guest
+        guests = [other.present for other in self._guests.values()]
+        ranks = [rank for present in guests for rank in present.ranks]
+        if len(ranks) == len(set(ranks)) == self._config.world_size:
+            self._formed.set_result(True)
+            return
+        waiting = Waiting(self._missing())
+        for other in self._guests.values():
+            write_message(other.writer, waiting)
+
+    def _drop(self, uid: str, writer: asyncio.StreamWriter) -> None:
+        guest = self._guests.get(uid)
+        if guest is None or guest.writer is not writer or self._formed.done():
+            return
+        del self._guests[uid]
+        if uid == self._owner:
+            self._formed.set_result(False)
+
+    def _missing(self) -> str:
+        """Say who is waited for."""
+        ranks = sorted(rank for guest in self._guests.values() for rank in guest.present.ranks)
+        size = self._config.world_size
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(ranks) < 1000 else []
+        missing = [str(rank) for rank in range(size) if rank not in set(ranks)][:8]
+        text = f"{len(ranks)} of {size} workers have called the wrapped function, on {len(self._guests)} hosts"
+        text += f"; missing ranks: {', '.join(missing)}" if missing else ""
+        return text + (f"; ranks that are there twice: {twice[:8]}" if twice else "")
+
+    # -------------------------------------------------------------------------------------------------------- serving
+
+    async def _serve(self) -> None:
+        guests = sorted(self._guests.values(), key=lambda guest: guest.present.ranks)
+        try:
+            settings = settings_for([guest.present for guest in guests])
+        except InputError as error:
+            self._tell_all(guests, Failed(str(error)))
+            await asyncio.sleep(_SHUTDOWN_S)
+            return
+        token = secrets.token_hex(32)
+        token_file = self._folder / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(token)
+        refusals = Refusals()
+        service = Service(Coordinator(settings, self._loop.time()), refusals)
+        app = Server(service, TokenFile(token_file), refusals).application()
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        await runner.setup()
+        try:
+            listener = _listen(_listen_address(self._config.master_host), 0)
+            port = int(listener.getsockname()[1])
+            await web.SockSite(runner, listener, backlog=4096).start()
+            addresses = addresses_of(guests)
+            for index, guest in enumerate(guests):
+                write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
+            logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
+            await self._until_over(service)
+        finally:
+            service.close()
+            await runner.cleanup()
+
+    def _tell_all(self, guests: list[Guest], message: Failed) -> None:
+        logger.error("no job: %s", message.message)
+        for guest in guests:
+            write_message(guest.writer, message)
+
+    async def _until_over(self, service: Service) -> None:
+        """Return when the job is over and told, or when nobody has been connected for too long."""
+        seen_s = self._loop.time()
+        while not service.failure.done():
+            await asyncio.wait((service.failure,), timeout=_CHECK_S)
+            now_s = self._loop.time()
+            if service.num_agents:
+                seen_s = now_s
+                continue
+            is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+            if is_over or now_s - seen_s >= LINGER_S:
+                return
+        logger.error("the coordinator has failed: see above")
+
+
+def _listen_address(master_host: str) -> str:
+    """Raises InputError when the name cannot be resolved."""
+    try:
+        found = socket.getaddrinfo(master_host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(f"MASTER_ADDR: want a name or address, got {master_host!r}: {error.strerror}") from error
+    addresses = [str(info[4][0]) for info in found]
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        return addresses[0]
+    return "::" if any(":" in address for address in addresses) and socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    is_v6 = ":" in address
+    return socket.create_server(
+        (address, port),
+        family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+        backlog=4096,
+        dualstack_ipv6=address == "::",
+    )
+
+
+def addresses_of(guests: list[Guest]) -> list[str]:
+    """Return the address at which the other hosts reach each host.
+
+    Where it came from, since that interface leads to the others; rank 0's own host may have come by loopback: then it
+    is where the others have reached it.
+    """
+    reached = [_plain(guest.own_address) for guest in guests]
+    outside = next((address for address in reached if not ipaddress.ip_address(address).is_loopback), None)
+    found = []
+    for guest in guests:
+        address = _plain(guest.peer_address)
+        is_inside = ipaddress.ip_address(address).is_loopback
+        found.append(outside if is_inside and outside is not None else address)
+    return found
+
+
+def _plain(address: str) -> str:
+    """Return an address without the mark of IPv4 in IPv6, and without its zone."""
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(plain, "ipv4_mapped", None)
+    return str(plain if mapped is None else mapped)

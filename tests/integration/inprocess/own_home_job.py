@@ -1,0 +1,172 @@
+"""Starts workers as torchrun does, or with the variables alone, and looks at what they and their home leave."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "own_home_script.py"
+LIMIT_S = 150.0
+"""For anything that must happen; torch takes long to import on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the script."""
+
+    name: str
+    rank: int
+    iteration: int
+    pid: int
+    value: str
+
+
+class Job:
+    """Use it as a context manager: all that it started is gone afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Not below pytest's own folder: the path of a Unix socket must be short.
+        self.temporary = Path(tempfile.mkdtemp(prefix="ubh-", dir="/tmp"))
+        self.port = _free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        for left in self.all_processes():
+            left.kill()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    # ---------------------------------------------------------------------------------------------------------- start
+
+    def torchrun(self, num_workers: int, *command: str) -> None:
+        """Start torchrun on this machine."""
+        options = ["--standalone", f"--nproc-per-node={num_workers}"]
+        self._start([sys.executable, "-m", "torch.distributed.run", *options, *command], {})
+
+    def plain(self, num_workers: int, mode: str, variables: Callable[[int], Mapping[str, str]] = lambda _: {}) -> None:
+        """Start workers with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `variables` adds some by rank."""
+        for rank in range(num_workers):
+            base = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(num_workers),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.port),
+            }
+            self._start([sys.executable, str(SCRIPT), mode], {**base, **variables(rank)})
+
+    def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        index = len(self.processes)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")},
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TMPDIR": str(self.temporary),
+            "TEST_EVENTS": str(self.folder / "events"),
+            "TEST_DONE": str(self.folder / "done"),
+            "UNBROKEN_LOG_DIR": str(self.folder / "logs"),
+            **variables,
+        }
+        with (self.folder / f"out-{index}").open("wb") as output:
+            self.processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+
+    # ----------------------------------------------------------------------------------------------------------- look
+
+    def events(self, name: str) -> list[Event]:
+        """Return the script's events of one name so far."""
+        path = self.folder / "events"
+        lines = path.read_text().splitlines() if path.exists() else []
+        split = [line.split(" ", 4) for line in lines]
+        return [
+            Event(word, int(rank), int(it), int(pid), value) for word, rank, it, pid, value in split if word == name
+        ]
+
+    def home_processes(self) -> dict[str, list[psutil.Process]]:
+        """Return host processes and roots of this job."""
+        found: dict[str, list[psutil.Process]] = {"host": [], "root": []}
+        for process in psutil.process_iter():
+            try:
+                words = process.cmdline()
+            except psutil.Error:
+                continue
+            if "unbroken.home" in words and any(word.startswith(str(self.temporary)) for word in words):
+                found[words[words.index("unbroken.home") + 1]].append(process)
+        return found
+
+    def all_processes(self) -> list[psutil.Process]:
+        """Return the same in one list."""
+        found = self.home_processes()
+        return found["host"] + found["root"]
+
+    def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+        """Wait for a condition and return its value; fails with all output when it does not come."""
+        until_s = time.monotonic() + limit_s
+        while not (value := is_true()):
+            if time.monotonic() > until_s:
+                pytest.fail(f"no {what} within {limit_s:g} s:\n{self.text()}")
+            time.sleep(0.02)
+        return value
+
+    def wait_for_started(self, iteration: int, count: int) -> list[Event]:
+        """Wait until so many workers run an iteration."""
+
+        def started() -> list[Event]:
+            return [event for event in self.events("started") if event.iteration == iteration]
+
+        self.wait_for(lambda: len(started()) >= count, f"{count} workers in iteration {iteration}")
+        return started()
+
+    def finish(self) -> None:
+        """Let the script's loop end."""
+        (self.folder / "done").touch()
+
+    def wait(self, codes: Sequence[int] | None = None) -> None:
+        """Wait for the end of all that was started; the exit codes must be these, all 0 by default."""
+        self.wait_for(lambda: all(process.poll() is not None for process in self.processes), "end of the workers")
+        found = [process.returncode for process in self.processes]
+        if found != (list(codes) if codes is not None else [0] * len(found)):
+            pytest.fail(f"exit codes: {found}\n{self.text()}")
+
+    def wait_for_nobody(self, limit_s: float = LIMIT_S) -> None:
+        """Wait until no process of the job is left."""
+        self.wait_for(lambda: not self.all_processes(), "end of host processes and root", limit_s)
+
+    def values(self) -> list[str]:
+        """Return what the wrapped calls returned, sorted."""
+        return sorted(event.value for event in self.events("returned"))
+
+    def kill_all(self) -> None:
+        """SIGKILL all workers."""
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
+
+    def text(self) -> str:
+        """Return all output and logs."""
+        paths = [*sorted(self.folder.glob("out-*")), self.folder / "events", *sorted(self.folder.glob("logs/*"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in paths if path.is_file())
+
+
+def _free_port() -> int:
+    """Return a port with free ones behind it, below those that the system gives out."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    return 20000 + number % 10000

@@ -1,0 +1,89 @@
+"""What the workers of test_own_home run, started by torchrun or with the variables alone; argv[1] is a mode.
+
+Each line of the file TEST_EVENTS is one event: name, rank of the environment at the start, iteration, pid, value.
+"""
+
+import datetime
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unbroken import inprocess
+
+FIRST_RANK = os.environ.get("RANK", "-1")
+MODE = sys.argv[1] if len(sys.argv) > 1 else "exception"
+SHORT = {
+    "soft_timeout": datetime.timedelta(seconds=4),
+    "hard_timeout": datetime.timedelta(seconds=6),
+    "barrier_timeout": datetime.timedelta(seconds=60),
+    "termination_grace_time": datetime.timedelta(seconds=1),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "hang": SHORT,
+    "missing": {
+        **SHORT,
+        "heartbeat_timeout": datetime.timedelta(seconds=10),
+        "barrier_timeout": datetime.timedelta(seconds=20),
+    },
+    "abort": {"initialize": inprocess.initialize.RetryController(max_iterations=3)},
+    "unhealthy": {"health_check": inprocess.Compose(inprocess.health_check.FaultCounter(max_rank_faults=0))},
+    "spare": {"rank_assignment": inprocess.Compose(inprocess.rank_assignment.MaxActiveWorldSize(2))},
+}
+
+
+def note(name: str, iteration: int, value: object = "") -> None:
+    """Write one event."""
+    line = f"{name} {FIRST_RANK} {iteration} {os.getpid()} {value}\n"
+    descriptor = os.open(os.environ["TEST_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+def total() -> int:
+    """All-reduce a one."""
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return int(tensor.item())
+
+
+def train(call: inprocess.CallWrapper) -> str:
+    """Train, with the mode's fault in the first iteration, until the file TEST_DONE is there."""
+    dist.init_process_group("gloo")
+    iteration = call.iteration
+    note("started", iteration, f"{os.environ['RANK']}/{total()}@{os.environ['MASTER_ADDR']}")
+    if MODE in ("exception", "abort", "unhealthy", "twice") and (iteration == 0 or MODE == "abort"):
+        total()
+        if FIRST_RANK == "1":
+            raise ValueError("injected")
+    while MODE in ("steps", "hang") and total():
+        done = torch.tensor([float(Path(os.environ["TEST_DONE"]).exists())])
+        dist.all_reduce(done)
+        if done.item():
+            break
+        time.sleep(0.01)
+    dist.barrier()
+    dist.destroy_process_group()
+    return f"{os.environ['RANK']} in {iteration}"
+
+
+def main() -> None:
+    """Call the wrapped function and note how it ended."""
+    wrapped = inprocess.Wrapper(**OPTIONS.get(MODE, {}))(train)
+    if MODE == "missing" and FIRST_RANK == "1":
+        return
+    for _ in range(2 if MODE == "twice" else 1):
+        try:
+            value = wrapped()
+        except BaseException as error:
+            note("raised", -1, f"{type(error).__name__}: {error}".replace("\n", " "))
+            raise
+        note("returned", -1, value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Wrapped functions without launcher and agent beside them: torchrun, and workers with nothing but the variables."""
+
+import contextlib
+import importlib.util
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+"""Above the sum of the job's own limits, which say what they waited for."""
+
+
+def _load_job() -> ModuleType:
+    """Import the file beside this one, which is no package."""
+    name = "inprocess_own_home_job"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("own_home_job.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+own_home = _load_job()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Any]:
+    """Return a job that has not started."""
+    with own_home.Job(tmp_path) as started:
+        yield started
+
+
+def two_hosts(rank: int) -> dict[str, str]:
+    """Return the variables of two hosts with two workers each."""
+    host = rank // 2
+    return {
+        "LOCAL_RANK": str(rank % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.2",
+        "UNBROKEN_POD_IP": f"127.0.0.{host + 2}",
+    }
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_torchrun_job_restarts_in_its_processes(job: Any, num_workers: int) -> None:
+    """2.4, 2.20: no launcher, agent or rendezvous was there, and none is left."""
+    job.torchrun(num_workers, str(own_home.SCRIPT), "exception")
+    job.wait()
+    assert job.values() == [f"{rank} in 1" for rank in range(num_workers)]
+    pids = {event.rank: event.pid for event in job.events("started") if event.iteration == 0}
+    assert {event.rank: event.pid for event in job.events("returned")} == pids
+    job.wait_for_nobody()
+    assert not list(job.temporary.glob("unbroken-*/*"))
+
+
+def test_variables_alone_are_enough(job: Any) -> None:
+    """2.4, 2.5: neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set; the workers of the host are counted."""
+    job.plain(3, "exception")
+    job.wait()
+    assert job.values() == ["0 in 1", "1 in 1", "2 in 1"]
+    job.wait_for_nobody()
+
+
+def test_hosts_meet_at_the_first_one(job: Any) -> None:
+    """2.5, 2.9: one host process a host, one root in the job."""
+    job.plain(4, "steps", two_hosts)
+    started = job.wait_for_started(0, 4)
+    assert sorted(event.value for event in started) == [f"{rank}/4@127.0.0.2" for rank in range(4)]
+    found = job.home_processes()
+    assert (len(found["host"]), len(found["root"])) == (2, 1)
+    workers = {process.pid for process in job.processes}
+    assert not {process.ppid() for process in found["host"] + found["root"]} & workers
+    job.finish()
+    job.wait()
+    job.wait_for_nobody()
+
+
+def test_killed_rank_0_is_a_fault_like_any_other(job: Any) -> None:
+    """2.24: the others go on, with the rendezvous that its host had started."""
+    job.plain(3, "steps")
+    job.wait_for_started(0, 3)
+    job.processes[0].send_signal(signal.SIGKILL)
+    assert {event.value.partition("@")[0] for event in job.wait_for_started(1, 2)} == {"0/2", "1/2"}
+    job.finish()
+    job.wait([-signal.SIGKILL, 0, 0])
+    assert job.values() == ["0 in 1", "1 in 1"]
+    job.wait_for_nobody()
+
+
+def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Any) -> None:
+    """2.24: its host process ends with them, the root does not."""
+    job.plain(4, "steps", two_hosts)
+    job.wait_for_started(0, 4)
+    for process in job.processes[:2]:
+        process.send_signal(signal.SIGKILL)
+    started = job.wait_for_started(1, 2)
+    job.wait_for(lambda: len(job.home_processes()["host"]) == 1, "end of the first host's process")
+    while len(started) == 2 and {event.value for event in started} != {"0/2@127.0.0.3", "1/2@127.0.0.3"}:
+        # The first of the two was seen to be lost a moment before the other.
+        started = job.wait_for_started(started[0].iteration + 1, 2)
+    job.finish()
+    job.wait([-signal.SIGKILL, -signal.SIGKILL, 0, 0])
+    job.wait_for_nobody()
+
+
+@pytest.mark.parametrize("victims", ["workers", "workers and host processes"])
+def test_nothing_is_left_when_the_whole_job_is_killed(job: Any, victims: str) -> None:
+    """2.24: no wait is without an end."""
+    job.plain(4, "steps", two_hosts)
+    job.wait_for_started(0, 4)
+    hosts = job.home_processes()["host"]
+    job.kill_all()
+    for host in hosts if "host" in victims else ():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            host.kill()
+    job.wait([-signal.SIGKILL] * 4)
+    job.wait_for_nobody(60.0)
+
+
+def test_stopped_worker_is_ended_and_the_others_go_on(job: Any) -> None:
+    """2.22: the timeouts are those of the wrapper's options; SIGCONT, SIGTERM, SIGKILL."""
+    job.plain(3, "hang")
+    job.wait_for_started(0, 3)
+    job.processes[1].send_signal(signal.SIGSTOP)
+    job.wait_for_started(1, 2)
+    job.finish()
+    job.wait_for(lambda: all(process.poll() is not None for process in job.processes), "end of the workers")
+    assert [process.returncode == 0 for process in job.processes] == [True, False, True]
+    assert job.values() == ["0 in 1", "1 in 1"]
+    job.wait_for_nobody()
+
+
+def test_second_call_is_a_job_of_its_own(job: Any) -> None:
+    """2.3: repeated calls work."""
+    job.plain(3, "twice", lambda rank: {"LOCAL_RANK": str(rank)})
+    job.wait()
+    assert job.values() == ["0 in 1", "0 in 1", "1 in 1", "1 in 1", "2 in 1", "2 in 1"]
+    job.wait_for_nobody()
+
+
+def test_ranks_beyond_the_policy_are_spares(job: Any) -> None:
+    """0.8, 2.4, 2.27: all workers join, the policy says who is active; a spare returns None when all are done."""
+    job.plain(3, "spare")
+    job.wait()
+    assert job.values() == ["0 in 0", "1 in 0", "None"]
+    job.wait_for_nobody()
+
+
+def test_end_of_retries_ends_every_worker(job: Any) -> None:
+    """2.20: RetryController(max_iterations=3) lets the function run three times."""
+    job.plain(2, "abort")
+    job.wait([1, 1])
+    assert {event.value.partition(":")[0] for event in job.events("raised")} == {"RestartAbort"}
+    assert sum(event.rank == 1 for event in job.events("started")) == 3
+    job.wait_for_nobody()
+
+
+def test_unhealthy_worker_leaves_and_the_others_go_on(job: Any) -> None:
+    """2.14, 2.18: its process is its own afterwards."""
+    job.plain(3, "unhealthy")
+    job.wait([0, 1, 0])
+    assert job.values() == ["0 in 1", "1 in 1"]
+    assert [event.value.partition(":")[0] for event in job.events("raised")] == ["HealthCheckError"]
+    job.wait_for_nobody()
+
+
+def test_worker_that_never_calls_is_named(job: Any) -> None:
+    """2.5: the barrier of the start has an end, and says who is missing."""
+    job.plain(3, "missing")
+    job.wait([1, 0, 1])
+    texts = [event.value for event in job.events("raised")]
+    assert len(texts) == 2
+    for text in texts:
+        assert text.startswith("TimeoutError: ")
+        assert "2 of 3 workers have called the wrapped function, on 1 hosts; missing ranks: 1" in text
+    job.wait_for_nobody()
+
+
+@contextlib.contextmanager
+def occupied(port: int, count: int) -> Iterator[None]:
+    """Listen on so many ports, and say nothing there."""
+    with contextlib.ExitStack() as stack:
+        for number in range(port, port + count):
+            stack.enter_context(socket.create_server(("127.0.0.1", number)))
+        yield
+
+
+def test_port_in_use_is_passed_over(job: Any) -> None:
+    """2.5: on every host."""
+    with occupied(job.port + 2, 2):
+        job.plain(4, "exception", lambda rank: {**two_hosts(rank), "MASTER_ADDR": "127.0.0.1"})
+        job.wait()
+    assert job.values() == [f"{rank} in 1" for rank in range(4)]
+    job.wait_for_nobody()
+
+
+def test_ports_in_use_are_named(job: Any) -> None:
+    """2.5, 2.20: a store that cannot be made is an error of the call."""
+    with occupied(job.port + 2, 8):
+        job.plain(2, "exception")
+        job.wait([1, 1])
+    for event in job.events("raised"):
+        assert event.value.startswith("RestartError: job of 2 workers: ports ")
+        assert "Address already in use" in event.value
+        assert "UNBROKEN_PORT" in event.value
+    job.wait_for_nobody()
+
+
+def test_script_of_the_reference_runs_with_another_import(job: Any, tmp_path: Path) -> None:
+    """2.1, 2.4: one line differs."""
+    text = Path(__file__).with_name("reference_script.txt").read_text()
+    theirs, ours = "import nvidia_resiliency_ext.inprocess as inprocess", "import unbroken.inprocess as inprocess"
+    assert text.count(theirs) == 1
+    script = tmp_path / "train.py"
+    script.write_text(text.replace(theirs, ours))
+    job.torchrun(2, str(script))
+    job.wait()
+    output = (tmp_path / "out-0").read_text()
+    assert "rank 0 of 2 in 1" in output
+    assert "rank 1 of 2 in 1" in output
+    job.wait_for_nobody()
