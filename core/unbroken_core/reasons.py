@@ -125,6 +125,8 @@ class RankReason(Word):
     """Was idle; appended because the world could grow."""
     LOST = "lost"
     """Dead or gone: it has no rank any more."""
+    ASSIGNED = "assigned"
+    """Given by the script's own rank assignment."""
 
 
 class Reason(Word):
@@ -150,6 +152,8 @@ class Reason(Word):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     SPARES_READY = "SparesReady"
     SPARES_EXHAUSTED = "SparesExhausted"
+    SPARES_SPREAD = "SparesSpread"
+    SPARES_NOT_SPREAD = "SparesNotSpread"
     FEWER_RANKS = "FewerRanks"
     FULL_STRENGTH = "FullStrength"
     FAILED_BEFORE_READY = "FailedBeforeReady"

@@ -7,11 +7,13 @@ from typing import Any
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.rank_tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
-from unbroken_core.settings import Layer
+from unbroken_core.settings import JobSettings, Layer
 from unbroken_operator.admission import Accepted, Refused
 from unbroken_operator.assessment import Assessment, job_outcome
+from unbroken_operator.models import Spread
 from unbroken_operator.recovery_words import culprit
 from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.spreading import Unserved, unserved
 from unbroken_operator.status_models import ConditionType
 
 MAX_MESSAGE = 1000
@@ -143,6 +145,7 @@ def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pod
     yield _degraded(report)
     if report.iteration >= 0:
         yield _spares(verdict, assessment)
+        yield from _spread(snapshot, verdict, assessment, report)
 
 
 def _without_rendezvous(because: str, report: JobStatus | None, pods_ready: Finding) -> Finding:
@@ -200,6 +203,47 @@ def _spares(verdict: Accepted, assessment: Assessment) -> Finding:
         )
     reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
     return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
+
+
+def _spread(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, report: JobStatus) -> Iterator[Finding]:
+    """Judge where the spares stand, once it is settled: a spare that is promoted is missed for a moment only."""
+    settings = verdict.settings
+
+    def finding(is_true: bool, text: str) -> Finding:
+        reason = Reason.SPARES_SPREAD if is_true else Reason.SPARES_NOT_SPREAD
+        return Finding(ConditionType.SPARES_SPREAD, is_true, reason, _cut(text))
+
+    if not settings.layers or not settings.spares or verdict.spec.spares.spread is Spread.ANYWHERE:
+        if any(item["type"] == ConditionType.SPARES_SPREAD.value for item in snapshot.status.get("conditions") or ()):
+            yield finding(True, "spares are not asked to be anywhere (spares.count, spares.spread, topology.layers)")
+        return
+    is_all_there = len(assessment.alive) >= settings.replicas + settings.spares
+    is_placed = all(pod.node or _is_unschedulable(pod) for pod in assessment.alive)
+    if report.phase is not JobPhase.RUNNING or not is_all_there or not is_placed:
+        return
+    bare = list(unserved(settings, assessment))
+    if bare:
+        yield finding(False, _bare_text(settings, bare))
+    else:
+        names = ", ".join(layer.name for layer in settings.layers)
+        yield finding(True, f"every domain of {names} with active pods has a spare pod")
+
+
+def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:
+    parts = []
+    for item in bare:
+        text = f"{item.layer}: no spare pod in {_listed(item.domains)}"
+        if settings.spares < item.num_domains:
+            text += f": want spares.count of {item.num_domains}, one for each domain with active pods"
+            text += f", got {settings.spares}"
+        else:
+            text += f": want a node with room there, {settings.spares} spares for {item.num_domains} domains are enough"
+        parts.append(text)
+    return "; ".join(parts)
+
+
+def _is_unschedulable(pod: PodView) -> bool:
+    return pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE
 
 
 def _is_ready(member: PodStatus | None) -> bool:

@@ -18,6 +18,7 @@ _WARNINGS = {
     ("TopologyKnown", "False"),
     ("Degraded", "True"),
     ("SparesExhausted", "True"),
+    ("SparesSpread", "False"),
     ("Failed", "True"),
 }
 _ORDINARY_WAITS = (Reason.WAITING_FOR_PODS.value, Reason.WAITING_FOR_RENDEZVOUS.value)

@@ -122,7 +122,9 @@ class Spares(Model):
     count: Annotated[int, Field(ge=0, le=MAX_PODS)] = 0
     """Spare pods to keep beside the active ones. A promoted or lost spare is replaced."""
     spread: Spread = Spread.DOMAINS
-    """Domains asks the scheduler to put spares into different domains of every topology layer; Anywhere does not."""
+    """Domains asks the scheduler for a spare in each domain of every topology layer in which active pods stand, the
+    neediest first, and the condition SparesSpread says whether each has one. Spares are then made once the active pods
+    have nodes. Anywhere asks for nothing."""
 
 
 class TopologyLayer(Model):

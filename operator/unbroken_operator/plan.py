@@ -31,7 +31,9 @@ from unbroken_operator.admission import Accepted, Refused, admit
 from unbroken_operator.assessment import Assessment, assess, observation
 from unbroken_operator.events import events
 from unbroken_operator.manifests import rendezvous_pod, secret, service
+from unbroken_operator.models import Spread
 from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.spreading import Preference, spare_preferences
 from unbroken_operator.status import Ordinals, next_status, status_patch
 from unbroken_operator.training_pods import training_pod
 
@@ -113,14 +115,11 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     image = snapshot.options.sidecar_image
     if needs_rendezvous:
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image)))
-    roles = _roles_of_new_pods(verdict, assessment, num_missing)
-    actions += [
-        CreatePod(training_pod(verdict.spec, verdict.settings, free.pod + index, role, snapshot.options))
-        for index, role in enumerate(roles)
-    ]
+    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
+    actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)
     actions += _stamps(verdict, assessment)
-    ordinals = Ordinals(free.pod + num_missing, free.rendezvous + (1 if needs_rendezvous else 0))
+    ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
     checks = [wait for wait in (wait_s, _force_wait_s(snapshot, assessment)) if wait > 0]
     return _Objects(tuple(actions), ordinals, min(checks, default=None))
 
@@ -144,6 +143,48 @@ def _hold_off_s(snapshot: Snapshot) -> float:
 def _refusal_wait_s(snapshot: Snapshot) -> float:
     memory = snapshot.memory
     return max(0.0, retry_delay_s(memory.num_refused_rounds) - memory.since_refusal_s)
+
+
+def _new_pods(
+    snapshot: Snapshot, verdict: Accepted, assessment: Assessment, first: int, num_missing: int
+) -> list[CreatePod]:
+    roles = _roles_of_new_pods(verdict, assessment, num_missing)
+    preferences: dict[int, tuple[Preference, ...]] = {}
+    if verdict.settings.layers and verdict.spec.spares.spread is Spread.DOMAINS:
+        if Role.ACTIVE in roles or _has_homeless_actives(assessment):
+            # Where spares are missed is known once the active pods have nodes. They also take no room before those.
+            roles = [role for role in roles if role is Role.ACTIVE]
+        spares = [index for index, role in enumerate(roles) if role is Role.SPARE]
+        lost = _lost_actives(snapshot, assessment)
+        found = spare_preferences(verdict.settings, assessment, lost, len(spares))
+        preferences = dict(zip(spares, found, strict=True))
+    return [
+        CreatePod(
+            training_pod(
+                verdict.spec,
+                verdict.settings,
+                first + index,
+                role,
+                snapshot.options,
+                preferences=preferences.get(index, ()),
+            )
+        )
+        for index, role in enumerate(roles)
+    ]
+
+
+def _has_homeless_actives(assessment: Assessment) -> bool:
+    return any(not pod.node and assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
+
+
+def _lost_actives(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
+    """Return the pods that are gone and of which the rendezvous has not yet said who has their ranks."""
+    report = assessment.report
+    if report is None or report.iteration < 0:
+        return []
+    present = {pod.uid for pod in assessment.alive}
+    active = {uid for uid, member in assessment.members.items() if member.role is Role.ACTIVE}
+    return [pod for pod in snapshot.trainers() if pod.uid in active - present]
 
 
 def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: int) -> list[Role]:

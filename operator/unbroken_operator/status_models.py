@@ -45,6 +45,7 @@ class ConditionType(str, Enum):
     RECOVERING = "Recovering"
     DEGRADED = "Degraded"
     SPARES_EXHAUSTED = "SparesExhausted"
+    SPARES_SPREAD = "SparesSpread"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -56,7 +57,8 @@ class Condition(Model):
     """Admitted: the spec is sound. PodsReady: all wanted pods run. TopologyKnown: every node of a pod bears every
     layer's label, and no domain lies in two domains of an outer layer. Running: the training function runs on all
     active ranks. Recovering: an interruption is being repaired. Degraded: the job runs with fewer ranks than it wants.
-    SparesExhausted: spares are wanted and none is ready. Complete and Failed: the job is over."""
+    SparesExhausted: spares are wanted and none is ready. SparesSpread: every domain of every layer in which active pods
+    stand has a spare pod. Complete and Failed: the job is over."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]

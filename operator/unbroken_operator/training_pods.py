@@ -5,6 +5,7 @@ environment and mounts. An agent, an install container and three volumes are add
 """
 
 import copy
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,10 +26,19 @@ from unbroken_operator.manifests import (
 )
 from unbroken_operator.models import SidecarMode, Spec, Spread
 from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.spreading import Preference
 
 
-def training_pod(spec: Spec, settings: JobSettings, ordinal: int, role: Role, options: OperatorOptions) -> Manifest:
-    """Return the nth training pod of the job."""
+def training_pod(
+    spec: Spec,
+    settings: JobSettings,
+    ordinal: int,
+    role: Role,
+    options: OperatorOptions,
+    *,
+    preferences: Sequence[Preference] = (),
+) -> Manifest:
+    """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
     pod = copy.deepcopy(template["spec"])
     containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
@@ -46,28 +56,43 @@ def training_pod(spec: Spec, settings: JobSettings, ordinal: int, role: Role, op
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
         "volumes": [*pod.get("volumes", []), *_volumes(settings)],
-        "affinity": with_affinity(pod.get("affinity") or {}, spec, settings.job, role),
+        "affinity": with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences),
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(template, settings, ordinal, role), "spec": pod}
 
 
-def with_affinity(affinity: Manifest, spec: Spec, job: str, role: Role) -> Manifest:
-    """Return the user's affinity and our preferences: active pods close together, spares in different domains."""
-    labels = [layer.label for layer in spec.topology.layers]
-    kind = "podAffinity"
-    if role is Role.SPARE:
-        kind = "podAntiAffinity"
-        labels = [*labels, layout.HOSTNAME_LABEL] if layout.HOSTNAME_LABEL not in labels else labels
-        if spec.spares.spread is Spread.ANYWHERE:
-            labels = []
-    if not labels:
+def with_affinity(
+    affinity: Manifest, spec: Spec, job: str, role: Role, preferences: Sequence[Preference] = ()
+) -> Manifest:
+    """Return the user's affinity and ours: active pods close together, spares apart, or where they are missed."""
+    if role is Role.ACTIVE:
+        return _preferring(affinity, "podAffinity", _near(job, role, [layer.label for layer in spec.topology.layers]))
+    if spec.spares.spread is Spread.ANYWHERE:
         return affinity
+    # Where it is known what a spare is to serve, others must not keep it away: one of them may be active in a moment.
+    labels = [] if preferences else [layer.label for layer in spec.topology.layers]
+    labels = [label for label in labels if label != layout.HOSTNAME_LABEL]
+    apart = _preferring(affinity, "podAntiAffinity", _near(job, role, [*labels, layout.HOSTNAME_LABEL]))
+    return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
+
+
+def _near(job: str, role: Role, labels: Sequence[str]) -> list[Manifest]:
+    """Return terms that select the job's pods of this role; the innermost domain, the fastest link, weighs most."""
     selector = {"matchLabels": {layout.JOB_LABEL: job, layout.ROLE_LABEL: role.value}}
-    # The innermost domain matters most: it is the fastest link, and the smallest loss.
-    terms = [
+    return [
         {"weight": 10 * (index + 1), "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
         for index, label in enumerate(labels)
     ]
+
+
+def _on_nodes(item: Preference) -> Manifest:
+    expressions = [{"key": label, "operator": "In", "values": [name]} for label, name in item.labels]
+    return {"weight": item.weight, "preference": {"matchExpressions": expressions}}
+
+
+def _preferring(affinity: Manifest, kind: str, terms: list[Manifest]) -> Manifest:
+    if not terms:
+        return affinity
     key = "preferredDuringSchedulingIgnoredDuringExecution"
     part = affinity.get(kind) or {}
     return {**affinity, kind: {**part, key: [*(part.get(key) or []), *terms]}}

@@ -21,6 +21,8 @@ def running_world(**spec: Any) -> World:
     world = World(a_job(**spec))
     world.settle()
     world.run_pods()
+    world.settle()
+    world.run_pods()
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
     world.settle()
     return world
@@ -52,6 +54,8 @@ def fresh(world: World) -> None:
 def running(world: World) -> None:
     """The job trains."""
     world.settle()
+    world.run_pods()
+    world.settle()  # Spares of a job with layers are made once the active pods have nodes.
     world.run_pods()
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
 
