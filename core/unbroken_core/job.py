@@ -150,7 +150,7 @@ class Job:
             return ""
         return (
             f"{self.num_running} of {self.settings.replicas} pods run, at least {self.settings.minimum_replicas} are "
-            "wanted; timeouts.startup does not count until the cluster has started them"
+            "wanted; timeouts.startupSeconds does not count until the cluster has started them"
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:

@@ -107,6 +107,8 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             domains=assessment.domains.get(pod.node, ()) if settings.layers else (),
             role=Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE,
             gone=_gone(pod, assessment.lost),
+            # An image that is being pulled is no more the script's time than a node that is not there.
+            is_waiting=pod.phase == "Pending",
         )
     return Observation(pods)
 

@@ -8,9 +8,11 @@ from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.rank_tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer
+from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused
 from unbroken_operator.assessment import Assessment, job_outcome
 from unbroken_operator.models import Spread
+from unbroken_operator.node_words import missing_on_nodes
 from unbroken_operator.recovery_words import culprit
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.spreading import Unserved, unserved
@@ -82,9 +84,7 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
         pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
     if troubled:
-        first_problem = troubled[0].problem
-        assert first_problem is not None
-        return finding(first_problem.reason, f"{_names(troubled)}: {first_problem.message}")
+        return finding(*_trouble(snapshot, troubled))
     failed = [pod for pod in snapshot.trainers() if pod.phase == "Failed"]
     if snapshot.memory.num_early_failures and failed and running < wanted:
         last = max(failed, key=lambda pod: pod.ordinal)
@@ -95,6 +95,19 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     if running < wanted:
         return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+
+
+def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, str]:
+    first = troubled[0].problem
+    assert first is not None
+    if first.reason is not Reason.UNSCHEDULABLE:
+        return first.reason, f"{_names(troubled)}: {first.message}"
+    waiting = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE]
+    text = f"{len(waiting)} wait for nodes ({_names(waiting)}): {first.message}"
+    if waiting[-1].component != layout.TRAINER:
+        return first.reason, text
+    would_help = missing_on_nodes(snapshot.job["spec"]["template"]["spec"], snapshot.nodes)
+    return first.reason, f"{text}; {would_help}" if would_help else text
 
 
 def _topology_known(verdict: Accepted, assessment: Assessment) -> Finding:

@@ -68,6 +68,8 @@ class NodeView:
     name: str
     labels: Mapping[str, str]
     is_ready: bool
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    """Quantity of each resource that its pods can have together."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,11 @@ def object_view(item: Mapping[str, Any]) -> ObjectView:
 
 def node_view(item: Mapping[str, Any]) -> NodeView:
     """Read a Node."""
-    conditions = (item.get("status") or {}).get("conditions") or ()
+    status = item.get("status") or {}
+    conditions = status.get("conditions") or ()
     is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
-    return NodeView(item["metadata"]["name"], dict(item["metadata"].get("labels") or {}), is_ready)
+    labels, allocatable = item["metadata"].get("labels") or {}, status.get("allocatable") or {}
+    return NodeView(item["metadata"]["name"], dict(labels), is_ready, dict(allocatable))
 
 
 def pod_view(item: Mapping[str, Any]) -> PodView:

@@ -41,7 +41,7 @@ def test_a_job_whose_pods_wait_for_nodes_waits_with_them_and_starts_when_they_ru
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FORMING, Reason.WAITING_FOR_PODS)
     assert "not joined: p1, p2; 1 of 2 pods run, at least 2 are wanted" in status.message
-    assert "timeouts.startup does not count" in status.message
+    assert "timeouts.startupSeconds does not count" in status.message
     observe(bench, ("p0", "p1"), waiting=("p2",))
     bench.join("p1")
     assert set(sent(bench.tick(5.0), Plan)) == {"p0", "p1"}

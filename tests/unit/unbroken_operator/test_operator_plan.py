@@ -246,6 +246,14 @@ def test_the_topology_is_stamped_on_pods_and_sent_to_the_rendezvous() -> None:
     assert observation.pods[world.uid_of("digits-2")].role is Role.SPARE
 
 
+def test_the_rendezvous_is_told_which_pods_the_cluster_has_not_started() -> None:
+    world = running_world()
+    world.pods["digits-2"]["status"]["phase"] = "Pending"
+    world.settle()
+    told = {pod.pod: pod.is_waiting for pod in world.pushed[-1][2].pods.values()}
+    assert told == {"digits-0": False, "digits-1": False, "digits-2": True}
+
+
 def test_the_observation_is_sent_again_to_a_new_generation_only() -> None:
     world = running_world()
     number = len(world.pushed)

@@ -15,7 +15,7 @@ from unbroken_operator.snapshot import pod_view
 from unbroken_operator.status import status_patch
 from unbroken_operator.status_models import Status
 
-from .operator_world import World, a_recovery
+from .operator_world import World, a_job, a_recovery
 
 
 def running_world() -> World:
@@ -236,6 +236,37 @@ def test_spares_that_run_out_are_told_with_what_would_help() -> None:
     (message,) = messages(world, "SparesExhausted")
     assert "0 spare pods are ready, 1 are wanted" in message
     assert "would help" in message
+
+
+def test_pods_that_wait_for_nodes_say_how_many_and_what_no_node_has() -> None:
+    job = a_job()
+    job["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "gpu"}}
+    world = World(job)
+    world.settle()
+    world.run_pods()
+    for name in ("digits-0", "digits-2"):
+        told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+        world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodsUnschedulable")
+    (message,) = messages(world, "PodsUnschedulable")
+    assert message == (
+        "1 of 3 training pods run; 2 wait for nodes (digits-0, digits-2): 0/1 nodes are available; "
+        "want a node with label pool=gpu, seen none"
+    )
+
+
+def test_a_rendezvous_that_waits_for_a_node_is_not_explained_by_the_template_of_the_others() -> None:
+    job = a_job()
+    job["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "gpu"}}
+    world = World(job)
+    world.settle()
+    told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    world.pods["digits-rendezvous-0"]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    (message,) = messages(world, "PodsUnschedulable")
+    assert "1 wait for nodes (digits-rendezvous-0): 0/1 nodes are available" in message
+    assert "pool" not in message
 
 
 @pytest.mark.parametrize(
