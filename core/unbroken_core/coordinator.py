@@ -51,6 +51,7 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.planning import late_fault, master_endpoint, send_plan, while_planned, while_running
+from unbroken_core.rank_tree import RankTree
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_core.script import hear_script
 from unbroken_core.settings import JobSettings
@@ -116,6 +117,11 @@ class Coordinator:
         incident = self._job.history.running
         if incident is not None:
             incident.phase_s["plan"] = incident.phase_s.get("plan", 0.0) + seconds
+
+    @property
+    def tree(self) -> Union[RankTree, None]:
+        """Who has which rank and where, to look at until the next step; None before the first plan."""
+        return self._job.census.ranking.tree
 
     def status(self, now_s: float, wall: Callable[[float], str]) -> JobStatus:
         """Return what is known now. `wall` turns a time of the coordinator's clock into RFC 3339 UTC."""

@@ -271,6 +271,12 @@ class Ranking:
         return tree is not None and uid in tree.places and tree.ranks(uid)[local_rank] is not None
 
     @property
+    def tree(self) -> Union[RankTree, None]:
+        """The world that counts, to look at until the next change; None before the first. Names are those of places."""
+        self._take_back()
+        return self._tree
+
+    @property
     def rank_0(self) -> tuple[str, int]:
         """Uid and local rank of active rank 0. Raises IndexError without ranks."""
         self._take_back()
@@ -402,4 +408,9 @@ def _ranks(tree: RankTree, uid: str) -> dict[int, int]:
 
 
 def _where(host: Domain) -> str:
-    return "/".join(name.partition("#")[0] or UNKNOWN for name in host.path)
+    return "/".join(map(shown_name, host.path))
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a domain or place of a job's tree for people: pods without their uid."""
+    return name.partition("#")[0] or UNKNOWN

@@ -1,6 +1,7 @@
 """The tree as text, for logs and terminals."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from unbroken_core.rank_tree.domain import Domain
 from unbroken_core.rank_tree.tree import RankTree
@@ -8,16 +9,26 @@ from unbroken_core.rank_tree.tree import RankTree
 MAX_LINES = 200
 """Larger trees end with the number of lines that are left out."""
 
+Label = Callable[[str], str]
+"""Returns what to show for the name of a domain or place; "" is the unknown one."""
 
-def picture(tree: RankTree, max_lines: int = MAX_LINES) -> str:
+
+def name_or_unknown(name: str) -> str:
+    """Return the name as it is."""
+    return name or "unknown"
+
+
+def picture(tree: RankTree, max_lines: int = MAX_LINES, label: Label = name_or_unknown) -> str:
     """Draw one line a domain: its name, what it counts, and for a place the rank of each worker.
 
-    A number is an active rank, `s` a spare, `x` a lost worker, `-` a healthy one in a domain below its minimum.
+    A number is an active rank, `s` a spare, `x` a lost worker, `-` a healthy one in a domain below its minimum. Lines
+    that are left out cost next to nothing.
     """
-    lines = [f"{tree.root.name or 'root'}  {_counts(tree, tree.root)}", *_below(tree, tree.root, "")]
-    if len(lines) > max_lines:
-        left_out = len(lines) - max_lines
-        lines = [*lines[:max_lines], f"... {left_out} more lines"]
+    below = _below(tree, tree.root, "", label)
+    lines = [f"{tree.root.name or 'root'}  {_counts(tree, tree.root)}", *islice(below, max_lines - 1)]
+    num_lines = 1 + (sum(1 for _ in _domains(tree.root)) if tree.root.children else 1)
+    if num_lines > len(lines):
+        lines.append(f"... {num_lines - len(lines)} more lines")
     return "\n".join(lines) + "\n"
 
 
@@ -30,14 +41,20 @@ def worker_sign(tree: RankTree, leaf: int, is_usable: bool) -> str:
     return "s" if is_usable else "-"
 
 
-def _below(tree: RankTree, domain: Domain, margin: str) -> Iterator[str]:
+def _below(tree: RankTree, domain: Domain, margin: str, label: Label) -> Iterator[str]:
     if not domain.children and domain is tree.root:
         yield f"└─ {_workers(tree, domain)}"
     for child in domain.children:
         is_last = child is domain.children[-1]
         what: Callable[[RankTree, Domain], str] = _workers if child.size else _counts
-        yield f"{margin}{'└' if is_last else '├'}─ {child.name or 'unknown'}  {what(tree, child)}"
-        yield from _below(tree, child, margin + ("   " if is_last else "│  "))
+        yield f"{margin}{'└' if is_last else '├'}─ {label(child.name)}  {what(tree, child)}"
+        yield from _below(tree, child, margin + ("   " if is_last else "│  "), label)
+
+
+def _domains(domain: Domain) -> Iterator[Domain]:
+    for child in domain.children:
+        yield child
+        yield from _domains(child)
 
 
 def _counts(tree: RankTree, domain: Domain) -> str:

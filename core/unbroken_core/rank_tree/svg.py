@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from html import escape
 
 from unbroken_core.rank_tree.domain import Domain
-from unbroken_core.rank_tree.picture import worker_sign
+from unbroken_core.rank_tree.picture import Label, name_or_unknown, worker_sign
 from unbroken_core.rank_tree.tree import RankTree
 
 CELL, GAP, PAD, TITLE = 26, 4, 8, 18
@@ -27,9 +27,9 @@ class _Box:
     """Elements, drawn at the box' own origin."""
 
 
-def svg_picture(tree: RankTree, title: str = "") -> str:
+def svg_picture(tree: RankTree, title: str = "", label: Label = name_or_unknown) -> str:
     """Return an SVG document. Its size grows with the number of workers: meant for hundreds, not for 100,000."""
-    box = _draw(tree, tree.root)
+    box = _draw(tree, tree.root, label)
     top = TITLE + GAP if title else 0
     width, height = max(box.width, 520) + 2 * PAD, top + box.height + CELL + 3 * PAD
     heading = [f'<text x="{PAD}" y="{TITLE}" font-weight="bold">{escape(title)}</text>'] if title else []
@@ -45,16 +45,16 @@ def svg_picture(tree: RankTree, title: str = "") -> str:
     return "\n".join(parts) + "\n"
 
 
-def _draw(tree: RankTree, domain: Domain) -> _Box:
+def _draw(tree: RankTree, domain: Domain, label: Label) -> _Box:
+    name = "root" if domain is tree.root and not domain.name else label(domain.name)
     if domain.size:
-        return _draw_place(tree, domain)
-    boxes = [_draw(tree, child) for child in domain.children]
+        return _draw_place(tree, domain, name)
+    boxes = [_draw(tree, child, label) for child in domain.children]
     are_places = all(child.size for child in domain.children)
-    inner, width, height = _stack(boxes) if are_places else _row(boxes)
-    return _frame(tree, domain, inner, width, height)
+    return _frame(tree, domain, name, _stack(boxes) if are_places else _row(boxes))
 
 
-def _draw_place(tree: RankTree, host: Domain) -> _Box:
+def _draw_place(tree: RankTree, host: Domain, name: str) -> _Box:
     is_usable = host.is_usable()
     parts: list[str] = []
     for column, leaf in enumerate(range(host.first, host.first + host.size)):
@@ -65,17 +65,17 @@ def _draw_place(tree: RankTree, host: Domain) -> _Box:
             f'<rect class="{kind}" x="{x}" width="{CELL}" height="{CELL}" rx="4"/>'
             f'<text x="{x + CELL // 2}" y="{CELL // 2 + 4}" text-anchor="middle">{sign}</text>'
         )
-    return _frame(tree, host, tuple(parts), host.size * (CELL + GAP) - GAP, CELL)
+    box = _Box(host.size * (CELL + GAP) - GAP, CELL, tuple(parts))
+    return _frame(tree, host, name, box)
 
 
-def _frame(tree: RankTree, domain: Domain, inner: tuple[str, ...], width: int, height: int) -> _Box:
-    name = domain.name or ("root" if domain is tree.root else "unknown")
+def _frame(tree: RankTree, domain: Domain, name: str, inner: _Box) -> _Box:
     layer = tree.layers[domain.depth]
     limits = [f"at least {layer.min_ranks}"] if layer.min_ranks > 1 else []
     limits += [f"at most {layer.max_ranks}"] if layer.max_ranks is not None else []
     title = f"{name} ({', '.join(limits)})" if limits and not domain.size else name
-    width = max(width, 7 * len(title)) + 2 * PAD
-    height += TITLE + 2 * PAD
+    width = max(inner.width, 7 * len(title)) + 2 * PAD
+    height = inner.height + TITLE + 2 * PAD
     kind = "box barred" if domain.is_barred else "box"
     return _Box(
         width,
@@ -83,25 +83,25 @@ def _frame(tree: RankTree, domain: Domain, inner: tuple[str, ...], width: int, h
         (
             f'<rect class="{kind}" width="{width}" height="{height}" rx="6"/>',
             f'<text x="{PAD}" y="{TITLE - 2}">{escape(title)}</text>',
-            _moved(PAD, TITLE + PAD, inner),
+            _moved(PAD, TITLE + PAD, inner.parts),
         ),
     )
 
 
-def _row(boxes: list[_Box]) -> tuple[tuple[str, ...], int, int]:
+def _row(boxes: list[_Box]) -> _Box:
     parts, x = [], 0
     for box in boxes:
         parts.append(_moved(x, 0, box.parts))
         x += box.width + PAD
-    return tuple(parts), x - PAD, max(box.height for box in boxes)
+    return _Box(x - PAD, max(box.height for box in boxes), tuple(parts))
 
 
-def _stack(boxes: list[_Box]) -> tuple[tuple[str, ...], int, int]:
+def _stack(boxes: list[_Box]) -> _Box:
     parts, y = [], 0
     for box in boxes:
         parts.append(_moved(0, y, box.parts))
         y += box.height + GAP
-    return tuple(parts), max(box.width for box in boxes), y - GAP
+    return _Box(max(box.width for box in boxes), y - GAP, tuple(parts))
 
 
 def _moved(x: int, y: int, parts: tuple[str, ...]) -> str:

@@ -1,17 +1,20 @@
-"""The HTTP side: authentication, parsing and the three requests of the API."""
+"""The HTTP side: authentication, parsing and the requests of the API."""
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
+from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
 from unbroken_core import wire
 from unbroken_core.errors import WireError
-from unbroken_core.messages import AgentMessage, Heartbeat, Hello, Observation, Report
+from unbroken_core.messages import AgentMessage, Heartbeat, Hello, JobStatus, Observation, Report
+from unbroken_core.rank_tree import RankTree
 
 MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
@@ -37,6 +40,8 @@ class Server:
                 web.get("/v1/agents", self._agents),
                 web.get("/v1/status", self._status),
                 web.put("/v1/observation", self._observation),
+                web.get("/v1/topology", self._topology_text),
+                web.get("/v1/topology.svg", self._topology_drawing),
             ]
         )
         return app
@@ -110,6 +115,19 @@ class Server:
         else:
             status = await self._service.newer_status(*query)
         return web.Response(text=wire.encode(status), content_type="application/json")
+
+    async def _topology_text(self, _request: web.Request) -> web.StreamResponse:
+        return self._shown(tree_text, "text/plain")
+
+    async def _topology_drawing(self, _request: web.Request) -> web.StreamResponse:
+        return self._shown(tree_drawing, "image/svg+xml")
+
+    def _shown(self, show: Callable[[RankTree | None, JobStatus], str], content_type: str) -> web.Response:
+        try:
+            text = show(self._service.tree, self._service.status())
+        except NoPictureError as error:
+            return web.Response(status=404, text=f"{error}\n")
+        return web.Response(text=text, content_type=content_type, headers={"Cache-Control": "no-store"})
 
     async def _observation(self, request: web.Request) -> web.StreamResponse:
         try:

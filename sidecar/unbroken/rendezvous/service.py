@@ -14,6 +14,7 @@ from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import assert_never
 from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
 from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, RendezvousMessage, Report
+from unbroken_core.rank_tree import RankTree
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,11 @@ class Service:
             return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
         return self._coordinator.status(now_s, wall)
+
+    @property
+    def tree(self) -> RankTree | None:
+        """Who has which rank and where, to look at before anything else happens; None before the first plan."""
+        return self._coordinator.tree
 
     async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
         """Return a status that is newer than the one named, or the same one after `timeout_s`."""

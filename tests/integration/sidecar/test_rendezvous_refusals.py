@@ -1,4 +1,6 @@
-"""The rendezvous as a process: what strangers and broken agents send it is refused, counted, and changes nothing."""
+"""The rendezvous as a process: what strangers and broken agents send it is refused, counted, and changes nothing.
+
+And what it shows of the job to whoever has the token."""
 
 import asyncio
 import contextlib
@@ -7,16 +9,19 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import aiohttp
 import pytest
+from tests.waiting import eventually
 
 from unbroken.run.addresses import AddressBlock
 from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, Welcome
+from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, Plan, RendezvousMessage, Welcome, WorkerState
+from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -44,16 +49,13 @@ def address(tmp_path: Path) -> Iterator[str]:
     block.release()
 
 
-async def wait_until_up(session: aiohttp.ClientSession, host: str) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while True:
-        try:
-            async with session.get(f"http://{host}:29601/healthz") as response:
-                assert await response.text() == "ok\n"
-                return
-        except aiohttp.ClientConnectionError:
-            assert time.monotonic() < until_s
-            await asyncio.sleep(0.02)
+async def is_up(session: aiohttp.ClientSession, host: str) -> bool:
+    """Return whether the rendezvous answers."""
+    try:
+        async with session.get(f"http://{host}:29601/healthz") as response:
+            return await response.text() == "ok\n"
+    except aiohttp.ClientConnectionError:
+        return False
 
 
 async def talk(session: aiohttp.ClientSession, host: str, *frames: str | bytes) -> tuple[list[str], int | None]:
@@ -71,13 +73,13 @@ async def talk(session: aiohttp.ClientSession, host: str, *frames: str | bytes) 
 
 async def refusals(session: aiohttp.ClientSession, host: str) -> dict[str, str]:
     """Return the count of each reason that was counted, once there is one."""
-    until_s = time.monotonic() + LIMIT_S
-    while True:
+
+    async def counted() -> dict[str, str]:
         async with session.get(f"http://{host}:29601/metrics") as response:
-            counts = dict(re.findall(r'unbroken_refused_total{reason="(.*?)"} (\d)', await response.text()))
-        if (found := {name: count for name, count in counts.items() if count != "0"}) or time.monotonic() > until_s:
-            return found
-        await asyncio.sleep(0.02)
+            counts = re.findall(r'unbroken_refused_total{reason="(.*?)"} (\d)', await response.text())
+        return {name: count for name, count in counts if count != "0"}
+
+    return await eventually(counted, "a refusal that is counted")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_bad_message_closes_its_connection_and_is_counted(
 ) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
-            await wait_until_up(session, address)
+            await eventually(lambda: is_up(session, address), "a rendezvous")
             _, close_code = await talk(session, address, *frames)
             assert close_code in (code, 1006)
             assert await refusals(session, address) == {reason: "1"}
@@ -112,7 +114,7 @@ def test_bad_message_closes_its_connection_and_is_counted(
 def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
-            await wait_until_up(session, address)
+            await eventually(lambda: is_up(session, address), "a rendezvous")
             texts, _ = await talk(session, address, HELLO.replace('"job":"digits"', '"job":"mnist"'))
             assert len(texts) == 1
             assert json.loads(texts[0])["type"] == "Refused"
@@ -124,7 +126,7 @@ def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
 def test_status_waits_for_a_change(address: str) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
-            await wait_until_up(session, address)
+            await eventually(lambda: is_up(session, address), "a rendezvous")
             url = f"http://{address}:29600/v1/status"
             async with session.get(url) as response:
                 known = json.loads(await response.text())
@@ -135,5 +137,47 @@ def test_status_waits_for_a_change(address: str) -> None:
                 async with await asyncio.wait_for(waiting, 40) as response:
                     newer = json.loads(await response.text())
             assert newer["revision"] > known["revision"]
+
+    asyncio.run(scenario())
+
+
+def test_the_tree_of_ranks_is_shown_as_text_and_as_a_drawing_to_whoever_has_the_token(address: str) -> None:
+    ready = WorkerState(0, 0, WorkerPhase.READY, host="127.0.0.1", port=1)
+    hello = replace(wire.decode(HELLO, Hello), workers=(ready,))
+
+    async def scenario() -> None:
+        url = f"http://{address}:29600/v1/topology"
+        async with aiohttp.ClientSession() as session:
+            await eventually(lambda: is_up(session, address), "a rendezvous")
+            for path in (url, f"{url}.svg"):
+                async with session.get(path) as response:
+                    assert (response.status, response.content_type) == (401, "text/plain")
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            for path in (url, f"{url}.svg"):
+                async with session.get(path) as response:
+                    assert response.status == 404
+                    assert (
+                        await response.text() == "topology: want a job with ranks, got one that has not started yet\n"
+                    )
+            async with session.ws_connect(f"http://{address}:29600/v1/agents") as connection:
+                await connection.send_str(wire.encode(hello))
+                while not isinstance(
+                    wire.decode((await connection.receive(LIMIT_S)).data, RendezvousMessage), Plan
+                ):  # Welcome comes first.
+                    pass
+                async with session.get(url) as response:
+                    assert response.content_type == "text/plain"
+                    assert (await response.text()).splitlines() == [
+                        "digits: iteration 0: waits for digits-0 to enter the training function",
+                        "",
+                        "job  1 active, 0 spare, 0 lost (at most 1)",
+                        "└─ digits-0  [0]",
+                    ]
+                async with session.get(f"{url}.svg") as response:
+                    assert response.content_type == "image/svg+xml"
+                    drawing = ElementTree.fromstring(await response.text())
+            texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+            assert "digits-0" in texts
+            assert "uid-0" not in "".join(filter(None, texts))
 
     asyncio.run(scenario())

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from unbroken.rendezvous.peer import Peer, text_frame
+from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.token import GRACE_S, TokenFile
+from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import InputError
+from unbroken_core.rank_tree import Place, RankTree, TreeLayer
+from unbroken_core.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -112,3 +116,22 @@ def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
     answers = [peer.send(b"x" * (300 << 10)) for _ in range(4)]
     assert (answers, transport.is_aborted) == ([True, True, True, False], True)
     assert peer.send(b"x")
+
+
+def a_tree(num_pods: int) -> RankTree:
+    """Return the tree of a job with pods of eight workers."""
+    places = [Place(f"uid-{pod}", (f"digits-{pod}#uid-{pod}",), 8) for pod in range(num_pods)]
+    tree = RankTree([TreeLayer("job"), TreeLayer("pod")], places)
+    tree.start()
+    return tree
+
+
+def test_a_large_tree_is_shown_as_text_of_bounded_length_and_not_drawn() -> None:
+    job = Coordinator(JobSettings("digits"), 0.0).status(0.0, str)
+    assert tree_drawing(a_tree(128), job).count("<rect") > 1024
+    with pytest.raises(NoPictureError, match=r"want at most 1024 workers in a drawing, got 1032; see /v1/topology"):
+        tree_drawing(a_tree(129), job)
+    lines = tree_text(a_tree(400), job).splitlines()
+    assert lines[:3] == ["digits: waits for the first pod", "", "job  3200 active, 0 spare, 0 lost"]
+    assert (lines[3], lines[-1]) == ("├─ digits-0  [0 1 2 3 4 5 6 7]", "... 201 more lines")
+    assert len(lines) == 203

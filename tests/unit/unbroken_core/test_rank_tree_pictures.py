@@ -89,3 +89,9 @@ def test_tree_of_the_root_alone_is_drawn_too() -> None:
     tree.start()
     assert picture(tree) == "job  2 active, 1 spare, 0 lost (at most 2)\n└─ [0 1 s]\n"
     assert svg_picture(tree).count('class="active"') == 3
+
+
+def test_names_are_shown_as_the_caller_wants() -> None:
+    tree = small()
+    assert "└─ POD-3  [" in picture(tree, label=str.upper)
+    assert ">POD-3</text>" in svg_picture(tree, label=str.upper)

@@ -1,0 +1,37 @@
+"""The job's tree of ranks for people: as text of bounded length, and as a drawing while it is small."""
+
+from unbroken_core.messages import JobStatus
+from unbroken_core.rank_tree import RankTree, picture, svg_picture
+from unbroken_core.ranking import shown_name
+
+MAX_DRAWN_WORKERS = 1024
+"""A drawing of so many takes the rendezvous about 10 ms; it decides nothing meanwhile."""
+
+
+class NoPictureError(Exception):
+    """There is nothing to show; says why."""
+
+
+def tree_text(tree: RankTree | None, status: JobStatus) -> str:
+    """Return a line about the job, then one a domain. Raises NoPictureError before the first plan."""
+    return f"{_title(status)}\n\n{picture(_known(tree), label=shown_name)}"
+
+
+def tree_drawing(tree: RankTree | None, status: JobStatus) -> str:
+    """Return an SVG document. Raises NoPictureError before the first plan, and for more than MAX_DRAWN_WORKERS."""
+    known = _known(tree)
+    if len(known) > MAX_DRAWN_WORKERS:
+        raise NoPictureError(
+            f"topology.svg: want at most {MAX_DRAWN_WORKERS} workers in a drawing, got {len(known)}; see /v1/topology"
+        )
+    return svg_picture(known, _title(status), label=shown_name)
+
+
+def _known(tree: RankTree | None) -> RankTree:
+    if tree is None:
+        raise NoPictureError("topology: want a job with ranks, got one that has not started yet")
+    return tree
+
+
+def _title(status: JobStatus) -> str:
+    return f"{status.job}: {status.message}"
