@@ -1,27 +1,17 @@
 """The clusters of the end-to-end tests: our own, and the real API servers that UNBROKEN_TEST_KUBECONFIGS names."""
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.clusters import kubeconfig_of
 
 from .e2e_bench import Bench, make_bench
 
 PROFILES = ("local", "full", "modern")
-
-
-def kubeconfig_of(profile: str) -> Path | None:
-    """Return the kubeconfig of a real API server, None for our own; skips when there is no such server."""
-    if profile == "local":
-        return None
-    pairs = dict(pair.split("=", 1) for pair in os.environ.get("UNBROKEN_TEST_KUBECONFIGS", "").split(":") if pair)
-    if profile not in pairs:
-        pytest.skip(f"UNBROKEN_TEST_KUBECONFIGS names no API server {profile!r}")
-    return Path(pairs[profile])
 
 
 @pytest.fixture(
@@ -30,7 +20,7 @@ def kubeconfig_of(profile: str) -> Path | None:
 )
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A cluster with a running operator."""
-    kubeconfig = kubeconfig_of(request.param)
+    kubeconfig = None if request.param == "local" else kubeconfig_of(request.param)
     # Not pytest's folder: Unix sockets of the pods lie below it, and their paths are limited to 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="ub-"))
     bench = make_bench(request.param, folder, kubeconfig)

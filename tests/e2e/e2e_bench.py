@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.waiting import eventually
 
-from unbroken_local.demo.observer import Observer, TooLateError
+from unbroken_local.demo.observer import Observer
 from unbroken_local.demo.snapshot import Snapshot
 from unbroken_local.demo.tools import Cluster, CommandError, Service, operator_service
 from unbroken_local.kube.client import KubeClient
@@ -19,6 +20,8 @@ from unbroken_local.kube.kubeconfig import read_kubeconfig
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds" / "resilienttrainingjobs.yaml"
+KUBECTL_PAUSE_S = 0.5
+"""Each look with kubectl is a process of its own."""
 CRD_WITHOUT_CEL = ROOT / "charts" / "unbroken" / "files" / "resilienttrainingjobs-without-cel.yaml"
 Json = dict[str, Any]
 
@@ -71,19 +74,18 @@ class Bench:
         return [item for item in json.loads(text)["items"] if item["involvedObject"].get("name") == name]
 
     async def wait_event(self, namespace: str, name: str, text: str, limit_s: float = 30.0) -> Json:
-        """Return the first Event about a job whose reason or message holds `text`. Raises TooLateError."""
+        """Return the first Event about a job whose reason or message holds `text`. Fails when there is none in time."""
         found: list[Json] = []
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    found = await self.events(namespace, name)
-                    for event in found:
-                        if text in f"{event.get('reason')} {event.get('message')}":
-                            return event
-                    await asyncio.sleep(0.5)
-        except TimeoutError as error:
-            seen = [f"{event.get('reason')}: {event.get('message')}" for event in found]
-            raise TooLateError(f"events of {name}: want {text!r} within {limit_s} s, got {seen}") from error
+
+        async def look() -> Json | None:
+            found[:] = await self.events(namespace, name)
+            return next((event for event in found if text in f"{event.get('reason')} {event.get('message')}"), None)
+
+        def seen() -> str:
+            texts = [f"{event.get('reason')}: {event.get('message')}" for event in found]
+            return f"{name} has {texts}"
+
+        return await eventually(look, f"an Event with {text!r}", limit_s, seen, KUBECTL_PAUSE_S)
 
     async def status(self, namespace: str, name: str) -> Json:
         """Return the status of a job."""
@@ -93,18 +95,15 @@ class Bench:
 
     async def wait_gone(self, namespace: str, job: str, limit_s: float = 150.0) -> None:
         """Wait until nothing of a job is left; a garbage collector may need a minute to notice a new kind of owner."""
-        names = ""
-        try:
-            async with asyncio.timeout(limit_s):
-                while True:
-                    names = await self.cluster.kubectl(
-                        "get", "pods,secrets,services", "-n", namespace, "-l", f"unbroken.dev/job={job}", "-o", "name"
-                    )
-                    if not names.strip():
-                        return
-                    await asyncio.sleep(0.5)
-        except TimeoutError as error:
-            raise TooLateError(f"{job}: want nothing left within {limit_s:.0f} s, got {names.split()}") from error
+        names: list[str] = []
+
+        async def look() -> bool:
+            label = f"unbroken.dev/job={job}"
+            kinds = "pods,secrets,services"
+            names[:] = (await self.cluster.kubectl("get", kinds, "-n", namespace, "-l", label, "-o", "name")).split()
+            return not names
+
+        await eventually(look, f"nothing left of {job}", limit_s, lambda: f"there is {names}", KUBECTL_PAUSE_S)
 
     @asynccontextmanager
     async def namespace(self, name: str) -> AsyncIterator[str]:

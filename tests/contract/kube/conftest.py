@@ -3,7 +3,6 @@
 UNBROKEN_TEST_KUBECONFIGS is a list of `name=path` separated by `:`; the names are those of LACKS.
 """
 
-import os
 import secrets
 import signal
 import subprocess
@@ -12,13 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.clusters import kubeconfig_of
+from tests.waiting import wait_until
 
-from .kube_target import LACKS, Target, pod, wait_until
-
-
-def _given() -> dict[str, Path]:
-    entries = filter(None, os.environ.get("UNBROKEN_TEST_KUBECONFIGS", "").split(":"))
-    return {name: Path(path) for name, _, path in (entry.partition("=") for entry in entries)}
+from .kube_target import LACKS, Target, pod
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +44,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     name = str(request.param)
     if name == "builtin":
         return Target(name, request.getfixturevalue("builtin_kubeconfig"))
-    path = _given().get(name)
-    if path is None:
-        pytest.skip(f"no entry {name}=KUBECONFIG in UNBROKEN_TEST_KUBECONFIGS")
-    return Target(name, path)
+    return Target(name, kubeconfig_of(name))
 
 
 @pytest.fixture

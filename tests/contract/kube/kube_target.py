@@ -6,9 +6,8 @@ import secrets
 import ssl
 import subprocess
 import sysconfig
-import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,14 +69,6 @@ def needs(*abilities: str) -> pytest.MarkDecorator:
     for ability in abilities:
         assert any(ability in lacks for lacks in LACKS.values()), f"{ability} is not in the table"
     return pytest.mark.needs(*abilities)
-
-
-def wait_until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition. Raises AssertionError that says what did not happen."""
-    deadline_s = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {patience_s} s: {what}"
-        time.sleep(0.02)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import kubernetes
 import pytest
 import yaml
+from tests.waiting import wait_until
 
-from .kube_target import Document, Target, config_map, definition, needs, pod, wait_until
+from .kube_target import Document, Target, config_map, definition, needs, pod
 
 # The package's types are partly wrong (metadata as a dict is fine) and partly missing.
 client: Any = kubernetes.client

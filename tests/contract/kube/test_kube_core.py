@@ -1,6 +1,8 @@
 """Core kinds: pods, services, secrets, events, workloads, tables."""
 
-from .kube_target import Document, Target, config_map, needs, pod, wait_until
+from tests.waiting import wait_until
+
+from .kube_target import Document, Target, config_map, needs, pod
 
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
 

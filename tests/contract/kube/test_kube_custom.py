@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
-from .kube_target import Document, Target, definition, needs, wait_until
+from .kube_target import Document, Target, definition, needs
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

@@ -1,8 +1,9 @@
 """Deletion: grace, finalizers, preconditions, owners."""
 
 import pytest
+from tests.waiting import wait_until
 
-from .kube_target import Document, Target, config_map, needs, pod, wait_until
+from .kube_target import Document, Target, config_map, needs, pod
 
 
 def maps(namespace: str) -> str:

@@ -2,7 +2,9 @@
 
 import time
 
-from .kube_target import Target, config_map, definition, needs, pod, wait_until
+from tests.waiting import wait_until
+
+from .kube_target import Target, config_map, definition, needs, pod
 
 
 def maps(namespace: str) -> str:

@@ -1,6 +1,8 @@
 """PATCH in all its kinds, and who owns which field."""
 
-from .kube_target import Document, Target, config_map, needs, pod, wait_until
+from tests.waiting import wait_until
+
+from .kube_target import Document, Target, config_map, needs, pod
 
 
 def maps(namespace: str) -> str:

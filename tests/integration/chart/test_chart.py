@@ -1,19 +1,19 @@
 """The chart: what helm makes of it, and that the operator can do its work with the rights that it grants."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
-import sys
 import uuid
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from tests.clusters import kubeconfig_of
+from tests.integration.operator import operator_bench as tools
+from tests.waiting import eventually
 
 from unbroken_core.images import image_of
 from unbroken_operator import layout
@@ -23,19 +23,6 @@ from unbroken_operator.kube import Kube, collection_path
 
 CHART = Path(__file__).parents[3] / "charts" / "unbroken"
 JsonObject = dict[str, Any]
-
-
-def _operator_bench() -> ModuleType:
-    name = "operator_bench_for_chart"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "operator" / "operator_bench.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 @pytest.fixture
@@ -136,11 +123,7 @@ async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, n
 @pytest.mark.cluster
 @pytest.mark.parametrize("scope", ["Cluster", "Namespaces"])
 def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, scope: str, tmp_path: Path) -> None:
-    pairs = dict(pair.split("=", 1) for pair in os.environ.get("UNBROKEN_TEST_KUBECONFIGS", "").split(":") if pair)
-    if "full" not in pairs:
-        pytest.skip("UNBROKEN_TEST_KUBECONFIGS names no API server 'full' (the one with RBAC)")
-    admin = Path(pairs["full"])
-    tools = _operator_bench()
+    admin = kubeconfig_of("full")  # the one with RBAC
     release = f"unbroken-{uuid.uuid4().hex[:6]}"
 
     async def scenario() -> None:
@@ -168,7 +151,7 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                     async def has_status() -> bool:
                         return bool(await made.condition("digits", "PodsReady"))
 
-                    await tools.eventually(has_status, "a status")
+                    await eventually(has_status, "a status")
                     assert "forbidden" not in running.log.read_text()
                 other = await Kube.connect(str(limited))
                 try:

@@ -2,33 +2,20 @@
 
 import asyncio
 import base64
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.integration.operator import operator_bench as tools
+from tests.waiting import eventually
 
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.errors import KubeNotFound
-
-
-def _operator_bench() -> ModuleType:
-    name = "operator_bench_for_cli"
-    if name not in sys.modules:
-        path = Path(__file__).parents[1] / "operator" / "operator_bench.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +73,6 @@ def _report(pods: list[dict[str, Any]]) -> JobStatus:
 
 
 def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, tmp_path: Path) -> None:
-    tools = _operator_bench()
 
     async def scenario() -> None:
         async with tools.bench(kubeconfig, tmp_path) as made:
@@ -100,7 +86,7 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
                     except KubeNotFound:
                         return None
 
-                rendezvous = tools.Rendezvous(await tools.eventually(secret, "the Secret"))
+                rendezvous = tools.Rendezvous(await eventually(secret, "the Secret"))
                 async with rendezvous.serving() as address:
                     await made.run_pod("digits-rendezvous-0", address)
                     await rendezvous.say(_report(await made.pods()))
@@ -108,15 +94,15 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
                     async def is_told() -> bool:
                         return bool(await made.events("Recovered"))
 
-                    await tools.eventually(is_told, "the Event of the recovery")
+                    await eventually(is_told, "the Event of the recovery")
 
                     async def is_running() -> bool:
                         return bool((await made.condition("digits", "Running")).get("status") == "True")
 
-                    await tools.eventually(is_running, "Running")
+                    await eventually(is_running, "Running")
                     await asyncio.to_thread(_check_words, kubeconfig, made.namespace)
                     token = tmp_path / "token"
-                    token.write_text(await tools.eventually(secret, "the Secret"))
+                    token.write_text(await eventually(secret, "the Secret"))
                     url = f"http://{address}:29600"
                     asked = await asyncio.to_thread(ask, "status", "--url", url, "--token-file", str(token))
                     assert asked.stdout.startswith("digits: TRAINING, iteration 1: 2 ranks train"), asked

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.waiting import wait_until
+
 from unbroken_core import stamps, wire
 from unbroken_core.messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -117,11 +119,7 @@ class AgentDouble:
 
     def wait_for(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         """Wait until the condition holds."""
-        deadline_s = time.monotonic() + limit_s
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise AssertionError(f"want {what} within {limit_s:g} s; {self.describe()}")
-            time.sleep(0.002)
+        wait_until(condition, what, limit_s, self.describe)
 
     def wait_for_end(self, limit_s: float = LIMIT_S) -> dict[int, int | None]:
         """Wait until every worker has ended; return exit codes by local rank."""

@@ -1,39 +1,23 @@
 """Real workers, real gloo; the agent is played by agent_double."""
 
-import importlib.util
 import signal
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from unbroken_core import stamps
 from unbroken_core.reasons import Cause, WorkerPhase
+
+from .agent_double import AgentDouble, Policy
 
 pytestmark = pytest.mark.timeout(400)
 """Above the sum of the double's own limits, which say what they waited for."""
 
 
-def _load_double() -> ModuleType:
-    """Import the file beside this one, which is no package."""
-    name = "inprocess_agent_double"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("agent_double.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-double = _load_double()
-Policy = double.Policy
-
-
 def start(folder: Path, function: str, policy: Any, **variables: str) -> Any:
     """Return a double whose workloads know the files `go` and `done` in its folder."""
-    return double.AgentDouble(
+    return AgentDouble(
         folder, function, policy, {"TEST_GO": str(folder / "go"), "TEST_DONE": str(folder / "done"), **variables}
     )
 
@@ -294,7 +278,7 @@ def test_forked_child_neither_speaks_for_its_parent_nor_keeps_its_connection(tmp
         (child,) = job.wait_for_event("child")
         (parent,) = job.wait_for_event("forked")
         page = (tmp_path / "stamps").read_bytes()
-        slot = double.stamps.unpack_slot(page, int(parent.values["local"]))
+        slot = stamps.unpack_slot(page, int(parent.values["local"]))
         assert (slot.step, slot.pid) == (-1, job.workers[int(parent.values["local"])].pid)
         assert child.values["sockets"] < parent.values["sockets"]
         (tmp_path / "go").touch()

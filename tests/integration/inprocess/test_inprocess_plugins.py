@@ -1,9 +1,6 @@
 """Plug-ins of the wrapper and the ends of a call, with real workers."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,30 +8,16 @@ import pytest
 from unbroken_core.messages import WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
+from .agent_double import AgentDouble, Policy
+
 pytestmark = pytest.mark.timeout(400)
 """Above the sum of the double's own limits, which say what they waited for."""
-
-
-def _load_double() -> ModuleType:
-    """Import the file beside this one, which is no package."""
-    name = "inprocess_agent_double"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("agent_double.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-double = _load_double()
-Policy = double.Policy
 
 
 def start(folder: Path, function: str, policy: Any, **variables: str) -> Any:
     """Return a double."""
     files = {"TEST_GO": str(folder / "go"), "TEST_DONE": str(folder / "done")}
-    return double.AgentDouble(folder, function, policy, files | variables)
+    return AgentDouble(folder, function, policy, files | variables)
 
 
 def calls(job: Any, local_rank: int) -> list[tuple[str, int, str | None]]:

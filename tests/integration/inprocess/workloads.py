@@ -21,6 +21,8 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
+HANG_S = 3600.0
+"""A hang that only an interruption ends; no test waits so long."""
 LOCAL_RANK = int(os.environ.get("UNBROKEN_LOCAL_RANK", "-1"))
 
 
@@ -91,7 +93,7 @@ BLOCKS: dict[str, Callable[[], object]] = {
     "new_group": lambda: dist.new_group([0, 1, 2]),
     "wait of an async all_reduce": lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(),
     "store": lambda: dist.distributed_c10d._get_default_store().get("a key that nobody sets"),
-    "sleep": lambda: time.sleep(3600),
+    "sleep": lambda: time.sleep(HANG_S),
     "queue": lambda: queue.Queue[int]().get(),
     "lock": lambda: threading.Event().wait(),
     "socket": lambda: socket.socketpair()[0].recv(1),
@@ -190,12 +192,12 @@ def hangs() -> None:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 elif how == "in an atomic section":
                     with call.atomic():
-                        time.sleep(3600)
+                        time.sleep(HANG_S)
                 elif how == "in finally":
                     try:
-                        time.sleep(3600)
+                        time.sleep(HANG_S)
                     finally:
-                        time.sleep(3600)
+                        time.sleep(HANG_S)
             total()
         return int(total())
 
@@ -276,7 +278,7 @@ def atomic() -> None:
                     time.sleep(0.01)
             note("leaves", iteration=call.iteration)
         try:
-            time.sleep(3600)
+            time.sleep(HANG_S)
         finally:
             try:
                 with call.atomic():
@@ -631,7 +633,7 @@ def wrapped_inside() -> None:
             note("seen outside")
         except BaseException:
             note("swallowed")
-        time.sleep(1000)
+        time.sleep(HANG_S)
         return []
 
     note("returned", value=both())

@@ -1,12 +1,12 @@
 """The clusters that these tests run on: our kubelet with our API server, and with the real ones that are given."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.clusters import kubeconfig_of
 
 from .local_bench import FORCE, Bench, Space, new_name, unbroken_local
 
@@ -30,11 +30,7 @@ class Benches:
         if name not in self._running:
             options = []
             if name != "builtin":
-                entries = filter(None, os.environ.get("UNBROKEN_TEST_KUBECONFIGS", "").split(":"))
-                paths = dict(entry.split("=", 1) for entry in entries)
-                if name not in paths:
-                    pytest.skip(f"UNBROKEN_TEST_KUBECONFIGS names no API server {name!r}")
-                options = ["--api-server", paths[name]]
+                options = ["--api-server", str(kubeconfig_of(name))]
             nodes = self._folder / "nodes.yaml"
             nodes.write_text(NODES)
             directory = self._folder / name

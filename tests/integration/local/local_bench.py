@@ -6,11 +6,12 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.waiting import wait_until
 
 from unbroken_local.kube.client import ApiError, KubeClient
 from unbroken_local.kube.kubeconfig import read_kubeconfig
@@ -26,17 +27,6 @@ def unbroken_local(*words: str, limit_s: float = 150.0) -> subprocess.CompletedP
     """Run `unbroken local`."""
     command = [sys.executable, "-m", "unbroken_local", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-
-
-def wait_until(check: Callable[[], T | None], what: str, limit_s: float = PATIENCE_S) -> T:
-    """Return the first result of `check` that is neither None nor False; fails with `what` after the limit."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        result = check()
-        if result is not None and result is not False:
-            return result
-        assert time.monotonic() < deadline, f"{what}: want it within {limit_s:g} s, got {result!r}"
-        time.sleep(0.03)
 
 
 def is_alive(pid: int) -> bool:

@@ -6,8 +6,9 @@ import urllib.request
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
-from .local_bench import Json, Space, condition, container, is_alive, is_ready, sh, wait_until
+from .local_bench import Json, Space, condition, container, is_alive, is_ready, sh
 
 SERVER = (
     "import os, http.server as h\n"

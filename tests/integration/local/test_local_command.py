@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
-from .local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local, wait_until
+from .local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local
 
 NODE = "- {name: n1}\n"
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from tests.waiting import wait_until
 
 from .local_bench import (
     FORCE,
@@ -14,7 +15,6 @@ from .local_bench import (
     is_ready,
     sh,
     terminated,
-    wait_until,
     waiting_reason,
 )
 

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
+from tests.waiting import eventually
 
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.wire import decode, encode
@@ -23,24 +24,9 @@ from unbroken_operator.errors import KubeConflict, KubeNotFound
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.schema import custom_resource_definition, without_cel
 
-T = TypeVar("T")
 JsonObject = dict[str, Any]
-LIMIT_S = 60.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _addresses = itertools.count(2)
-
-
-async def eventually(look: Callable[[], Awaitable[T | None]], what: str) -> T:
-    """Look again until there is something; fail after LIMIT_S."""
-    async with asyncio.timeout(LIMIT_S) as limit:
-        while True:
-            found = await look()
-            if found:
-                return found
-            if limit.when() is None:
-                raise AssertionError(what)
-            await asyncio.sleep(0.05)
-    raise AssertionError(what)
 
 
 class Bench:
@@ -150,6 +136,7 @@ async def ready_node(kube: Kube, name: str, labels: dict[str, str]) -> AsyncIter
 
     async def go_on() -> None:
         while True:
+            # How often a kubelet speaks: nothing waits for it.
             await asyncio.sleep(1.0)
             await say_ready()
 

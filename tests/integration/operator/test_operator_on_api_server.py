@@ -7,13 +7,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.waiting import eventually
 
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator import layout
 from unbroken_operator.errors import KubeNotFound, KubeRefused
 
-from .operator_bench import Bench, Rendezvous, bench, eventually, operator, ready_node
+from .operator_bench import Bench, Rendezvous, bench, operator, ready_node
 
 
 def kubeconfig_has_cel(version: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from unbroken_core.messages import Observation, PodObservation
 from unbroken_core.reasons import JobPhase, Role
@@ -58,21 +59,20 @@ def rendezvous(folder: Path) -> Iterator[str]:
         process.wait(30)
 
 
-async def is_listening(address: str) -> None:
-    """Wait until somebody listens there."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            with socket.socket() as probe:
-                probe.setblocking(False)
-                with contextlib.suppress(OSError):
-                    await asyncio.get_running_loop().sock_connect(probe, (address, layout.API_PORT))
-                    return
-            await asyncio.sleep(0.02)
+async def is_listening(address: str) -> bool:
+    """Return whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(probe, (address, layout.API_PORT))
+        except OSError:
+            return False
+    return True
 
 
 def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path) -> None:
     async def scenario(address: str) -> None:
-        await is_listening(address)
+        await eventually(lambda: is_listening(address), "a rendezvous")
         target = Target("uid", "digits-rendezvous-0", address, TOKEN)
         async with RendezvousClient() as client:
             first = await client.status(target, None)
@@ -88,7 +88,7 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path) 
 
 def test_a_wrong_token_is_named_as_the_reason(tmp_path: Path) -> None:
     async def scenario(address: str) -> None:
-        await is_listening(address)
+        await eventually(lambda: is_listening(address), "a rendezvous")
         async with RendezvousClient() as client:
             with pytest.raises(RendezvousUnreachable, match="refuses the token"):
                 await client.status(Target("uid", "digits-rendezvous-0", address, "wrong"), None)

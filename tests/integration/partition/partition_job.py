@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-import pytest
+from tests.waiting import wait_until
 
 from unbroken.agent.memory_file import read_memory
 from unbroken_core.messages import JobStatus, PodStatus
@@ -28,7 +27,6 @@ from .partition_network import Network
 
 T = TypeVar("T")
 
-LIMIT_S = 90.0
 WORKLOAD = Path(__file__).with_name("partition_workload.py")
 PORT = 29600
 
@@ -128,12 +126,7 @@ class Job:
 
     def wait_for(self, look: Callable[[], T | None], what: str) -> T:
         """Wait until `look` returns something that is true, and return it; fails with all logs when it never does."""
-        until_s = time.monotonic() + LIMIT_S
-        while not (seen := look()):
-            if time.monotonic() > until_s:
-                pytest.fail(f"no {what} within {LIMIT_S:g} s:\n{self.text()}")
-            time.sleep(0.05)
-        return seen
+        return wait_until(look, what, describe=self.text)
 
     def text(self) -> str:
         """Return what all parts have said."""

@@ -44,6 +44,7 @@ def train(call: inprocess.CallWrapper) -> None:
         step += 1
         if total[1].item() > 0:
             break
+        # The pace of the steps; nothing waits for it.
         time.sleep(0.01)
     dist.destroy_process_group()
 

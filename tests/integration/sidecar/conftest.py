@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -18,9 +17,9 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import LIMIT_S, wait_until
 
 WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
-LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,7 @@ class RunningJob:
 
     def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
         """Wait for a condition and return its value; fails with all output when it does not come."""
-        until_s = time.monotonic() + limit_s
-        while not (value := is_true()):
-            if time.monotonic() > until_s:
-                pytest.fail(f"no {what} within {limit_s} s:\n{self.text()}")
-            time.sleep(0.02)
-        return value
+        return wait_until(is_true, what, limit_s, self.text)
 
     def wait_started(self, iteration: int, num_ranks: int) -> dict[int, int]:
         """Wait until all ranks of an iteration have trained a step; return pid by rank."""

@@ -1,25 +1,9 @@
 """tools/behaviours.py: which test bears which behaviour, and what the page says about it."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("behaviours_tool", ROOT / "tools" / "behaviours.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["behaviours_tool"] = module
-    spec.loader.exec_module(module)
-    return module
+from tools import behaviours as tool
 
 
 def data(**changes: Any) -> dict[str, Any]:
@@ -48,16 +32,16 @@ def data(**changes: Any) -> dict[str, Any]:
         pytest.param("ends in 2.5 s, 1.2 MB or 0.5 %, with torch 2.13.0 on 127.0.0.1 by v1.4", [], id="no behaviours"),
     ],
 )
-def test_docstring_gives_its_numbers(tool: ModuleType, docstring: str, expected: list[str]) -> None:
+def test_docstring_gives_its_numbers(docstring: str, expected: list[str]) -> None:
     assert [str(box) for box in sorted(tool.boxes_in(docstring))] == expected
 
 
-def test_only_test_functions_bear_behaviours_and_nothing_is_imported(tool: ModuleType) -> None:
+def test_only_test_functions_bear_behaviours_and_nothing_is_imported() -> None:
     source = 'raise RuntimeError\nclass TestIt:\n    async def test_it(self): "2.1"\ndef helper(): "2.2"\n'
     assert [(str(box), proof.name) for box, proof in tool.find_proofs("f.py", source)] == [("2.1", "test_it")]
 
 
-def test_page_names_tests_reasons_and_what_has_neither(tool: ModuleType) -> None:
+def test_page_names_tests_reasons_and_what_has_neither() -> None:
     areas = tool.read_areas(data())
     proofs = {tool.Box(2, 1): [tool.Proof("tests/test_a.py", "test_it_starts_again")]}
     assert tool.render(areas, proofs) == tool.HEADER + (
@@ -70,11 +54,11 @@ def test_page_names_tests_reasons_and_what_has_neither(tool: ModuleType) -> None
 
 
 @pytest.mark.parametrize("span", ["0", "6", "4-3", "2-9", "a"])
-def test_number_that_the_area_does_not_have_is_refused(tool: ModuleType, span: str) -> None:
+def test_number_that_the_area_does_not_have_is_refused(span: str) -> None:
     with pytest.raises(ValueError, match="area 2: want 1 to 5, got"):
         tool.read_areas(data(differs={span: "..."}))
 
 
-def test_misprint_in_a_docstring_is_found(tool: ModuleType) -> None:
+def test_misprint_in_a_docstring_is_found() -> None:
     areas = tool.read_areas(data())
     assert tool.unknown({tool.Box(2, 5): [], tool.Box(2, 6): [], tool.Box(5, 9): []}, areas) == [tool.Box(2, 6)]

@@ -1,28 +1,11 @@
 """tools/lock.py: what the lock file says, and when it is out of date."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 from packaging.requirements import Requirement
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def lock() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lock_tool", ROOT / "tools" / "lock.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lock_tool"] = module
-    spec.loader.exec_module(module)
-    return module
+from tools import lock
 
 
-def test_lock_lists_exact_versions_by_name_without_torch_and_the_project(lock: ModuleType) -> None:
+def test_lock_lists_exact_versions_by_name_without_torch_and_the_project() -> None:
     report = {
         "install": [
             {"metadata": {"name": "PyYAML", "version": "6.0.3"}},
@@ -34,7 +17,7 @@ def test_lock_lists_exact_versions_by_name_without_torch_and_the_project(lock: M
     assert lock.render_lock(report) == lock.HEADER + "aiohttp==3.14.5\npyyaml==6.0.3\n"
 
 
-def test_lock_reads_back_what_it_wrote(lock: ModuleType) -> None:
+def test_lock_reads_back_what_it_wrote() -> None:
     assert lock.parse_lock(lock.HEADER + "a-b==1\nc==2.0\n") == {"a-b": "1", "c": "2.0"}
 
 
@@ -50,7 +33,7 @@ def test_lock_reads_back_what_it_wrote(lock: ModuleType) -> None:
     ],
 )
 def test_lock_is_compared_with_what_the_project_asks_for(
-    lock: ModuleType, pinned: dict[str, str], wanted: str, expected: list[str]
+    pinned: dict[str, str], wanted: str, expected: list[str]
 ) -> None:
     assert lock.violations(pinned, [Requirement(wanted)]) == expected
 
@@ -62,10 +45,10 @@ def test_lock_is_compared_with_what_the_project_asks_for(
         pytest.param({"a": "3", "c": "1"}, ["a: 1 -> 3", "b: 2 -> nothing", "c: nothing -> 1"], id="other"),
     ],
 )
-def test_what_locking_changed_is_told(lock: ModuleType, after: dict[str, str], expected: list[str]) -> None:
+def test_what_locking_changed_is_told(after: dict[str, str], expected: list[str]) -> None:
     assert lock.changes({"a": "1", "b": "2"}, after) == expected
 
 
-def test_lock_must_hold_what_a_locked_package_needs(lock: ModuleType) -> None:
+def test_lock_must_hold_what_a_locked_package_needs() -> None:
     found = lock.violations({"pytest-xdist": "3.8.0"}, [Requirement("pytest-xdist")])
     assert {message.split(":")[0] for message in found} == {"execnet", "pytest"}
