@@ -1,9 +1,12 @@
 """The rule that no test is left out silently, shown by running pytest on small test files."""
 
+import ast
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
+from tests import conftest
 
 pytest_plugins = ["pytester"]
 
@@ -45,6 +48,45 @@ def test_skip_for_a_need_that_is_required_fails(suite: pytest.Pytester, monkeypa
     result = suite.runpytest_inprocess()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*UNBROKEN_REQUIRE says that helm is there*"])
+
+
+@pytest.mark.parametrize(
+    ("need", "reason"),
+    [
+        ("cluster", "UNBROKEN_TEST_KUBECONFIGS names no API server 'full'"),
+        ("netns", "no network namespaces: want root with CAP_NET_ADMIN and CAP_SYS_ADMIN"),
+    ],
+)
+def test_fixture_of_a_conftest_further_down_may_not_skip_what_is_required(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, need: str, reason: str
+) -> None:
+    folder = suite.mkdir("below")
+    fixture = f'import pytest\n@pytest.fixture(scope="session")\ndef thing(): pytest.skip({reason!r})\n'
+    (folder / "conftest.py").write_text(fixture)
+    (folder / "test_below.py").write_text("def test_it(thing): pass\ndef test_too(thing): pass\n")
+    suite.runpytest_inprocess().assert_outcomes(skipped=2)
+    monkeypatch.setenv("UNBROKEN_REQUIRE", need)
+    result = suite.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"*UNBROKEN_REQUIRE says that {need} is there*"])
+
+
+def test_every_skip_of_this_suite_gives_a_listed_need_as_its_reason() -> None:
+    reasons = [
+        ast.unparse(call.args[0])
+        for path in sorted(CONFTEST.parent.rglob("*.py"))
+        if path != Path(__file__)
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.skip"
+    ]
+    assert reasons
+    assert [reason for reason in reasons if not any(re.search(need, reason) for need in conftest.NEEDS.values())] == []
+
+
+def test_ci_requires_what_it_brings() -> None:
+    text = (CONFTEST.parents[1] / ".ci" / "run").read_text()
+    for line in ("UNBROKEN_REQUIRE=cluster,helm$networks tests", "UNBROKEN_REQUIRE=helm$networks", "networks=,netns"):
+        assert line in text
 
 
 def test_expected_failure_is_not_taken_for_a_skip(suite: pytest.Pytester) -> None:
