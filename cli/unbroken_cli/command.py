@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unbroken_cli.errors import CommandError
+from unbroken_cli.errors import CommandError, NotThere
 from unbroken_cli.facts import Job
 from unbroken_cli.from_cluster import job_from_objects
 from unbroken_cli.from_rendezvous import job_from_status
 from unbroken_cli.rendezvous import read_status
 from unbroken_cli.words import paint
 from unbroken_core.errors import InputError
+
+if TYPE_CHECKING:
+    from unbroken_cli.kube import Cluster
 
 Show = Callable[[argparse.Namespace], tuple[list[str], Any]]
 """Returns the lines for people, and the value for programs."""
@@ -98,7 +101,7 @@ def _job_of_rendezvous(arguments: argparse.Namespace) -> Job:
     return job
 
 
-def _cluster(arguments: argparse.Namespace) -> Any:
+def _cluster(arguments: argparse.Namespace) -> "Cluster":
     try:
         from unbroken_cli.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
     except ImportError as error:
@@ -106,9 +109,7 @@ def _cluster(arguments: argparse.Namespace) -> Any:
     return Cluster.connect(arguments.kubeconfig, arguments.context)
 
 
-def _find(cluster: Any, arguments: argparse.Namespace) -> Any:
-    from unbroken_cli.kube import NotThere  # noqa: PLC0415 - as in _cluster, which was called before
-
+def _find(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.job
     if arguments.all_namespaces:
         return _only([item for item in cluster.jobs(None) if item["metadata"]["name"] == name], name)
@@ -119,7 +120,7 @@ def _find(cluster: Any, arguments: argparse.Namespace) -> Any:
         raise CommandError(f"{error}{_elsewhere(cluster, name, namespace)}") from error
 
 
-def _only(found: list[Any], name: str) -> Any:
+def _only(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
     if not found:
         raise CommandError(f"job {name!r}: no namespace has one; `unbroken status -A` lists all jobs")
     if len(found) > 1:
@@ -128,7 +129,7 @@ def _only(found: list[Any], name: str) -> Any:
     return found[0]
 
 
-def _elsewhere(cluster: Any, name: str, namespace: str) -> str:
+def _elsewhere(cluster: "Cluster", name: str, namespace: str) -> str:
     """Return a hint: the namespaces that have such a job, or the jobs that this one has, as far as one may see."""
     try:
         others = [item["metadata"]["namespace"] for item in cluster.jobs(None) if item["metadata"]["name"] == name]

@@ -17,7 +17,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_kube_config
 from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
-from unbroken_cli.errors import CommandError
+from unbroken_cli.errors import CommandError, NotThere
 from unbroken_core.errors import InputError
 
 _GROUP = "unbroken.dev/v1alpha1"
@@ -25,10 +25,6 @@ _TIMEOUT_S = (5.0, 20.0)
 """To connect, and to read."""
 _PAGE_SIZE = 500
 JsonObject = dict[str, Any]
-
-
-class NotThere(CommandError):
-    """The API server knows no such thing."""
 
 
 @dataclass(frozen=True)
