@@ -15,7 +15,7 @@ for new processes and pods; a pod that is away timeouts.reconnect (or 1 s), one 
 Only the cluster may take as long as it wants to run pods: timeouts.startup is time of the pod clock (pod_clock.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Union
 
 from unbroken_core.contact import is_deaf, is_superseded, start_over
@@ -52,7 +52,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.planning import late_fault, master_endpoint, send_plan, while_planned, while_running
 from unbroken_core.rank_tree import RankTree
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
 from unbroken_core.script import hear_script
 from unbroken_core.settings import JobSettings
 from unbroken_core.status import build_status
@@ -64,9 +64,23 @@ _MAX_TURNS = 8
 class Coordinator:
     """One job's only writer of the plan. Not thread-safe; all times are monotonic seconds of one clock."""
 
-    def __init__(self, settings: JobSettings, now_s: float, generation: int = 1) -> None:
-        """Begin a job, or take one over. `generation` is the lowest one to use."""
+    def __init__(
+        self,
+        settings: JobSettings,
+        now_s: float,
+        generation: int = 1,
+        highest_iteration: int = -1,
+        uses: Iterable[tuple[Rung, float]] = (),
+    ) -> None:
+        """Begin a job, or take one over.
+
+        `generation` is the lowest one to use, `highest_iteration` that of earlier coordinators; `uses` are the rungs
+        that they have used, oldest first, and count in the budgets.
+        """
         self._job = Job(settings, generation, now_s)
+        self._job.highest_iteration = highest_iteration
+        for rung, at_s in uses:
+            self._job.ladder.charge(rung, at_s)
         self._revision = 0
         self._job.wake(now_s + settings.timeouts.startup_s)
 

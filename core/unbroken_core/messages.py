@@ -233,6 +233,25 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class RungUse:
+    """One recovery, by the highest rung that it needed."""
+
+    rung: Rung
+    at: str
+    """RFC 3339."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier coordinators of the job have done, as the operator has written it down: UNBROKEN_EARLIER."""
+
+    generation: int = 0
+    """Highest one that was used."""
+    iteration: int = -1
+    uses: tuple[RungUse, ...] = ()
+
+
+@dataclass(frozen=True)
 class PodStatus:
     """One member as the coordinator sees it."""
 

@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator import layout
 from unbroken_operator.models import Model, Spec
 
 Manifest = dict[str, Any]
+NOTHING_EARLIER = Earlier()
 
 
 def settings_digest(settings: JobSettings) -> str:
@@ -82,7 +84,9 @@ def service(settings: JobSettings) -> Manifest:
     }
 
 
-def rendezvous_pod(spec: Spec, settings: JobSettings, ordinal: int, default_image: str) -> Manifest:
+def rendezvous_pod(
+    spec: Spec, settings: JobSettings, ordinal: int, default_image: str, earlier: Earlier = NOTHING_EARLIER
+) -> Manifest:
     """Return the nth rendezvous pod of the job."""
     metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
     metadata["annotations"] = {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
@@ -98,12 +102,14 @@ def rendezvous_pod(spec: Spec, settings: JobSettings, ordinal: int, default_imag
             variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
             variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
+            variable("UNBROKEN_DIR", layout.RUN_PATH),
+            *([] if earlier == NOTHING_EARLIER else [variable("UNBROKEN_EARLIER", encode(earlier))]),
         ],
         "ports": [
             {"name": "rendezvous", "containerPort": layout.API_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": layout.METRICS_PORT, "protocol": "TCP"},
         ],
-        "volumeMounts": [token_mount()],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, token_mount()],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
         "securityContext": container_security(is_root_pod=False),
@@ -116,7 +122,7 @@ def rendezvous_pod(spec: Spec, settings: JobSettings, ordinal: int, default_imag
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
         "containers": [container],
-        "volumes": [token_volume(settings)],
+        "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, token_volume(settings)],
     }
     if rendezvous.node_selector:
         pod["nodeSelector"] = dict(rendezvous.node_selector)

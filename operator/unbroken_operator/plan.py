@@ -34,7 +34,7 @@ from unbroken_operator.manifests import rendezvous_pod, secret, service
 from unbroken_operator.models import Spread
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.spreading import Preference, spare_preferences
-from unbroken_operator.status import Ordinals, next_status, status_patch
+from unbroken_operator.status import Ordinals, earlier, next_status, status_patch
 from unbroken_operator.training_pods import training_pod
 
 MAX_RETRY_S = 300.0
@@ -114,7 +114,9 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
     image = snapshot.options.sidecar_image
     if needs_rendezvous:
-        actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image)))
+        actions.append(
+            CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image, earlier(snapshot)))
+        )
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)

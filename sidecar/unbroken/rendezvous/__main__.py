@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 import sys
+import time
 
 from aiohttp import web
 
 from unbroken.exposition import serve_exposition
 from unbroken.rendezvous.config import RendezvousConfig, read_config
+from unbroken.rendezvous.past import GenerationFile, uses_on_clock
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
@@ -27,7 +29,11 @@ async def serve(config: RendezvousConfig) -> None:
     loop = asyncio.get_running_loop()
     refusals = Refusals()
     token = TokenFile(config.token_file)
-    service = Service(Coordinator(config.settings, loop.time()), refusals)
+    service = Service(_coordinator(config, loop.time()), refusals)
+    if config.folder is not None:
+        file = GenerationFile(config.folder)
+        file.write(service.generation)
+        service.on_change(lambda: file.write(service.generation))
     app = Server(service, token, refusals).application()
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
@@ -45,6 +51,13 @@ async def serve(config: RendezvousConfig) -> None:
         await runner.cleanup()
         if exposition is not None:
             await exposition.cleanup()
+
+
+def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
+    earlier = config.earlier
+    used = max(earlier.generation, GenerationFile(config.folder).read() if config.folder is not None else 0)
+    uses = uses_on_clock(earlier, now_s, time.time())
+    return Coordinator(config.settings, now_s, used + 1, earlier.iteration, uses)
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:

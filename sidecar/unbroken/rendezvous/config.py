@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.exposition import split_address
-from unbroken_core.errors import InputError
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_from_json
+from unbroken_core.wire import decode, settings_from_json
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class RendezvousConfig:
     listen: tuple[str, int]
     metrics_listen: tuple[str, int] | None
     """None: no metrics are served."""
+    earlier: Earlier
+    folder: Path | None
+    """Where what must outlive the process is kept; None: nowhere."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfig:
@@ -38,4 +42,16 @@ def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfi
         token_file=Path(want("UNBROKEN_TOKEN_FILE")),
         listen=split_address("UNBROKEN_LISTEN", want("UNBROKEN_LISTEN")),
         metrics_listen=split_address("UNBROKEN_METRICS_LISTEN", metrics) if metrics else None,
+        earlier=_earlier(source.get("UNBROKEN_EARLIER", "")),
+        folder=Path(source["UNBROKEN_DIR"]) if source.get("UNBROKEN_DIR") else None,
     )
+
+
+def _earlier(text: str) -> Earlier:
+    if not text:
+        return Earlier()
+    try:
+        earlier: Earlier = decode(text, Earlier)
+    except WireError as error:
+        raise InputError(f"UNBROKEN_EARLIER: {error}") from error
+    return earlier

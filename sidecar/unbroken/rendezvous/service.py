@@ -31,7 +31,7 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._revision = -1
-        self._listener: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[], None]] = []
         self.failure: asyncio.Future[None] = self._loop.create_future()
         """Done with an exception when the coordinator broke a promise: the process must end, and start anew."""
 
@@ -65,7 +65,12 @@ class Service:
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` after each change of the status."""
-        self._listener = listener
+        self._listeners.append(listener)
+
+    @property
+    def generation(self) -> int:
+        """Fencing number of the coordinator."""
+        return self._coordinator.generation
 
     @property
     def num_agents(self) -> int:
@@ -128,7 +133,8 @@ class Service:
             self._revision = revision
             self._changed.set()
             self._changed = asyncio.Event()
-            self._listener()
+            for listener in self._listeners:
+                listener()
 
     def _perform(self, actions: list[Send | Close]) -> None:
         encoded: dict[int, tuple[RendezvousMessage, bytes]] = {}

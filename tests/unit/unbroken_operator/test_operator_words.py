@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from unbroken_core import wire
+from unbroken_core.messages import Earlier, RungUse
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_operator.actions import PostEvent, WriteStatus
 from unbroken_operator.recovery_words import recovery_sentence
@@ -189,6 +191,27 @@ def test_restarts_are_summed_over_coordinators() -> None:
         "byRung": {"pod": 2, "process": 3},
         "byCause": {"pod-lost": 2, "process-exit": 3},
     }
+
+
+def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_have_used() -> None:
+    world = running_world()
+    used = a_recovery(1, started_at="2026-01-01T00:01:00.000Z")
+    say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, generation=3)
+    world.settle()
+    world.remove_pod("digits-rendezvous-0")
+    world.settle()
+    (pod,) = [pod for pod in world.pods.values() if pod["metadata"]["name"] == "digits-rendezvous-1"]
+    variables = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
+    assert wire.decode(variables["UNBROKEN_EARLIER"], Earlier) == Earlier(
+        generation=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, "2026-01-01T00:01:00.000Z"),)
+    )
+
+
+def test_the_first_rendezvous_is_told_of_nothing_earlier() -> None:
+    world = World()
+    world.settle()
+    container = world.pods["digits-rendezvous-0"]["spec"]["containers"][0]
+    assert "UNBROKEN_EARLIER" not in {item["name"] for item in container["env"]}
 
 
 def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:

@@ -1,0 +1,66 @@
+"""All pods of a job and its rendezvous are replaced at once: nobody is left who remembers, but the job's status."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from .e2e_bench import Bench, Json, job
+
+pytestmark = pytest.mark.timeout(300)
+
+NAME = "replaced"
+LIMIT_S = 90.0
+
+
+async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], bool]) -> Json:
+    """Return the job's status once it is so and the job trains."""
+    status: Json = {}
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not (status.get("state") == "Running" and is_so(status)):
+                await asyncio.sleep(0.2)
+                status = await bench.status(NAME, NAME)
+    except TimeoutError:
+        pytest.fail(f"want {what} within {LIMIT_S:.0f} s, got {status}")
+    return status
+
+
+async def training_pods(bench: Bench) -> list[str]:
+    """Return the training pods that run and are not being deleted."""
+    columns = "jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{'\\n'}{end}"
+    selector = f"unbroken.dev/job={NAME},unbroken.dev/component=trainer"
+    text = await bench.cluster.kubectl("get", "pods", "-n", NAME, "-l", selector, "-o", columns)
+    return [line.split()[0] for line in text.splitlines() if line.split()[1:] == ["Running"]]
+
+
+def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(bench: Bench) -> None:
+    async def scenario() -> None:
+        document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod", "limit": 9}]})
+        async with bench.namespace(NAME):
+            await bench.apply(NAME, document)
+            await wait_status(bench, "a job that trains", lambda _status: True)
+            await bench.cluster.kubectl("delete", "pod", *await training_pods(bench), "-n", NAME, "--wait=false")
+            before = await wait_status(bench, "a recovery", lambda status: bool(status.get("lastRecovery")))
+            selector = f"unbroken.dev/job={NAME}"
+            await bench.cluster.kubectl("delete", "pod", "-n", NAME, "-l", selector, "--force", "--grace-period=0")
+            former = before["rendezvous"]["podUid"]
+            between = await wait_status(
+                bench, "another rendezvous", lambda status: bool(status["rendezvous"]["podUid"] != former)
+            )
+            assert between["rendezvous"]["generation"] > before["rendezvous"]["generation"]
+            assert between["iteration"] > before["iteration"]
+            assert between["restarts"]["total"] >= before["restarts"]["total"] == 1
+            assert between["history"][0] == before["history"][0]
+            number = between["restarts"]["total"] + 1
+            await bench.cluster.kubectl("delete", "pod", *await training_pods(bench), "-n", NAME, "--wait=false")
+            after = await wait_status(
+                bench, "one more recovery", lambda status: bool(status["restarts"]["total"] == number)
+            )
+            keys = [(item["generation"], item["number"]) for item in after["history"]]
+            assert keys == sorted(set(keys))
+            # That of the moment in which all were lost has never ended.
+            assert sum("endedAt" in item for item in after["history"]) == number
+            assert after["history"][0] == before["history"][0]
+
+    asyncio.run(scenario())
