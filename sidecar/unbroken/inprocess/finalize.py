@@ -2,11 +2,10 @@
 
 import abc
 import datetime
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
+from unbroken.inprocess.bounded import call_bounded
 from unbroken.inprocess.state import FrozenState
 
 
@@ -42,27 +41,16 @@ class ThreadedFinalize(Finalize):
     def __call__(self, state: FrozenState) -> FrozenState:
         """Run `fn` to its end, or to the timeout."""
         device = _current_device()
-        failures: list[BaseException] = []
 
         def run() -> None:
-            try:
-                if device is not None:
-                    import torch  # noqa: PLC0415 - only where CUDA is in use already
+            if device is not None:
+                import torch  # noqa: PLC0415 - only where CUDA is in use already
 
-                    torch.cuda.set_device(device)
-                self.fn(*self.args, **self.kwargs)
-            except BaseException as error:
-                failures.append(error)
+                torch.cuda.set_device(device)
+            self.fn(*self.args, **self.kwargs)
 
-        thread = threading.Thread(target=run, name=f"{type(self).__name__}-{state.rank}", daemon=True)
-        thread.start()
-        thread.join(self.timeout.total_seconds())
-        if thread.is_alive():
-            raise TimeoutError(
-                f"ThreadedFinalize: want {self.fn!r} to end within {self.timeout.total_seconds():g} s, it still runs"
-            )
-        if failures:
-            raise failures.pop()
+        name = type(self).__name__
+        call_bounded(run, self.timeout, f"{name}-{state.rank}", f"{name}: want {self.fn!r} to end")
         return state
 
 

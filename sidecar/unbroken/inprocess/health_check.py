@@ -2,9 +2,9 @@
 
 import abc
 import datetime
-import threading
 
-from unbroken.inprocess.exception import RestartError, TimeoutError  # noqa: A004 - the reference's name
+from unbroken.inprocess.bounded import call_bounded
+from unbroken.inprocess.exception import RestartError
 from unbroken.inprocess.state import FrozenState
 
 
@@ -35,31 +35,10 @@ class CudaHealthCheck(HealthCheck):
 
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             device = torch.cuda.current_device()
+            what = f"CudaHealthCheck: want device {device} to answer"
             for _ in range(2):
-                self._synchronize(device)
+                call_bounded(lambda: torch.cuda.synchronize(device), self.timeout, f"CudaHealthCheck-{device}", what)
         return state
-
-    def _synchronize(self, device: int) -> None:
-        failures: list[BaseException] = []
-
-        def run() -> None:
-            import torch  # noqa: PLC0415 - the package's import must stay cheap
-
-            try:
-                torch.cuda.synchronize(device)
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=run, name=f"CudaHealthCheck-{device}", daemon=True)
-        thread.start()
-        thread.join(self.timeout.total_seconds())
-        if thread.is_alive():
-            raise TimeoutError(
-                f"CudaHealthCheck: want device {device} to answer within "
-                f"{self.timeout.total_seconds():g} s, it does not"
-            )
-        if failures:
-            raise failures.pop()
 
 
 class FaultCounterExceeded(RestartError):
