@@ -4,18 +4,16 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import LIMIT_S, wait_until
 
 from unbroken_local.demo.processes import Process, find_worker, read_processes
 from unbroken_local.demo.tools import BIN
 
 from .e2e_bench import ROOT
-
-LIMIT_S = 90.0
 
 
 def started_by(pid: int) -> list[int]:
@@ -68,11 +66,10 @@ class Run:
 
     def wait(self, what: str, is_there: Callable[[str], bool]) -> None:
         """Wait until the output is as `is_there` wants it."""
-        deadline_s = time.monotonic() + LIMIT_S
-        while not is_there(self.text):
-            if self.process.poll() is not None or time.monotonic() > deadline_s:
-                pytest.fail(f"{what}: want it, got exit code {self.process.poll()} and\n{self.text[-3000:]}")
-            time.sleep(0.05)
+        wait_until(
+            lambda: is_there(self.text) or self.process.poll() is not None, what, describe=lambda: self.text[-3000:]
+        )
+        assert is_there(self.text), f"{what}: want it, got exit code {self.process.poll()} and\n{self.text[-3000:]}"
 
 
 @pytest.mark.timeout(300)

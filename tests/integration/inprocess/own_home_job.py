@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "own_home_script.py"
@@ -118,12 +118,7 @@ class Job:
 
     def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
         """Wait for a condition and return its value; fails with all output when it does not come."""
-        until_s = time.monotonic() + limit_s
-        while not (value := is_true()):
-            if time.monotonic() > until_s:
-                pytest.fail(f"no {what} within {limit_s:g} s:\n{self.text()}")
-            time.sleep(0.02)
-        return value
+        return wait_until(is_true, what, limit_s, self.text)
 
     def wait_for_started(self, iteration: int, count: int) -> list[Event]:
         """Wait until so many workers run an iteration."""
