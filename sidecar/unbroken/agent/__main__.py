@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 
 from unbroken.agent.config import read_config
@@ -13,7 +14,24 @@ from unbroken_core.errors import InputError
 async def _run() -> int:
     config = read_config()
     config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return await Agent(config).run()
+    code = await Agent(config).run()
+    _ignore_signals(asyncio.get_running_loop())
+    return code
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """Ignore the signals to end from now on: all is done, and the exit code is known.
+
+    The kubelet sends SIGTERM as soon as the trainer's container has ended, which is just when the agent of a complete
+    job ends by itself. A signal between the end of the loop and that of the process would make its exit code 143.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    # Until both are ignored the loop's handler is gone and the default one, which ends the process, would be in force.
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def main() -> int:
