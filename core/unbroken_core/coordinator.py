@@ -58,6 +58,8 @@ from unbroken_core.settings import JobSettings
 from unbroken_core.status import build_status
 
 _OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
+_MAX_REFUSED = 64
+"""Refused pods that the status names."""
 _MAX_TURNS = 8
 
 
@@ -150,7 +152,9 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     refused = refusal(job.settings, hello, known)
     if refused is not None:
         job.actions += [Send(session, Refused(refused)), Close(session)]
+        _note_refusal(job, hello, refused)
         return
+    _note_refusal(job, hello, None)
     if is_superseded(job, hello):
         start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
         known = None
@@ -173,6 +177,15 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     job.sort(member)
     inspect(job, member, now_s)
     _bring_up_to_date(job, member)
+
+
+def _note_refusal(job: Job, hello: Hello, why: str | None) -> None:
+    key = (hello.pod_uid, hello.pod)
+    if why is None:
+        job.refused.pop(key, None)
+    elif job.refused.get(key) != why and len(job.refused) < _MAX_REFUSED:
+        job.refused[key] = why
+        job.is_changed = True
 
 
 def _fence(job: Job, hello: Hello) -> None:
@@ -282,6 +295,10 @@ def _observe(job: Job, observation: Observation, now_s: float) -> None:
     if before != observation.pods:
         job.expect_pods()
         job.is_changed = True
+    for uid, name in list(job.refused):
+        if uid not in observation.pods or observation.pods[uid].gone is not None:
+            del job.refused[uid, name]
+            job.is_changed = True
     for uid, pod in observation.pods.items():
         member = job.census.by_uid.get(uid)
         if member is not None and before.get(uid) != pod:

@@ -186,4 +186,6 @@ def _missing_text(job: Job) -> str:
     census = job.census
     absent, unready = census.absent, census.unready
     text = f"; not joined: {shorten_names(absent.values())}" if absent else ""
-    return text + (f"; not ready: {shorten_names(unready, census.name)}" if unready else "")
+    text += f"; not ready: {shorten_names(unready, census.name)}" if unready else ""
+    refused = next(((pod, why) for (_uid, pod), why in job.refused.items()), None)
+    return text + (f"; refused: {refused[0]}: {refused[1]}" if refused else "")

@@ -82,6 +82,9 @@ class Job:
         self.generation = generation
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's generation."""
+        self.refused: dict[tuple[str, str], str] = {}
+        """Why a pod cannot be a member, by uid and name."""
+        self.num_broken_spares = 0
         self.phase = JobPhase.FORMING
         self.reason = Reason.WAITING_FOR_PODS
         self.message = "waits for the first pod"

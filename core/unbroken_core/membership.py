@@ -156,7 +156,8 @@ def refusal(settings: JobSettings, hello: Hello, known: Member | None) -> str | 
     if hello.job != settings.job:
         return f"job: want {settings.job!r}, got {hello.job!r}"
     if hello.ranks_per_pod != settings.ranks_per_pod:
-        return f"ranks_per_pod: want {settings.ranks_per_pod}, got {hello.ranks_per_pod}"
+        wanted = f"ranksPerPod: want {settings.ranks_per_pod} workers in each pod of the job"
+        return f"{wanted}, got {hello.ranks_per_pod} in pod {hello.pod}"
     if not hello.pod_uid:
         return "pod_uid: want the uid of the pod, got an empty string"
     if known is not None and known.pod != hello.pod:

@@ -322,6 +322,10 @@ class JobStatus:
     max_step: int
     ettr: float | None
     """Seconds of first-time progress / wall seconds since the job first ran; None before it ran."""
+    refused: tuple[str, ...] = ()
+    """Pods that may have no part in the job, and why."""
+    broken_spares: int = 0
+    """Wholly spare pods of which a plan took some workers only: the last resort."""
 
 
 # ------------------------------------------------------------------------------------------ agent <-> worker, launcher

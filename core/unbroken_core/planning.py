@@ -19,6 +19,7 @@ def cut_plan(job: Job, rung: Rung | None, now_s: float) -> None:
     job.world_size = cut.world.world_size
     job.planned_s = now_s
     job.num_spare_ranks = ranking.num_spare_ranks
+    job.num_broken_spares += cut.world.num_broken
     _hand_out(job, cut)
     master = master_endpoint(job)
     for member in job.census.by_uid.values():

@@ -37,6 +37,8 @@ class World:
     """Pods of the world before that have no rank in this one."""
     promoted: tuple[str, ...] = ()
     """Uids of pods that have ranks and had none, in rank order; empty in a first world."""
+    num_broken: int = 0
+    """Wholly spare pods of which this world takes some workers only."""
 
 
 @dataclass(frozen=True)
@@ -389,6 +391,7 @@ def _compare(plan: TreePlan, num_pods: int) -> World:
         max(num_closed, 0),
         sum(host.active == 0 for host in given),
         tuple(host.key for host in promoted),
+        len(plan.broken_spares),
     )
 
 

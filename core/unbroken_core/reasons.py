@@ -160,6 +160,7 @@ class Reason(Word):
     SPEC_ACCEPTED = "SpecAccepted"
     NAME_TAKEN = "NameTaken"
     WRITE_REFUSED = "WriteRefused"
+    POD_REFUSED = "PodRefused"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     PODS_READY = "PodsReady"
     TOPOLOGY_KNOWN = "TopologyKnown"

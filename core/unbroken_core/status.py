@@ -35,6 +35,8 @@ def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], 
         recoveries=job.history.to_messages(wall),
         max_step=job.progress.max_step,
         ettr=job.progress.ettr(now_s),
+        refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
+        broken_spares=job.num_broken_spares,
     )
 
 

@@ -85,16 +85,27 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     ]
     if troubled:
         return finding(*_trouble(snapshot, troubled))
-    failed = [pod for pod in snapshot.trainers() if pod.phase == "Failed"]
-    if snapshot.memory.num_early_failures and failed and running < wanted:
-        last = max(failed, key=lambda pod: pod.ordinal)
-        text = f"pods fail before they are ready, last {last.name}: {last.end}; see `kubectl logs {last.name}`"
-        return finding(Reason.FAILED_BEFORE_READY, text)
+    useless = _useless(snapshot, is_short=running < wanted)
+    if useless is not None:
+        return finding(*useless)
     if assessment.rendezvous is None:
         return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
     if running < wanted:
         return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+
+
+def _useless(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | None:
+    """Return why pods that come up are of no use."""
+    report = snapshot.report
+    if report is not None and report.refused:
+        return Reason.POD_REFUSED, f"the rendezvous refuses {_listed(report.refused, '; ')}"
+    failed = [pod for pod in snapshot.trainers() if pod.phase == "Failed"]
+    if not (snapshot.memory.num_early_failures and failed and is_short):
+        return None
+    last = max(failed, key=lambda pod: pod.ordinal)
+    text = f"pods fail before they are ready, last {last.name}: {last.end}; see `kubectl logs {last.name}`"
+    return Reason.FAILED_BEFORE_READY, text
 
 
 def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, str]:

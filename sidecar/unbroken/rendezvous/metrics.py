@@ -68,6 +68,12 @@ class StatusCollector(Collector):
         for reason, count in self._refusals.counts.items():
             refused.add_metric([reason.value], count)
         yield refused
+        broken = CounterMetricFamily(
+            "unbroken_broken_spares",
+            "Wholly spare pods of which a plan took some workers only, because no spare in use was as near.",
+        )
+        broken.add_metric([], status.broken_spares)
+        yield broken
 
 
 def _ranks(status: JobStatus) -> Metric:

@@ -22,14 +22,15 @@ def tree_drawing(tree: RankTree | None, status: JobStatus) -> str:
     known = _known(tree)
     if len(known) > MAX_DRAWN_WORKERS:
         raise NoPictureError(
-            f"topology.svg: want at most {MAX_DRAWN_WORKERS} workers in a drawing, got {len(known)}; see /v1/topology"
+            f"/v1/topology.svg: want at most {MAX_DRAWN_WORKERS} workers in a drawing, got {len(known)}; "
+            "/v1/topology has the text"
         )
     return svg_picture(known, _title(status), label=shown_name)
 
 
 def _known(tree: RankTree | None) -> RankTree:
     if tree is None:
-        raise NoPictureError("topology: want a job with ranks, got one that has not started yet")
+        raise NoPictureError("/v1/topology: want a job with ranks, got one that has not started yet")
     return tree
 
 

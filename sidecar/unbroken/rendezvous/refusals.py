@@ -18,6 +18,8 @@ class Refusal(str, Enum):
     OUT_OF_PLACE = "out-of-place"
     OVERFLOW = "overflow"
     SILENT = "silent"
+    NO_MEMBER = "no-member"
+    """A sound agent that may not take part: another job, another protocol, another number of workers."""
 
     __str__ = str.__str__
 

@@ -13,7 +13,7 @@ from unbroken_core import wire
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import assert_never
 from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
-from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, RendezvousMessage, Report
+from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, Refused, RendezvousMessage, Report
 from unbroken_core.rank_tree import RankTree
 
 logger = logging.getLogger(__name__)
@@ -144,6 +144,8 @@ class Service:
                 continue
             match action:
                 case Send(message=message):
+                    if isinstance(message, Refused):
+                        self._refusals.note(Refusal.NO_MEMBER, peer.pod, message.reason, self._loop.time())
                     # An interruption is one object for all agents: it is encoded once.
                     _, frame = encoded.setdefault(id(message), (message, b""))
                     if not frame:

@@ -119,6 +119,7 @@ def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
             assert len(texts) == 1
             assert json.loads(texts[0])["type"] == "Refused"
             assert "digits" in json.loads(texts[0])["reason"]
+            assert await refusals(session, address) == {"no-member": "1"}
 
     asyncio.run(scenario())
 
@@ -157,7 +158,8 @@ def test_the_tree_of_ranks_is_shown_as_text_and_as_a_drawing_to_whoever_has_the_
                 async with session.get(path) as response:
                     assert response.status == 404
                     assert (
-                        await response.text() == "topology: want a job with ranks, got one that has not started yet\n"
+                        await response.text()
+                        == "/v1/topology: want a job with ranks, got one that has not started yet\n"
                     )
             async with session.ws_connect(f"http://{address}:29600/v1/agents") as connection:
                 await connection.send_str(wire.encode(hello))

@@ -208,7 +208,7 @@ def test_an_observation_with_the_domains_ends_the_wait() -> None:
     [
         ({"protocol": 2}, "protocol: want 1, got 2; agent and rendezvous must run the same image"),
         ({"job": "other"}, "job: want 'digits', got 'other'"),
-        ({"ranks_per_pod": 8}, "ranks_per_pod: want 2, got 8"),
+        ({"ranks_per_pod": 8}, "ranksPerPod: want 2 workers in each pod of the job, got 8 in pod p1"),
         ({"pod_uid": ""}, "pod_uid: want the uid of the pod, got an empty string"),
         ({"pod": "thief", "pod_uid": "uid-p0"}, "pod_uid: uid-p0 belongs to pod p0, got pod thief"),
     ],
@@ -220,7 +220,10 @@ def test_an_agent_that_does_not_belong_is_refused_and_changes_nothing(changes: d
     bench.num_sessions += 1
     actions = bench.step(AgentJoined("x#9", replace(bench.hello("p1"), **changes)))
     assert actions == [Send("x#9", Refused(reason)), Close("x#9")]
-    assert bench.status() == before
+    after = bench.status()
+    assert replace(after, refused=(), revision=before.revision, message=before.message) == before
+    assert [text.partition(": ")[2] for text in after.refused] == [reason]
+    assert after.message == f"{before.message}; refused: {after.refused[0]}"
 
 
 def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None:

@@ -18,7 +18,7 @@ SOURCES = sorted(
 )
 SCHEMA: dict[str, Any] = structural_schema(Spec)
 GROUPS = [name for name, field in SCHEMA["properties"].items() if field.get("type") == "object" and name != "template"]
-PATH = re.compile(rf"(?<![\w.-])(?:spec\.)?((?:{'|'.join(GROUPS)})(?:\[[^]]*\])?(?:\.[a-zA-Z]+(?:\[[^]]*\])?)+)")
+PATH = re.compile(rf"(?<![\w./-])(?:spec\.)?((?:{'|'.join(GROUPS)})(?:\[[^]]*\])?(?:\.[a-zA-Z]+(?:\[[^]]*\])?)+)")
 
 
 def is_field(path: str) -> bool:

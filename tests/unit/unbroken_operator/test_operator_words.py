@@ -377,3 +377,18 @@ def test_the_rung_of_the_report_reaches_the_record() -> None:
     world.settle()
     assert world.job["status"]["lastRecovery"]["rung"] == "pod"
     assert "digits-2 took over" in messages(world, "Recovered")[0]
+
+
+def test_a_pod_that_the_rendezvous_refuses_is_told_once_and_taken_back() -> None:
+    world = World()
+    world.settle()
+    world.run_pods()
+    why = "digits-2: ranksPerPod: want 2 workers in each pod of the job, got 4 in pod digits-2"
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [], refused=(why,))
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodRefused")
+    (event,) = [item for item in world.events.values() if item["reason"] == "PodRefused"]
+    assert event["message"] == f"3 of 3 training pods run; the rendezvous refuses {why}"
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
+    world.settle()
+    assert world.condition("PodsReady") == ("True", "PodsReady")

@@ -1,0 +1,89 @@
+"""What the coordinator does about pods that do not fit the job's tree, and what it counts."""
+
+from dataclasses import replace
+
+from unbroken_core.events import Observed
+from unbroken_core.messages import Observation, Plan, PodObservation
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.settings import Layer, RungBudget
+
+from .test_coordinator import SETTINGS, Bench, ranks, sent
+
+READY, RUNNING, GONE = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.GONE
+REFUSED = "ranksPerPod: want 2 workers in each pod of the job, got 4 in pod p1"
+
+
+def test_a_pod_with_another_number_of_workers_is_named_until_it_is_gone_or_mended() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.join("p0")
+    bench.join("p1", ranks_per_pod=4)
+    status = bench.status()
+    assert status.refused == (f"p1: {REFUSED}",)
+    assert (status.reason, status.message) == (
+        Reason.WAITING_FOR_PODS,
+        f"1 of 2 pods are ready, 1 have joined; refused: p1: {REFUSED}",
+    )
+    revision = status.revision
+    bench.join("p1", ranks_per_pod=4)
+    assert bench.status().revision == revision, "it comes again every few seconds, which is no news"
+    bench.step(Observed(Observation({"uid-p0": PodObservation("p0", "n", ())})))
+    assert bench.status().refused == ()
+
+    bench.join("p1", ranks_per_pod=4)
+    assert bench.status().refused
+    bench.join("p1")
+    assert bench.status().refused == ()
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_a_refused_pod_does_not_disturb_a_job_that_runs() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    before = bench.status()
+    bench.join("p3", ranks_per_pod=1)
+    after = bench.status()
+    assert (after.phase, after.iteration, after.pods) == (before.phase, before.iteration, before.pods)
+    assert [line[:18] for line in after.refused] == ["p3: ranksPerPod: w"]
+
+
+def test_a_whole_spare_that_is_broken_is_counted() -> None:
+    rungs = tuple(RungBudget(rung) for rung in (Rung.IN_PROCESS, Rung.POD, Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=1, spares=1, ranks_per_pod=4, min_ranks_per_pod=1, rungs=rungs))
+    bench.run("p0", "p1")
+    assert bench.status().broken_spares == 0
+    bench.fault("p0", 3, Cause.PROCESS_SIGNAL, GONE)
+    for local_rank in range(3):
+        actions = bench.worker("p0", local_rank, READY)
+    plans = sent(actions, Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p0": [0, 1, 2, None], "p1": [None, None, None, 3]}
+    assert bench.status().broken_spares == 1
+    bench.all_are(READY, 0, "p1")
+
+
+def test_two_pods_on_one_host_are_two_places_of_one_domain() -> None:
+    layers = (Layer("rack", "rack"), Layer("host", "host"))
+    bench = Bench(replace(SETTINGS, replicas=2, spares=2, layers=layers))
+    for pod, host in (("p0", "h1"), ("p1", "h2"), ("p2", "h1"), ("p3", "h2")):
+        bench.join(pod, domains=("r1", host), node=host)
+    held = {pod.pod: (pod.role, pod.ranks, pod.domains) for pod in bench.status().pods}
+    assert held == {
+        "p0": (Role.ACTIVE, (0, 1), ("r1", "h1")),
+        "p2": (Role.ACTIVE, (2, 3), ("r1", "h1")),
+        "p1": (Role.SPARE, (), ("r1", "h2")),
+        "p3": (Role.SPARE, (), ("r1", "h2")),
+    }
+    bench.all_are(RUNNING, 0, "p0", "p2")
+    bench.step(
+        Observed(
+            Observation(
+                {
+                    f"uid-{pod}": PodObservation(
+                        pod, host, ("r1", host), gone=Cause.NODE_LOST if host == "h1" else None
+                    )
+                    for pod, host in (("p0", "h1"), ("p1", "h2"), ("p2", "h1"), ("p3", "h2"))
+                }
+            )
+        )
+    )
+    taken = {pod.pod: pod.ranks for pod in bench.status().pods if pod.ranks}
+    assert taken == {"p1": (0, 1), "p3": (2, 3)}, "a host is replaced by a host, its pods in order"
