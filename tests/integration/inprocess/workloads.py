@@ -63,6 +63,25 @@ def is_first(call: inprocess.CallWrapper) -> bool:
     return call.iteration == 0
 
 
+def one_fault(call: inprocess.CallWrapper) -> int:
+    """Rank 1 raises in the first iteration; return the size of the world."""
+    start()
+    if is_first(call):
+        if my_rank() == 1:
+            raise ValueError("injected")
+        total()
+    return int(total())
+
+
+def tell_outcome(train: Callable[[], object]) -> None:
+    """Call it, and write what it returns or raises."""
+    try:
+        note("returned", value=train())
+    except BaseException as error:
+        note("raised", error=type(error).__name__, text=str(error), cause=type(error.__cause__).__name__)
+        raise
+
+
 def exception_once() -> None:
     """Rank 1 raises while the others are inside all_reduce."""
 
@@ -390,12 +409,7 @@ def bystanders() -> None:
 
     @inprocess.Wrapper()
     def train(call: inprocess.CallWrapper) -> int:
-        start()
-        if is_first(call):
-            if my_rank() == 1:
-                raise ValueError("injected")
-            total()
-        return int(total())
+        return one_fault(call)
 
     value = train()
     seen = ticks[0]
@@ -479,18 +493,9 @@ def plugins() -> None:
         terminate=NotingEnd("terminate"),
     )
     def train(call: inprocess.CallWrapper) -> int:
-        start()
-        if is_first(call):
-            if my_rank() == 1:
-                raise ValueError("injected")
-            total()
-        return int(total())
+        return one_fault(call)
 
-    try:
-        note("returned", value=train())
-    except BaseException as error:
-        note("raised", error=type(error).__name__, text=str(error), cause=type(error.__cause__).__name__)
-        raise
+    tell_outcome(train)
 
 
 def limited() -> None:
@@ -564,18 +569,9 @@ def health_fails_after_fault() -> None:
         finalize=Noting("finalize"), health_check=HealthAfterFault("health_check"), terminate=NotingEnd("terminate")
     )
     def train(call: inprocess.CallWrapper) -> int:
-        start()
-        if is_first(call):
-            if my_rank() == 1:
-                raise ValueError("injected")
-            total()
-        return int(total())
+        return one_fault(call)
 
-    try:
-        note("returned", value=train())
-    except BaseException as error:
-        note("raised", error=type(error).__name__, text=str(error), cause=type(error.__cause__).__name__)
-        raise
+    tell_outcome(train)
 
 
 def calls_twice() -> None:
