@@ -23,11 +23,13 @@ from unbroken_local.kubelet.decide import (
     will_run_again,
 )
 from unbroken_local.kubelet.environment import ConfigError, Sources
+from unbroken_local.kubelet.payload import MountError
+from unbroken_local.kubelet.refresh import TokenCache, VolumeRefresher
 from unbroken_local.kubelet.run import ContainerRun, PodRuntime
 from unbroken_local.kubelet.spec import ContainerSpec, read_pod
 from unbroken_local.kubelet.status import PodFacts, build_status
 from unbroken_local.kubelet.status_writer import StatusWriter
-from unbroken_local.kubelet.volumes import MountError, VolumeContext, make_volumes, volume_files, write_files
+from unbroken_local.kubelet.volumes import VolumeContext, make_volumes
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,9 @@ class PodRunner:
         self._start_time = str((pod.get("status") or {}).get("startTime") or timestamp())
         self._began_s = time.monotonic()
         self._setup: asyncio.Task[None] | None = None
+        self._tokens = TokenCache(lambda account, source: node.fetch_token(self.spec.namespace, account, source))
+        self._refresher = VolumeRefresher(self._volume_context, self._warn_of_mount)
+        self._refreshing: list[asyncio.Task[None]] = []
         self._writer = StatusWriter(node.client, self.spec, self._build_status)
         self._was_over = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
@@ -74,7 +79,9 @@ class PodRunner:
             self._is_deleting = True
             self._stop_by(time.monotonic() + (self.spec.grace_s if grace is None else float(grace)))
         elif has_new_labels and self._volumes is not None:
-            self._refresh_labels()
+            refresh = self._refresher.refresh(self._volumes, ("downwardAPI", "projected"))
+            self._refreshing = [task for task in self._refreshing if not task.done()]
+            self._refreshing.append(asyncio.create_task(refresh))
         self._wake.set()
 
     def vanish(self) -> None:
@@ -129,6 +136,9 @@ class PodRunner:
             raise
         finally:
             writer.cancel()
+            for task in self._refreshing:
+                task.cancel()
+            await asyncio.gather(*self._refreshing, return_exceptions=True)
             if self._setup is not None:
                 self._setup.cancel()
             await asyncio.to_thread(self._node.folders.remove_volumes, self.spec)
@@ -245,11 +255,12 @@ class PodRunner:
         while True:
             try:
                 self._volumes = await make_volumes(self._volume_context())
+                self._refreshing.append(asyncio.create_task(self._refresher.run(self._volumes)))
                 self._wake.set()
                 return
             except (MountError, ConfigError, ApiError, OSError) as error:
                 failures += 1
-                self._node.events.record(self.pod, "Warning", "FailedMount", str(error), self._node.name)
+                self._warn_of_mount(str(error))
             await asyncio.sleep(pause_s(failures))
 
     def _volume_context(self) -> VolumeContext:
@@ -260,22 +271,11 @@ class PodRunner:
             self._node.folders,
             sources,
             lambda plural, name: self._node.fetch(namespace, plural, name),
-            lambda account, source: self._node.fetch_token(namespace, account, source),
+            self._tokens.fetch,
         )
 
-    def _refresh_labels(self) -> None:
-        """Write the downward API volumes again, as labels or annotations changed."""
-
-        async def refresh() -> None:
-            for volume in self.pod["spec"].get("volumes") or []:
-                if "downwardAPI" in volume and self._volumes is not None:
-                    try:
-                        write_files(self._volumes[volume["name"]], await volume_files(volume, self._volume_context()))
-                    except (MountError, ConfigError, OSError) as error:
-                        log.warning("downward API volume not refreshed: pod=%s error=%s", self.spec.name, error)
-
-        if self._setup is None or self._setup.done():
-            self._setup = asyncio.create_task(refresh())
+    def _warn_of_mount(self, message: str) -> None:
+        self._node.events.record(self.pod, "Warning", "FailedMount", message, self._node.name)
 
     def _build_status(self) -> Json | None:
         if self._was_over:

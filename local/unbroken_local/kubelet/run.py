@@ -22,9 +22,9 @@ from unbroken_local.kubelet.environment import ConfigError, Sources
 from unbroken_local.kubelet.images import find_image
 from unbroken_local.kubelet.logs import tail_text
 from unbroken_local.kubelet.paths import name_rewriter
+from unbroken_local.kubelet.payload import MountError
 from unbroken_local.kubelet.restart import exit_code_of
 from unbroken_local.kubelet.spec import ContainerSpec, PodSpec, ProbeSpec
-from unbroken_local.kubelet.volumes import MountError
 from unbroken_local.processes.host import Process, StartError
 
 log = logging.getLogger(__name__)

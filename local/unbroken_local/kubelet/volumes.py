@@ -1,33 +1,19 @@
 """A pod's volumes as folders on this machine."""
 
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from unbroken_core.errors import UnbrokenError
 from unbroken_local.kube import Json
 from unbroken_local.kubelet.environment import Sources, data_of, field_value, resource_value
 from unbroken_local.kubelet.folders import Folders
+from unbroken_local.kubelet.payload import File, MountError, inside, is_payload, keep_part, write_files
 from unbroken_local.kubelet.spec import ContainerSpec, PodSpec
 
 Fetch = Callable[[str, str], Awaitable[Json | None]]
 """Plural kind ("secrets") and name to the object in the pod's namespace; None when there is none."""
 FetchToken = Callable[[str, Json], Awaitable[str]]
 """Service account name and the serviceAccountToken source to a token."""
-
-
-class MountError(UnbrokenError):
-    """A volume cannot be made (yet): the message names it."""
-
-
-@dataclass(frozen=True)
-class File:
-    """One file of a volume."""
-
-    path: str
-    data: bytes
-    mode: int
 
 
 @dataclass(frozen=True)
@@ -59,9 +45,9 @@ async def _make_volume(volume: Json, folder: Path, context: VolumeContext) -> Pa
     kinds = sorted(set(volume) - {"name"})
     if kinds and kinds[0] not in {"emptyDir", "secret", "configMap", "downwardAPI", "projected", "ephemeral"}:
         raise MountError(f'volume "{volume["name"]}": a local cluster has no {kinds[0]} volumes')
-    files = await volume_files(volume, context)
     folder.mkdir(parents=True, exist_ok=True)
-    write_files(folder, files)
+    if kinds and kinds[0] not in {"emptyDir", "ephemeral"}:
+        write_files(folder, await volume_files(volume, context))
     return folder
 
 
@@ -138,28 +124,6 @@ def _downward_file(item: Json, mode: int, context: VolumeContext) -> File:
     return File(item["path"], text.encode(), item.get("mode") or mode)
 
 
-def write_files(folder: Path, files: list[File]) -> None:
-    """Write files that changed, each at once (a reader sees the old or the new one). Raises MountError."""
-    for file in files:
-        target = folder / _inside(file.path)
-        if target.is_file() and target.read_bytes() == file.data:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.new")
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, file.mode)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(file.data)
-        partial.chmod(file.mode)
-        partial.rename(target)
-
-
-def _inside(path: str) -> PurePosixPath:
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts:
-        raise MountError(f"path: want one inside of the volume, got {path!r}")
-    return relative
-
-
 def mounted_folders(
     container: ContainerSpec, volumes: Mapping[str, Path], expand: Callable[[str], str]
 ) -> dict[str, str]:
@@ -171,8 +135,13 @@ def mounted_folders(
         target = volumes[mount["name"]]
         sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "")
         if sub_path:
-            target = target / _inside(sub_path)
-            if not target.exists():
-                target.mkdir(parents=True)
+            part = inside(sub_path)
+            if is_payload(target) and (target / part).exists():
+                # As the kubelet's own: a part of a volume is what it was when the container started.
+                target = keep_part(target, part)
+            else:
+                target = target / part
+                if not target.exists():
+                    target.mkdir(parents=True)
         result[mount["mountPath"]] = str(target)
     return result

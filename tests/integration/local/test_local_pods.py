@@ -133,6 +133,58 @@ def test_a_changed_label_reaches_the_downward_api_file(space: Space) -> None:
     space.wait_phase("p", "Succeeded")
 
 
+def test_changed_secrets_and_config_maps_reach_running_pods_all_files_at_once(space: Space) -> None:
+    space.make("secrets", "s", data={"token": "b2xk", "left": "eA=="})
+    space.make("configmaps", "c", data={"a": "old"})
+    sources = [{"secret": {"name": "s"}}, {"configMap": {"name": "c"}}]
+    volumes = [
+        {"name": "secret", "secret": {"secretName": "s"}},
+        {"name": "config", "configMap": {"name": "c"}},
+        {"name": "all", "projected": {"sources": sources}},
+    ]
+    mounts = [
+        {"name": "secret", "mountPath": "/etc/secret"},
+        {"name": "secret", "mountPath": "/etc/part", "subPath": "token"},
+        {"name": "config", "mountPath": "/etc/config"},
+        {"name": "all", "mountPath": "/etc/all"},
+    ]
+    script = (
+        "until grep -q new /etc/secret/token && grep -q new /etc/config/a && grep -q new /etc/all/token "
+        "&& grep -q new /etc/all/a; do sleep 0.05; done; cat /etc/part > /shared/out; echo >> /shared/out; "
+        "ls /etc/secret /etc/all >> /shared/out"
+    )
+    space.run("p", sh(script, volumeMounts=mounts), volumes=volumes, restartPolicy="Never")
+    space.wait_ready("p")
+    space.bench.patch(f"/api/v1/namespaces/{space.name}/secrets/s", {"data": {"token": "bmV3", "left": None}})
+    space.bench.patch(f"/api/v1/namespaces/{space.name}/configmaps/c", {"data": {"a": "new"}})
+    space.wait_phase("p", "Succeeded")
+    listed = space.read("out").split()
+    # What is mounted by subPath stays what it was; a key that is gone has no file.
+    assert listed[0] == "old"
+    assert "left" not in listed
+    assert listed.count("token") == 2
+
+
+def test_a_secret_that_was_deleted_leaves_its_files_and_the_pod_is_told(space: Space) -> None:
+    space.make("secrets", "s", data={"token": "b2xk"})
+    volume = {"name": "secret", "secret": {"secretName": "s"}}
+    script = "until grep -q new /etc/secret/token; do sleep 0.05; done"
+    main = sh(script, volumeMounts=[{"name": "secret", "mountPath": "/etc/secret"}])
+    space.run("p", main, volumes=[volume], restartPolicy="Never")
+    space.wait_ready("p")
+    space.bench.delete(f"/api/v1/namespaces/{space.name}/secrets/s")
+
+    def warning() -> str | None:
+        found = space.bench.get(f"/api/v1/namespaces/{space.name}/events") or {}
+        texts = [item["message"] for item in found["items"] if item["reason"] == "FailedMount"]
+        return next((text for text in texts if 'secret "s" not found' in text), None)
+
+    wait_until(warning, "an Event about the Secret")
+    assert is_ready((space.pod("p") or {})["status"])
+    space.make("secrets", "s", data={"token": "bmV3"})
+    space.wait_phase("p", "Succeeded")
+
+
 @pytest.mark.parametrize("policy", ["Always", "OnFailure"])
 def test_a_container_that_fails_is_started_again_with_growing_pauses(space: Space, policy: str) -> None:
     space.run("p", sh("echo run >> /shared/runs; exit 1"), restartPolicy=policy)
