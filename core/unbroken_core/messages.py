@@ -342,6 +342,8 @@ class Attach:
     local_rank: int = -1
     incarnation: int = -1
     """Both from the environment that the launcher gave the worker; -1 for a launcher."""
+    stack_signal: int = 0
+    """Signal at which the worker writes its stack (unbroken_core.stacks); 0: none."""
 
 
 @dataclass(frozen=True)
@@ -432,6 +434,15 @@ class End:
 
 
 @dataclass(frozen=True)
+class DumpStack:
+    """Agent to launcher: make this process write its stack; without effect when it does not handle the signal."""
+
+    local_rank: int
+    incarnation: int
+    signal: int
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """Agent to launcher: end what still runs after the grace, then exit with this code."""
 
@@ -443,4 +454,4 @@ class Shutdown:
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
 ToWorker = Union[Enter, Leave, Release]
-ToLauncher = Union[Spawn, End, Shutdown]
+ToLauncher = Union[Spawn, End, DumpStack, Shutdown]

@@ -1,6 +1,6 @@
 """What happens to a pod, and what its agent does about it: the words between `member` (pure) and the shell."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.messages import (
@@ -86,6 +86,8 @@ class Ticked:
     """Time passed. `slots` are the stamps of all places in local order, or None when the page was not read."""
 
     slots: tuple[Slot, ...] | None = None
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Frames by local rank of those whose stacks were asked for, innermost last."""
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,12 @@ class Member:
         return replace(state, iteration=plan.iteration)
 
     @property
+    def asked_for_stacks(self) -> tuple[int, ...]:
+        """Local ranks of the workers that came near to the soft timeout in this iteration."""
+        iteration = -1 if self.standing.plan is None else self.standing.plan.iteration
+        return tuple(place.local_rank for place in self.places if place.stack_asked == iteration >= 0)
+
+    @property
     def next_deadline_s(self) -> float | None:
         """When `step` must be called with Ticked at the latest; None when nothing is due."""
         due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
@@ -167,9 +173,8 @@ class Member:
                 self._take_worker(event)
             case Connected() | RendezvousSaid() | Disconnected() | Absent():
                 self._take_rendezvous(event, now_s)
-            case Ticked(slots=slots):
-                if slots is not None:
-                    note_hangs(self.places, self.workers, slots, now_s, self.settings.timeouts)
+            case Ticked():
+                note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _LAST_WORD_S
@@ -206,7 +211,7 @@ class Member:
             return
         match event:
             case WorkerAttached():
-                place.attach()
+                place.attach(event.attach.stack_signal)
             case WorkerSaid(message=report):
                 place.hear(report)
             case WorkerLost():

@@ -7,6 +7,7 @@ from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
 from unbroken.agent.place import Place
 from unbroken_core.messages import (
+    DumpStack,
     End,
     Enter,
     Fault,
@@ -22,6 +23,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_core.settings import JobSettings
+from unbroken_core.stacks import where
 
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
@@ -103,7 +105,8 @@ class Orders:
         elif now_s >= place.must_be_ready_by_s:
             place.must_be_ready_by_s = None
             detail = f"did not leave iteration {state.iteration} within {patience_s:g} s; its process was ended"
-            place.found = Fault(Cause.HARD_TIMEOUT, state.iteration, detail, patience_s)
+            stack = place.stack if place.stack_asked == state.iteration else ()
+            place.found = Fault(Cause.HARD_TIMEOUT, state.iteration, detail + where(stack), patience_s, stack)
             return []
         if not place.is_attached or place.left >= state.iteration:
             return []
@@ -155,7 +158,7 @@ class Orders:
             # The launcher has not told yet what it has.
             return []
         if place.is_alive:
-            return self._end(place) if self._must_end(place) else []
+            return self._end(place) if self._must_end(place) else self._look_into(place)
         if place.present is not None or place.spawned >= place.wanted:
             return []
         if self._settings.is_in_process:
@@ -167,6 +170,14 @@ class Orders:
         place.spawned = place.wanted
         environment = torchrun.environment(self._settings, plan, part)
         return [TellLauncher(Spawn(place.local_rank, place.wanted, environment))]
+
+    @staticmethod
+    def _look_into(place: Place) -> list[Action]:
+        """Ask for the stack of a worker that makes no progress, once an iteration."""
+        if place.stack_signal == 0 or place.stack_asked >= place.stack_wanted:
+            return []
+        place.stack_asked, place.stack = place.stack_wanted, ()
+        return [TellLauncher(DumpStack(place.local_rank, place.wanted, place.stack_signal))]
 
     def _must_end(self, place: Place) -> bool:
         if place.present is None or _is_condemned(place):

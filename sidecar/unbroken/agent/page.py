@@ -1,4 +1,4 @@
-"""The page of stamps that the pod's workers write and the agent reads."""
+"""What the pod's workers write into its folder and the agent reads: the page of stamps, and stacks."""
 
 import mmap
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unbroken.agent.access import shared_mode
 from unbroken_core.errors import InputError
+from unbroken_core.stacks import MAX_STACK_BYTES, parse_stack, stack_path
 from unbroken_core.stamps import Slot, pack_header, page_bytes, unpack_slot
 
 
@@ -36,3 +37,18 @@ class StampPage:
     def close(self) -> None:
         """Unmap the page; the file stays."""
         self._map.close()
+
+
+def read_stack(folder: Path, local_rank: int) -> tuple[str, ...]:
+    """Return the frames that a worker wrote last, innermost last; none when there are none."""
+    try:
+        descriptor = os.open(stack_path(folder, local_rank), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ()
+    try:
+        text = os.read(descriptor, MAX_STACK_BYTES).decode(errors="replace")
+    except OSError:
+        return ()
+    finally:
+        os.close(descriptor)
+    return parse_stack(text)

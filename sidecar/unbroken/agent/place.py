@@ -45,6 +45,14 @@ class Place:
     ended: int = -1
     """Incarnation that the attached launcher was told to end."""
     step: int = -1
+    stack_signal: int = 0
+    """Signal at which the attached worker writes its stack; 0: none."""
+    stack_wanted: int = -1
+    """Iteration in which the worker came near to the soft timeout."""
+    stack_asked: int = -1
+    """Last iteration for which the attached launcher was asked for the stack."""
+    stack: tuple[str, ...] = ()
+    """What came of it, innermost last."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
 
@@ -65,9 +73,11 @@ class Place:
         self.is_attached = self.is_released = False
         self.alive_since_s = None
         self.left = self.passed = self.step = -1
+        self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()
 
-    def attach(self) -> None:
+    def attach(self, stack_signal: int = 0) -> None:
         """A worker connected (again): it forgot nothing, but what was sent on the old connection may be lost."""
+        self.stack_signal = stack_signal
         self.is_attached = True
         self.is_released = False
         self.alive_since_s = None

@@ -26,7 +26,7 @@ from unbroken.agent.events import (
 from unbroken.agent.local_server import LocalServer
 from unbroken.agent.member import Member
 from unbroken.agent.memory_file import MemoryFile
-from unbroken.agent.page import StampPage
+from unbroken.agent.page import StampPage, read_stack
 from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
 from unbroken_core.errors import assert_never
@@ -122,6 +122,9 @@ class Agent:
         self._is_turn_due = False
         try:
             now_s = self._loop.time()
+            if any(isinstance(event, (WorkerSaid, WorkerLost, LauncherSaid)) for event in self._events):
+                # Steps first: a fault that follows one at once is not one without progress.
+                self._member.take(self._look(), now_s)
             while self._events:
                 event = self._events.popleft()
                 _log_event(event)
@@ -129,9 +132,6 @@ class Agent:
             for action in self._member.settle(now_s):
                 self._act(action)
             self._set_timer()
-            if any(isinstance(event, (WorkerSaid, WorkerLost, LauncherSaid)) for event in self._events):
-                # Steps first: a fault that follows one at once is not one without progress.
-                self._member.take(Ticked(self._page.read()), now_s)
         except Exception as error:
             if not self._exit_code.done():
                 self._exit_code.set_exception(error)
@@ -152,7 +152,13 @@ class Agent:
         interval_s = min(1.0, self._config.settings.timeouts.soft_s / _TICKS_PER_SOFT_TIMEOUT)
         while True:
             await asyncio.sleep(interval_s)
-            self._emit(Ticked(self._page.read()))
+            self._emit(self._look())
+
+    def _look(self) -> Ticked:
+        """Read the stamps, and the stacks that were asked for."""
+        asked = self._member.asked_for_stacks
+        stacks = {rank: frames for rank in asked if (frames := read_stack(self._config.directory, rank))}
+        return Ticked(self._page.read(), stacks)
 
     def _log_faults(self, report: Report) -> None:
         """Log each fault when it is told for the first time."""

@@ -2,35 +2,49 @@
 
 from collections.abc import Sequence
 
+from unbroken.agent.events import Ticked
 from unbroken.agent.place import Place
-from unbroken_core.liveness import find_hangs
+from unbroken_core.liveness import ages, find_hangs
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
+from unbroken_core.stacks import where
 from unbroken_core.stamps import Slot
 
 _NS = 1_000_000_000
 _ABSENT_AFTER_S = 60.0
+_NEARLY = 0.8
+"""Part of the soft timeout after which a worker is asked for its stack: it is there when the worker is named."""
 
 
 def note_hangs(
-    places: Sequence[Place], workers: Sequence[WorkerState], slots: Sequence[Slot], now_s: float, timeouts: Timeouts
+    places: Sequence[Place],
+    workers: Sequence[WorkerState],
+    seen: Ticked,
+    now_s: float,
+    timeouts: Timeouts,
 ) -> None:
     """Note steps, and SOFT_TIMEOUT at each place whose running worker is overdue and has no fault yet.
 
-    `slots` in local order; `now_s` is CLOCK_MONOTONIC of this host, as the stamps are.
+    `now_s` is CLOCK_MONOTONIC of this host, as the stamps are.
     """
+    if seen.slots is None:
+        return
     watched: dict[int, Slot] = {}
-    for place, state, slot in zip(places, workers, slots, strict=True):
+    for place, state, slot in zip(places, workers, seen.slots, strict=True):
         if not _is_of(slot, place):
             continue
         place.step = slot.step
+        place.stack = seen.stacks.get(place.local_rank, place.stack)
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
+            if ages(slot, int(now_s * _NS)).oldest_s >= _NEARLY * timeouts.soft_s:
+                place.stack_wanted = state.iteration
     for hang in find_hangs(watched, int(now_s * _NS), timeouts):
         place, state = places[hang.local_rank], workers[hang.local_rank]
         if place.found is None and state.fault is None:
-            place.found = Fault(Cause.SOFT_TIMEOUT, state.iteration, hang.detail, hang.age_s)
+            detail = hang.detail + where(place.stack)
+            place.found = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, place.stack)
 
 
 def attach_patience_s(timeouts: Timeouts) -> float:

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.home.lines import read_message, write_message
+from unbroken.launch.stack_dump import request_stack
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.messages import (
     PROTOCOL,
     UNKNOWN_EXIT,
     Attach,
+    DumpStack,
     End,
     Processes,
     ProcessState,
@@ -25,6 +27,7 @@ from unbroken_core.messages import (
     Spawn,
     ToLauncher,
 )
+from unbroken_core.stacks import stack_path
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +154,11 @@ class Keeper:
         self._signal(resident, signal.SIGTERM)
         self._run(self._kill(resident, max(order.grace_s, 0.0)))
 
+    def _look_into(self, local_rank: int, number: int) -> None:
+        resident = self._residents.get(local_rank)
+        if resident is not None and resident.exit_code is None:
+            request_stack(resident.pid, number, stack_path(self._folder, local_rank))
+
     async def _kill(self, resident: Resident, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
         self._signal(resident, signal.SIGKILL)
@@ -187,6 +195,8 @@ class Keeper:
                 logger.debug("not started again: local_rank=%d", local_rank)
             case End():
                 self._end(order)
+            case DumpStack(local_rank=local_rank, signal=number):
+                self._look_into(local_rank, number)
             case Shutdown(message=message):
                 logger.info("the job is over: %s", message)
                 self.is_over.set()

@@ -34,7 +34,7 @@ from unbroken.inprocess.plugins import Plugins
 from unbroken.inprocess.policy import ask, first_state, refuse_inside
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.sockets import release_connections
-from unbroken.inprocess.stacks import log_hang
+from unbroken.inprocess.stacks import StackSignal, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -79,7 +79,9 @@ class CallWrapper:
         self._place = place
         self._gate = Gate()
         self._progress = Progress(place.local_rank, place.incarnation)
-        attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation)
+        self._stack_signal = StackSignal(place.folder, place.local_rank)
+        number = self._stack_signal.number
+        attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
         asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
         self._link = Link(place.folder, attach, self._progress, options.beat_s, asked)
         self._leftovers = Leftovers()
@@ -153,6 +155,7 @@ class CallWrapper:
         self._breaker.close()
         self._link.close()
         self._gate.uninstall()
+        self._stack_signal.close()
         self._drop_endpoint()
         self._leftovers.close()
         release_connections()

@@ -20,6 +20,8 @@ class Place:
     local_world_size: int
     pod_address: str
     """Numeric address that the other pods reach."""
+    is_in_process: bool = True
+    """False: the job starts processes again, each for one iteration, and rank 0's own process serves the store."""
 
 
 def read_place(environment: Mapping[str, str]) -> Place:
@@ -36,6 +38,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
         incarnation=_number(environment, "UNBROKEN_INCARNATION"),
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or environment.get("UNBROKEN_RANKS_PER_POD") or "1"),
         pod_address=environment.get("UNBROKEN_POD_IP") or "127.0.0.1",
+        is_in_process=environment.get("UNBROKEN_IN_PROCESS") != "0",
     )
 
 
@@ -61,8 +64,8 @@ def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(size),
         "MASTER_ADDR": plan.master_host,
         "MASTER_PORT": str(plan.master_port),
-        # Rank 0 serves the store before the function starts; in the function every rank is a client of it.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # In process, rank 0 serves the store before the function starts; in the function every rank is a client of it.
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.is_in_process),
         "TORCHELASTIC_RESTART_COUNT": str(plan.iteration),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.iteration),
         "TORCHELASTIC_RUN_ID": run_id,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from unbroken.inprocess.exception import InternalError
+from unbroken.inprocess.signals import unused_signal
 
 FIRST_INTERVAL_S = 0.02
 """Pause between two signals; doubled each time, up to LONGEST_INTERVAL_S."""
@@ -64,7 +64,7 @@ class Gate:
 
     def install(self) -> None:
         """Take a real-time signal that nobody uses. Raises InternalError when there is none."""
-        self._signal_number = _unused_signal()
+        self._signal_number = unused_signal()
         signal.signal(self._signal_number, self._on_signal)
 
     def uninstall(self) -> None:
@@ -199,10 +199,3 @@ def _is_unraisable(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _unused_signal() -> int:
-    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            return number
-    raise InternalError("real-time signals: want one without a handler, all are taken")

@@ -1,12 +1,18 @@
 """Where every thread of the script stands, for people who ask why a rank hangs."""
 
+import faulthandler
 import logging
+import os
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
+from unbroken.inprocess.exception import InternalError
+from unbroken.inprocess.signals import unused_signal
 from unbroken_core.messages import Leave
 from unbroken_core.reasons import Cause
+from unbroken_core.stacks import stack_path
 
 logger = logging.getLogger(__name__)
 
@@ -45,3 +51,33 @@ def _frames(frame: FrameType | None) -> list[str]:
         found.append(f"  {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         frame = frame.f_back
     return found[::-1]
+
+
+class StackSignal:
+    """A signal at which the main thread's stack is written to a file, also while a C call holds the GIL."""
+
+    def __init__(self, folder: Path, local_rank: int) -> None:
+        """Take a signal that nobody uses. Where that is not possible, `number` stays 0 and no stack is written."""
+        self.number = 0
+        self._descriptor = -1
+        try:
+            number = unused_signal()
+            # Emptied by the one who asks; read by an agent that may be another user.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(stack_path(folder, local_rank), flags, 0o644)
+            # The main thread takes the signal and walks its own frames: those of others change under the walker.
+            faulthandler.register(number, file=self._descriptor, all_threads=False)
+        except (InternalError, OSError, RuntimeError, ValueError) as error:
+            logger.warning("no stack can be written: folder=%s error=%s", folder, error)
+            self.close()
+            return
+        self.number = number
+
+    def close(self) -> None:
+        """Give the signal back; harmless when repeated."""
+        if self.number:
+            faulthandler.unregister(self.number)
+            self.number = 0
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -17,7 +17,7 @@ from unbroken.launch.link import AgentLink
 from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.workers import Workers
 from unbroken_core.errors import assert_never
-from unbroken_core.messages import End, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.messages import DumpStack, End, Processes, Shutdown, Spawn, ToLauncher
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -120,6 +120,7 @@ class Launcher:
 
     def _check_deadlines(self, now_s: float) -> None:
         self._workers.kill_overdue(now_s)
+        self._workers.log_stacks(now_s)
         if self._say_at_s is not None and now_s >= self._say_at_s:
             self._say_at_s = None
             path = self._config.directory / "agent.sock"
@@ -164,6 +165,8 @@ class Launcher:
                     self._workers.spawn(order)
             case End(local_rank=local_rank, incarnation=incarnation, grace_s=grace_s):
                 self._workers.end(local_rank, incarnation, grace_s, now_s)
+            case DumpStack():
+                self._workers.dump_stack(order, now_s)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
                 if self._exit_code is None:
                     complain(self._stderr, f"the job is over: {message}")

@@ -13,10 +13,13 @@ from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
 from unbroken.launch.lineage import die_with_parent, signal_group
 from unbroken.launch.output import Console, Log, LogFile, Stream, complain
 from unbroken.launch.ports import HeldPort
-from unbroken_core.messages import ProcessState, Spawn
+from unbroken.launch.stack_dump import request_stack
+from unbroken_core.messages import DumpStack, ProcessState, Spawn
+from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+_LOG_STACK_AFTER_S = 0.3
 
 
 @dataclass
@@ -32,6 +35,8 @@ class _Worker:
     error_file: Path | None = None
     streams: list[Stream] = field(default_factory=list)
     kill_at_s: float | None = None
+    log: Log | None = None
+    log_stack_at_s: float | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -66,8 +71,9 @@ class Workers:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `kill_overdue` has something to do."""
-        return min((worker.kill_at_s for worker in self._workers if worker.kill_at_s is not None), default=None)
+        """When `kill_overdue` or `log_stacks` has something to do."""
+        due = (at_s for worker in self._workers for at_s in (worker.kill_at_s, worker.log_stack_at_s))
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     def take_new_streams(self) -> list[Stream]:
         """Return the streams opened since the last call, for the event loop to read."""
@@ -112,7 +118,7 @@ class Workers:
         worker.pid = process.pid
         # Reaped by `reap`; this keeps Popen from waiting for it.
         process.returncode = 0
-        log = Log(self._open_log(worker), self._stderr)
+        log = worker.log = Log(self._open_log(worker), self._stderr)
         prefix = f"[{self._config.pod}/{worker.local_rank}] ".encode()
         for pipe, console in ((process.stdout, self._stdout), (process.stderr, self._stderr)):
             if pipe is not None:
@@ -203,6 +209,31 @@ class Workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, number)
 
+    def dump_stack(self, order: DumpStack, now_s: float) -> None:
+        """Make a process write its stack, if it can; `log_stacks` copies it a moment later."""
+        if not 0 <= order.local_rank < len(self._workers):
+            return
+        worker = self._workers[order.local_rank]
+        if worker.incarnation != order.incarnation or not worker.is_alive:
+            return
+        if request_stack(worker.pid, order.signal, stack_path(self._config.directory, order.local_rank)):
+            worker.log_stack_at_s = now_s + _LOG_STACK_AFTER_S
+
+    def log_stacks(self, now_s: float) -> None:
+        """Copy the stacks that were written into the logs of their processes."""
+        for worker in self._workers:
+            if worker.log_stack_at_s is not None and now_s >= worker.log_stack_at_s:
+                self._log_stack(worker)
+
+    def _log_stack(self, worker: _Worker) -> None:
+        worker.log_stack_at_s = None
+        try:
+            text = stack_path(self._config.directory, worker.local_rank).read_bytes()[:MAX_STACK_BYTES]
+        except OSError:
+            return
+        if text and worker.log is not None:
+            worker.log.write(b"[unbroken.launch] no progress; the main thread stands at\n" + text)
+
     def reap(self) -> bool:
         """Collect all processes that have ended, adopted orphans too; return whether a worker was among them."""
         has_ended = False
@@ -218,6 +249,8 @@ class Workers:
         return has_ended
 
     def _note_exit(self, worker: _Worker, exit_code: int) -> None:
+        if worker.log_stack_at_s is not None:
+            self._log_stack(worker)
         for stream in worker.streams:
             stream.drain()
         worker.exit_code, worker.kill_at_s = exit_code, None

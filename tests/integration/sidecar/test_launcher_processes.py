@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from unbroken_core import wire
-from unbroken_core.messages import Attach, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
+from unbroken_core.messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
 
 LIMIT_S = 60.0
 
@@ -106,6 +106,13 @@ class AgentDouble:
             self.history += self.processes.processes
         return self.processes
 
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Look until something is there."""
+        until_s = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < until_s, f"{what}: want it within {LIMIT_S:g} s:\n{self.text()}"
+            time.sleep(0.01)
+
     def wait_exit(self, local_rank: int = 0, incarnation: int = 0) -> ProcessState:
         """Return the state of a place once its process has ended."""
 
@@ -193,6 +200,40 @@ def test_exit_code_signal_and_last_words_are_reported(start: Begin) -> None:
         (-9, ""),
         (7, "RuntimeError: from record"),
     ]
+
+
+def test_stack_of_a_process_that_holds_the_gil_is_written_into_its_log(start: Begin, tmp_path: Path) -> None:
+    """2.22: what a rank does that makes no progress is known before it is ended."""
+    code = (
+        "import ctypes, os, pathlib, sys\n"
+        "from unbroken.inprocess.stacks import StackSignal\n"
+        "signal = StackSignal(pathlib.Path(os.environ['UNBROKEN_DIR']), 0)\n"
+        "def holds_the_gil():\n"
+        "    print('signal', signal.number, flush=True)\n"
+        "    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
+        "    libc.pthread_mutex_lock(mutex)\n"
+        "    libc.pthread_mutex_lock(mutex)\n"
+        "holds_the_gil()\n"
+    )
+    agent = start(python(code), UNBROKEN_LOG_DIR=str(tmp_path / "logs"))
+    agent.spawn()
+    agent.wait_until(lambda: b"signal" in agent.output.read_bytes(), "the signal's number")
+    number = int(agent.output.read_text().split("signal ")[1].split()[0])
+    agent.say(DumpStack(0, 1, number))
+    agent.say(DumpStack(0, 0, number))
+    log = tmp_path / "logs" / "digits-0" / "rank-0" / "0.log"
+    agent.wait_until(lambda: b"in holds_the_gil" in log.read_bytes(), "the stack in the log")
+    assert log.read_bytes().count(b"no progress; the main thread stands at\n") == 1
+
+
+def test_process_that_does_not_handle_the_signal_is_not_asked_for_its_stack(start: Begin) -> None:
+    agent = start(python("import time; print('runs', flush=True); time.sleep(1000)"))
+    agent.spawn()
+    agent.wait_until(lambda: b"runs" in agent.output.read_bytes(), "the start")
+    for number in (0, int(signal.SIGRTMAX) - 1, int(signal.SIGUSR1)):
+        agent.say(DumpStack(0, 0, number))
+    agent.say(End(0, 0, 5.0))
+    assert agent.wait_exit().exit_code == -signal.SIGTERM
 
 
 def test_command_that_does_not_exist_is_an_exit_with_code_127(start: Begin) -> None:

@@ -99,6 +99,72 @@ def test_fault_after_an_agent_and_the_rendezvous_were_restarted_is_recovered(sta
 
 
 @pytest.mark.timeout(200)
+def test_wrapped_script_in_a_job_without_in_process_restarts_is_started_again(start_job: Start, tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import os\n"
+        "import torch, torch.distributed as dist\n"
+        "from unbroken import inprocess\n"
+        "@inprocess.Wrapper()\n"
+        "def train(call: inprocess.CallWrapper) -> None:\n"
+        "    dist.init_process_group('gloo')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "    if call.iteration == 0 and os.environ['RANK'] == '1':\n"
+        "        raise ValueError('injected')\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "    print('sum in', call.iteration, os.getpid())\n"
+        "train()\n"
+    )
+    job = start_job("--pods", "2", "--last-call", "1", command=[str(script)])
+    assert job.wait_for_exit() == 0
+    assert "fault 1: exception of rank 1" in job.text()
+    assert "recovered 1: rung process" in job.text()
+    assert len(re.findall(r"sum in 1 \d+", job.text())) == 2
+
+
+@pytest.mark.timeout(200)
+def test_hang_is_told_with_the_place_where_the_culprit_stands(start_job: Start, tmp_path: Path) -> None:
+    """2.22: the rank that holds the GIL is named, with its frames, and not the one that waits for it."""
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import ctypes, os\n"
+        "import torch, torch.distributed as dist\n"
+        "from unbroken import inprocess\n"
+        "def holds_the_gil():\n"
+        "    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
+        "    libc.pthread_mutex_lock(mutex)\n"
+        "    libc.pthread_mutex_lock(mutex)\n"
+        "@inprocess.Wrapper()\n"
+        "def train(call: inprocess.CallWrapper) -> None:\n"
+        "    dist.init_process_group('gloo')\n"
+        "    if call.iteration == 0 and os.environ['RANK'] == '1':\n"
+        "        holds_the_gil()\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "train()\n"
+    )
+    options = (
+        "--pods",
+        "2",
+        "--last-call",
+        "1",
+        "--soft-timeout",
+        "6",
+        "--hard-timeout",
+        "14",
+        "--log-dir",
+        str(tmp_path),
+    )
+    job = start_job(*options, workload="wrapped", command=[str(script)])
+    assert job.wait_for_exit() == 0
+    # The one that waits may be told first, when its agent is quicker; the process that is ended is the culprit's.
+    assert re.search(
+        r"fault 1: (soft|hard)-timeout of rank 1 .*; stands at \S*hangs.py:7 in holds_the_gil < ", job.text()
+    )
+    (log,) = [path for path in tmp_path.rglob("0.log") if "holds_the_gil" in path.read_text()]
+    assert "no progress; the main thread stands at" in log.read_text()
+
+
+@pytest.mark.timeout(200)
 def test_script_that_exits_at_once_fails_the_job_with_its_exit_code(start_job: Start, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("raise SystemExit('no data')\n")

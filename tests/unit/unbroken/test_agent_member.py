@@ -30,6 +30,7 @@ from unbroken.agent.member import Member
 from unbroken_core.messages import (
     PROTOCOL,
     Attach,
+    DumpStack,
     End,
     Enter,
     Fault,
@@ -424,6 +425,34 @@ def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:
     assert pod.step(Ticked((fresh, stale))) == []
 
 
+def test_worker_that_makes_no_progress_is_asked_for_its_stack_which_then_names_the_place() -> None:
+    """2.22"""
+    pod = Pod()
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    for rank in (0, 1):
+        attach = Attach(PROTOCOL, "worker", 50 + rank, rank, 0, 60 + rank)
+        pod.step(WorkerAttached(attach), WorkerSaid(rank, 0, ready(rank)))
+    pod.hear(plan(0))
+
+    def look(age_s: float, stacks: dict[int, tuple[str, ...]]) -> list[Action]:
+        now_ns = int(pod.now_s * 1e9)
+        fresh = Slot(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
+        stale = replace(fresh, pid=51, alive_ns=now_ns - int(age_s * 1e9))
+        return pod.step(Ticked((fresh, stale), stacks))
+
+    assert not any(isinstance(action, TellLauncher) for action in look(7.9, {}))
+    assert TellLauncher(DumpStack(1, 0, 61)) in look(8.1, {})
+    assert pod.member.asked_for_stacks == (1,)
+    assert look(9.0, {}) == []
+    frames = ("train.py:80 in main", "train.py:33 in step", "/x/unbroken/inprocess/call.py:1 in ping")
+    look(10.5, {1: frames})
+    fault = faults(pod)[1]
+    assert fault is not None
+    assert fault.stack == frames
+    assert fault.detail.endswith("; stands at train.py:33 in step < train.py:80 in main")
+
+
 def test_stamps_of_a_former_incarnation_are_ignored() -> None:
     pod = Pod()
     pod.run()
@@ -523,6 +552,7 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": "digits",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "UNBROKEN_IN_PROCESS": "0",
     }
     assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
 

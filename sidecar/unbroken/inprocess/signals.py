@@ -1,0 +1,28 @@
+"""Real-time signals for the library's own use: those for which nobody in this process has a handler."""
+
+import signal
+from pathlib import Path
+
+from unbroken.inprocess.exception import InternalError
+
+
+def unused_signal() -> int:
+    """Return a signal that is neither handled nor ignored. Raises InternalError when all are."""
+    taken = _taken()
+    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
+        if signal.getsignal(number) is signal.SIG_DFL and not taken >> (number - 1) & 1:
+            return number
+    raise InternalError("real-time signals: want one without a handler, all are taken")
+
+
+def _taken() -> int:
+    """Return the mask of signals that are handled or ignored, by code in C too; 0 where the kernel does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    taken = 0
+    for line in lines:
+        if line.startswith(("SigCgt:", "SigIgn:")):
+            taken |= int(line.split()[1], 16)
+    return taken
