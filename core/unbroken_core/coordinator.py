@@ -18,6 +18,7 @@ Only the cluster may take as long as it wants to run pods: timeouts.startup is t
 from collections.abc import Callable, Iterable
 from typing import Union
 
+from unbroken_core.consulting import ask_again
 from unbroken_core.contact import is_deaf, is_superseded, start_over
 from unbroken_core.errors import assert_never
 from unbroken_core.events import (
@@ -33,7 +34,7 @@ from unbroken_core.events import (
 )
 from unbroken_core.forming import begin_adoption, consider_adoption, while_forming
 from unbroken_core.history import FaultRecord
-from unbroken_core.interrupting import condemn, heal, inspect, interrupt_message, take_fault, while_interrupted
+from unbroken_core.interrupting import heal, inspect, interrupt_message, take_fault, while_interrupted
 from unbroken_core.job import Job
 from unbroken_core.liveness import heartbeat_interval_s, reconnect_grace_s
 from unbroken_core.membership import Member, new_member, refusal
@@ -50,7 +51,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.planning import late_fault, master_endpoint, send_plan, while_planned, while_running
+from unbroken_core.planning import condemn, late_fault, master_endpoint, send_plan, while_planned, while_running
 from unbroken_core.rank_tree import RankTree
 from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
 from unbroken_core.script import hear_script
@@ -175,6 +176,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
         begin_adoption(job, now_s)
     hear_script(job, member)
     job.sort(member)
+    ask_again(job, member)
     inspect(job, member, now_s)
     _bring_up_to_date(job, member)
 

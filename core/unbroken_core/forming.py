@@ -1,5 +1,6 @@
 """Before the first plan: waiting for the pods, or taking over a job that runs already."""
 
+from unbroken_core.consulting import consult
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.planning import cut_plan, finish
@@ -34,9 +35,14 @@ def while_forming(job: Job, now_s: float) -> None:
 
 
 def _form(job: Job, now_s: float) -> None:
+    order = consult(job, now_s) if job.rules.has_code else None
+    if job.rules.has_code and order is None:
+        if job.phase is JobPhase.FORMING and job.consultation is None:
+            while_forming(job, now_s)  # Nobody was left to wait for: the next one is asked.
+        return
     outage, job.outage = job.outage, None
     if outage is None:
-        cut_plan(job, None, now_s)
+        cut_plan(job, None, now_s, order)
         return
     # Nobody came back with the plan that was running: everything starts again, and that is no first start.
     incident = job.history.running
@@ -44,7 +50,7 @@ def _form(job: Job, now_s: float) -> None:
         incident = job.history.open(outage.at_s, outage.iteration, outage.world_size)
     incident.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
     job.interruption = Interruption(outage.at_s, job.pod_clock.read(now_s))
-    cut_plan(job, Rung.JOB, now_s)
+    cut_plan(job, Rung.JOB, now_s, order)
 
 
 def first_outcome(job: Job) -> Outcome:

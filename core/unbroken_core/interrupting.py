@@ -1,5 +1,6 @@
 """From a fault to the next plan."""
 
+from unbroken_core.consulting import consult
 from unbroken_core.errors import assert_never
 from unbroken_core.forming import first_outcome, hopeless_text
 from unbroken_core.history import FaultRecord, Incident
@@ -7,7 +8,7 @@ from unbroken_core.job import Interruption, Job
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
-from unbroken_core.planning import cut_plan, finish, late_fault
+from unbroken_core.planning import condemn, cut_plan, finish, late_fault
 from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
@@ -94,8 +95,7 @@ def while_interrupted(job: Job, now_s: float) -> None:
         case Wait():
             _wait(job, interruption, choice, now_s)
         case Cut():
-            _charge(job, interruption, choice.rung, now_s)
-            cut_plan(job, choice.rung, now_s)
+            _cut(job, interruption, choice.rung, now_s)
         case RestartJob():
             _restart_job(job, interruption, now_s)
         case Fail():
@@ -105,14 +105,14 @@ def while_interrupted(job: Job, now_s: float) -> None:
             assert_never(choice)
 
 
-def condemn(job: Job, member: Member, place: Place) -> None:
-    """Order the process of a place to be replaced."""
-    if place.replacing is None:
-        place.replacing = place.state.incarnation
-        place.is_order_sent = False
-    if job.interruption is not None and member.ranks:
-        job.interruption.respawned.setdefault(member.uid, set()).add(place.state.local_rank)
-    job.sort(member)
+def _cut(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
+    order = consult(job, now_s) if job.rules.has_code else None
+    if job.rules.has_code and order is None:
+        if job.phase is JobPhase.INTERRUPTED and job.consultation is None:
+            while_interrupted(job, now_s)  # Nobody was left to wait for: the next one is asked.
+        return
+    _charge(job, interruption, rung, now_s)
+    cut_plan(job, rung, now_s, order)
 
 
 def heal(job: Job, now_s: float) -> None:
@@ -290,7 +290,8 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
 
 
 def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
-    if interruption.shortage_began is None or isinstance(outcome, Shortage):
+    interruption.was_short = interruption.was_short or isinstance(outcome, Shortage)
+    if interruption.shortage_began is None or not interruption.was_short or isinstance(outcome, Shortage):
         interruption.enough_at_s = None
         return None
     if interruption.enough_at_s is None:

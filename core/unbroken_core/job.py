@@ -7,8 +7,9 @@ from unbroken_core.events import Action, Close, Send
 from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
-from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.messages import Plan, PodObservation, Policy, Question, RendezvousMessage
 from unbroken_core.pod_clock import PodClock
+from unbroken_core.ranking import Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
@@ -38,6 +39,21 @@ class Script:
 
 
 @dataclass
+class Consultation:
+    """One question about ranks, until it is answered."""
+
+    version: int
+    """Of the ranking that it was asked about."""
+    question: Question
+    workers: list[Worker]
+    """By their number in the question."""
+    uid: str
+    local_rank: int
+    incarnation: int
+    asked_at_s: float
+
+
+@dataclass
 class Interruption:
     """One interrupted iteration, until its plan is cut."""
 
@@ -52,6 +68,8 @@ class Interruption:
     """When the survivors had left the iteration."""
     shortage_began: float | None = None
     """Reading of the pod clock when too few pods were there; None while it has not come to that."""
+    was_short: bool = False
+    """Whether no world could be made of what was ready; pods are also waited for where no rung allows the world."""
     enough_at_s: float | None = None
     """When there were enough pods again after a shortage."""
     does_hold: bool | None = None
@@ -79,6 +97,10 @@ class Job:
         self.settings = settings
         self.rules = Rules.of(settings)
         self.script = Script()
+        self.consultation: Consultation | None = None
+        self.num_questions = 0
+        self.num_silent = 0
+        """Workers in a row that did not answer in time."""
         self.generation = generation
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's generation."""
@@ -129,6 +151,7 @@ class Job:
         self.num_spare_ranks = 0
         self.adoption = None
         self.interruption = None
+        self.consultation = None
         self.started_s = self.planned_s = now_s
         self.forming_began = self.pod_clock.read(now_s)
         self.last_call_s = self.running_s = None

@@ -56,6 +56,36 @@ class Policy:
     layers: tuple[PolicyLayer, ...] = ()
     """Of a Tree, outermost first; empty: those of the spec."""
     root_key: str = ""
+    code: str = ""
+    """Name of a rank assignment in Python: one worker is asked at each plan. The fields above say nothing then."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Who shall be which rank? Workers are numbered: former active ranks first, then those without, in tree order."""
+
+    generation: int
+    number: int
+    """Counts up in a generation."""
+    iteration: int
+    world_size: int
+    """Workers that are numbered, lost ones included."""
+    active_world_size: int
+    """So many of them were active; 0 before the first plan."""
+    terminated: tuple[int, ...]
+    """Numbers of those that are lost, or whose domain stands aside; ascending."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker's rank assignment says to a question."""
+
+    generation: int
+    number: int
+    workers: tuple[int, ...]
+    """Number of the worker that shall be rank 0, rank 1, ..."""
+    error: str = ""
+    """Why there is no answer; "" when there is one."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +111,8 @@ class WorkerState:
     """What its script asks for; None: nothing, or not known in this phase."""
     keys: tuple[str, ...] = ()
     """Name of its domain in each layer of the policy but the first."""
+    answer: Answer | None = None
+    """To the last question that it was asked, while it is READY."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +225,16 @@ class Respawn:
 
 
 @dataclass(frozen=True)
+class Consult:
+    """Ask this worker, unless another process is in its place."""
+
+    generation: int
+    local_rank: int
+    incarnation: int
+    question: Question
+
+
+@dataclass(frozen=True)
 class Finish:
     """The job is over: let the workers go."""
 
@@ -204,7 +246,7 @@ class Finish:
 
 
 AgentMessage = Union[Hello, Report, Heartbeat]
-RendezvousMessage = Union[Welcome, Refused, Interrupt, Plan, Respawn, Finish]
+RendezvousMessage = Union[Welcome, Refused, Interrupt, Plan, Respawn, Consult, Finish]
 
 # -------------------------------------------------------------------------------------------- operator <-> rendezvous
 
@@ -382,6 +424,7 @@ class WorkerReport:
     policy: Policy | None = None
     keys: tuple[str, ...] = ()
     """Both in every phase: a new agent or rendezvous may ask at any time."""
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True)
@@ -453,5 +496,5 @@ class Shutdown:
 
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
-ToWorker = Union[Enter, Leave, Release]
+ToWorker = Union[Enter, Leave, Release, Question]
 ToLauncher = Union[Spawn, End, DumpStack, Shutdown]

@@ -1,18 +1,28 @@
 """Cutting a plan, and bringing the workers into it."""
 
+from collections.abc import Sequence
+
+from unbroken_core.errors import InputError
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job, build_plan
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Finish
-from unbroken_core.ranking import Cut, World
+from unbroken_core.ranking import Cut, Worker, World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery import shorten_names
 
 
-def cut_plan(job: Job, rung: Rung | None, now_s: float) -> None:
-    """Make the world that was asked for last the next iteration and tell everybody. `rung` is None for the first."""
+def cut_plan(job: Job, rung: Rung | None, now_s: float, order: Sequence[Worker] | None = None) -> None:
+    """Make the world that was asked for last the next iteration and tell everybody. `rung` is None for the first.
+
+    With `order`, these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the spec.
+    """
     ranking = job.census.ranking
-    cut = ranking.take()
+    try:
+        cut = ranking.take() if order is None else ranking.assign(order)
+    except InputError as error:
+        finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"rank_assignment: {error}")
+        return
     ranking.exclude({})
     job.highest_iteration += 1
     job.iteration = job.highest_iteration
@@ -76,6 +86,16 @@ def while_planned(job: Job, now_s: float) -> list[tuple[Member, Place]]:
             if place.is_ready or place.state.iteration < job.iteration:
                 late.append((member, place))
     return late
+
+
+def condemn(job: Job, member: Member, place: Place) -> None:
+    """Order the process of a place to be replaced."""
+    if place.replacing is None:
+        place.replacing = place.state.incarnation
+        place.is_order_sent = False
+    if job.interruption is not None and member.ranks:
+        job.interruption.respawned.setdefault(member.uid, set()).add(place.state.local_rank)
+    job.sort(member)
 
 
 def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:

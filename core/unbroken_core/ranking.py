@@ -8,10 +8,11 @@
 The tree is built when the first ranks are handed out, or taken over.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
+from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import Domain, RankTree, TreePlan
 from unbroken_core.rank_tree.layers import replacement_depth
 from unbroken_core.rank_tree.places import OrderKey, Place, natural_key
@@ -20,6 +21,8 @@ from unbroken_core.rules import Rules
 
 Locals = tuple[int, ...]
 """Local ranks of one pod, ascending."""
+Worker = tuple[str, int]
+"""Uid of the pod, and local rank."""
 UNKNOWN = "unknown"
 """Shown for a domain without a name."""
 
@@ -77,6 +80,17 @@ class Cut:
 
 
 _TAKEN = (RankReason.REPLACED, RankReason.FILLED_GAP)
+
+
+class Roll(NamedTuple):
+    """Everybody, for who is to choose among them."""
+
+    active: list[Worker]
+    """By rank in the world that counts; lost ones included."""
+    idle: list[Worker]
+    """Usable without a rank, in the order of the tree."""
+    lost: list[int]
+    """Ranks of the active ones that are lost, or whose domain stands aside; ascending."""
 
 
 @dataclass
@@ -242,6 +256,57 @@ class Ranking:
         self._returned = {}
         return cut
 
+    @property
+    def version(self) -> int:
+        """Another one whenever anything has changed."""
+        return self._version
+
+    def roll(self) -> Roll:
+        """Return who has which rank in the world that counts, and who could have one."""
+        self._take_back()
+        tree = self._build() if self._tree is None else self._tree
+        usable = bytearray(len(tree.host_of))
+        idle: list[Worker] = []
+        for host in tree.root.innermost():
+            for leaf in range(host.first, host.first + host.size) if host.is_usable() else ():
+                usable[leaf] = not tree.is_lost[leaf]
+                if usable[leaf] and tree.rank_of[leaf] < 0:
+                    idle.append(tree.worker(leaf))
+        lost = [rank for rank, leaf in enumerate(tree.by_rank) if not usable[leaf]]
+        return Roll([tree.worker(leaf) for leaf in tree.by_rank], idle, lost)
+
+    def assign(self, workers: Sequence[Worker]) -> Cut:
+        """Give these workers rank 0, 1, ... Raises InputError, and changes nothing, when a domain has too many."""
+        self._take_back()
+        before: dict[Worker, int] = {}
+        if self._tree is not None:
+            before = {self._tree.worker(leaf): rank for rank, leaf in enumerate(self._tree.by_rank)}
+        after = {worker: rank for rank, worker in enumerate(workers)}
+        ranks: dict[str, dict[int, int]] = {}
+        for (uid, local_rank), rank in after.items():
+            ranks.setdefault(uid, {})[local_rank] = rank
+        tree = self._build()
+        tree.adopt(ranks)
+        refuse_crowds(tree.root)
+        is_first = self._tree is None
+        moves: dict[str, dict[int, Move]] = {}
+        for uid, local_rank in {**before, **after}:
+            worker = (uid, local_rank)
+            if uid in self._seats and before.get(worker) != after.get(worker):
+                moves.setdefault(uid, {})[local_rank] = Move(self._word(worker, after, is_first))
+        self._tree = tree
+        self._returned = {}
+        self._version += 1
+        were_active = {uid for uid, _local_rank in before}
+        promoted = tuple(uid for uid in ranks if uid not in were_active)
+        return Cut(World(len(after), len(ranks), promoted=promoted), ranks, moves, is_first=True)
+
+    def _word(self, worker: Worker, after: Mapping[Worker, int], is_first: bool) -> RankReason:
+        if worker in after:
+            return RankReason.FIRST if is_first else RankReason.ASSIGNED
+        is_lost = worker[1] in self._seats[worker[0]].lost
+        return RankReason.LOST if is_lost else RankReason.STEPPED_ASIDE
+
     def adopt(self, world_size: int, places: Mapping[int, tuple[str, int]]) -> dict[str, dict[int, int]]:
         """Take over the ranks that workers have: (uid, local rank) by rank. Ranks that are missing here are lost.
 
@@ -320,7 +385,7 @@ class Ranking:
             self._layers,
             [*places, *others],
             order=pod_order,
-            keeps_whole=not self.rules.may_split,
+            keeps_whole=not (self.rules.may_split or self.rules.has_code),
             fills_gaps=self.rules.fills_gaps,
         )
         tree.world_rule = self._world_rule(tree)
@@ -369,6 +434,15 @@ class Ranking:
         if tree is not self._tree:
             return World(plan.world_size, self._line_pods)
         return _compare(plan, self._line_pods)
+
+
+def refuse_crowds(domain: Domain) -> None:
+    """Raise InputError when a domain has more active workers than it may."""
+    if domain.active > domain.maximum:
+        where = _where(domain) or "the job"
+        raise InputError(f"{where}: want at most {domain.maximum} active ranks, got {domain.active}")
+    for child in domain.children:
+        refuse_crowds(child)
 
 
 def _compare(plan: TreePlan, num_pods: int) -> World:

@@ -35,6 +35,8 @@ class Rules:
     root: PolicyLayer = _ROOT
     """What holds for the job as a whole, beside its size."""
     fills_gaps: bool = False
+    has_code: bool = False
+    """Whether a worker is asked who is which rank: pods may be cut then."""
 
     @classmethod
     def of(cls, settings: JobSettings, policy: Policy | None = None) -> "Rules":
@@ -59,6 +61,7 @@ class Rules:
             layers=inner or settings.layers,
             root=root,
             fills_gaps=asked.fills_gaps,
+            has_code=bool(asked.code),
         )
         for message in rules._violations():
             raise InputError(message)

@@ -106,6 +106,8 @@ def _who(member: Member, place: Place) -> str:
 def describe(policy: Policy | None) -> str:
     """Return a policy in the words of the script."""
     asked = policy or Policy()
+    if asked.code:
+        return asked.code
     found = [f"MaxActiveWorldSize({asked.max_ranks})"] if asked.max_ranks is not None else []
     found += [f"ActiveWorldSizeDivisibleBy({asked.divisible_by})"] if asked.divisible_by != 1 else []
     found += ["FillGaps()"] if asked.fills_gaps else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
-from unbroken_core.messages import Finish, Plan, Recovery, Respawn, Welcome
+from unbroken_core.messages import Finish, Plan, Policy, Recovery, Respawn, Welcome
 from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ class Violation(AssertionError):
 
 WAITING = (JobPhase.FORMING, JobPhase.PLANNED, JobPhase.INTERRUPTED)
 NO_RANK = frozenset((RankReason.RESERVE, RankReason.STEPPED_ASIDE, RankReason.LOST))
-GOT_RANK = frozenset((RankReason.REPLACED, RankReason.RETURNED))
+GOT_RANK = frozenset((RankReason.REPLACED, RankReason.RETURNED, RankReason.ASSIGNED))
 KEPT_RANK = frozenset((RankReason.KEPT,))
-MOVED_RANK = frozenset((RankReason.SHIFTED, RankReason.FILLED_GAP))
+MOVED_RANK = frozenset((RankReason.SHIFTED, RankReason.FILLED_GAP, RankReason.ASSIGNED))
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
@@ -131,10 +131,13 @@ class Ledger:
         if settings.max_ranks is not None and world_size > settings.max_ranks:
             raise Violation(f"iteration {iteration}: {world_size} ranks, at most {settings.max_ranks} are allowed")
         pods = {uid for (uid, _local), rank in ledger.items() if rank is not None}
-        is_cut_short = settings.max_ranks is not None or settings.divisible_by > 1
+        asked = self.world.schedule.policy or Policy()
+        is_cut_short = settings.max_ranks is not None or settings.divisible_by > 1 or asked.max_ranks is not None
         if len(pods) < settings.minimum_replicas and not is_cut_short:
             raise Violation(f"iteration {iteration}: {len(pods)} pods, want {settings.minimum_replicas}")
-        if settings.minimum_ranks_per_pod == settings.ranks_per_pod:
+        if asked.max_ranks is not None and world_size > asked.max_ranks:
+            raise Violation(f"iteration {iteration}: {world_size} ranks, the script allows {asked.max_ranks}")
+        if settings.minimum_ranks_per_pod == settings.ranks_per_pod and not asked.code:
             for (uid, local_rank), rank in ledger.items():
                 if rank is not None and rank % settings.ranks_per_pod != local_rank:
                     raise Violation(f"iteration {iteration}: {uid}/{local_rank} is rank {rank}: host order is broken")
@@ -163,7 +166,7 @@ class Ledger:
                 if (pod.uid, part.local_rank) not in before:
                     allowed = GOT_RANK | KEPT_RANK | MOVED_RANK  # It was away when the last plan was cut.
                 if self.has_taken_over:
-                    allowed |= GOT_RANK  # Or when the job was taken over, perhaps with the plan before the last.
+                    allowed |= GOT_RANK | MOVED_RANK  # Or when the job was taken over, perhaps with the plan before the last.
             has_origin = part.reason in (RankReason.REPLACED, RankReason.FILLED_GAP)
             if part.reason not in allowed or has_origin != bool(origins.get(part.local_rank)):
                 raise Violation(
@@ -277,7 +280,9 @@ class Ledger:
 
     def _locals(self, rank: int | None) -> list[int]:
         size = self.world.settings.ranks_per_pod
-        if rank is None or self.world.settings.minimum_ranks_per_pod < size:
+        policy = self.world.schedule.policy
+        is_anywhere = self.world.settings.minimum_ranks_per_pod < size or (policy is not None and policy.code)
+        if rank is None or is_anywhere:
             return list(range(size)) if rank is not None else []
         return [rank % size]
 

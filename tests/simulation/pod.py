@@ -11,6 +11,8 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
+    Answer,
+    Consult,
     Fault,
     Finish,
     Heartbeat,
@@ -29,6 +31,7 @@ from unbroken_core.reasons import Cause, WorkerPhase
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
@@ -50,6 +53,7 @@ class Worker:
     """Hangs, and its agent does not see it."""
     has_completed: bool = False
     """It has returned from the last iteration that it entered, whatever became of its process since."""
+    answer: Answer | None = None
     stop_s: float | None = None
     """How long it takes to become READY the next time."""
 
@@ -143,6 +147,8 @@ class Pod:
                 self.node if worker.phase is WorkerPhase.READY else "",
                 worker.port if worker.phase is WorkerPhase.READY else 0,
                 worker.fault,
+                policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
+                answer=worker.answer if worker.phase is WorkerPhase.READY else None,
             )
             for worker in self.workers
         )
@@ -163,8 +169,7 @@ class Pod:
 
     def hear(self, message: RendezvousMessage) -> None:
         """Take one message of the rendezvous."""
-        if isinstance(message, Refused):
-            raise AssertionError(f"{self.name} was refused: {message.reason}")
+        assert not isinstance(message, Refused), f"{self.name} was refused: {message.reason}"
         if message.generation < self.generation:
             return
         former, self.generation = self.generation, message.generation
@@ -181,6 +186,8 @@ class Pod:
                 self._take_plan(message)
             case Respawn():
                 self._replace(message)
+            case Consult():
+                self._consult(message)
             case Finish():
                 self.world.ledger.check_finish(message)
                 self.is_done = True
@@ -204,6 +211,25 @@ class Pod:
             if worker.incarnation == incarnation:
                 self.world.check_respawn(self, worker, order)
                 self._respawn(worker)
+
+    def _consult(self, order: Consult) -> None:
+        """Let the script of a worker say who is which rank: everybody, backwards."""
+        worker, question = self.workers[order.local_rank], order.question
+        if worker.incarnation != order.incarnation or worker.phase is not WorkerPhase.READY:
+            return
+        if worker.is_hung or self.world.random.random() < self.world.schedule.is_silent:
+            worker.is_hung = True
+            self.world.note_guilt(self, worker, "does not answer")
+            return
+        numbers = tuple(number for number in range(question.world_size) if number not in question.terminated)[::-1]
+
+        def say() -> None:
+            is_same = self.workers[order.local_rank] is worker and worker.phase is WorkerPhase.READY
+            if is_same and self._acts() and not worker.is_hung:
+                worker.answer = Answer(question.generation, question.number, numbers)
+                self.report()
+
+        self.world.after(self.world.random.uniform(0.001, 0.5), say, "")
 
     def _settle(self) -> None:
         self.is_settling = False

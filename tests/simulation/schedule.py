@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from unbroken_core.messages import Policy
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget
 
@@ -52,6 +53,10 @@ class Schedule:
     """Whether agents take several messages before they act."""
     bad_start: float
     """Share of processes that end before they are ready."""
+    policy: Policy | None
+    """What the script asks for."""
+    is_silent: float
+    """Share of questions that a worker never answers."""
     allowed_failures: tuple[Reason, ...]
     queue_s: float
     """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
@@ -73,6 +78,9 @@ def make_schedule(seed: int) -> Schedule:
     # The default ladder can always go on, as long as pods come back; what is bounded may run out.
     is_endless = settings.rungs == DEFAULT_RUNGS and not bad_start and settings.max_faults_per_rank is None
     allowed = () if is_endless else (Reason.BUDGET_EXHAUSTED, Reason.FAILED_BEFORE_READY, Reason.BELOW_MINIMUM)
+    policy, is_silent = _policy(random.Random(f"script {seed}"), settings)
+    if is_silent:
+        allowed = (*allowed, Reason.POLICY_REFUSED)
     timeouts = settings.timeouts
     # Of its own, so that the other seeds tell what they told before.
     queue_s = random.Random(f"queue {seed}").choice([0.0, 0.0, 0.0, 3 * timeouts.startup_s])
@@ -88,6 +96,8 @@ def make_schedule(seed: int) -> Schedule:
         consequences=rng.choice([0.0, 0.3, 1.0]),
         is_batching=rng.random() < 0.4,
         bad_start=bad_start,
+        policy=policy,
+        is_silent=is_silent,
         allowed_failures=allowed,
         queue_s=queue_s,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
@@ -115,6 +125,20 @@ def _settings(rng: random.Random) -> JobSettings:
         rungs=_rungs(rng),
         max_faults_per_rank=rng.choice([None, None, None, 2]),
     )
+
+
+def _policy(rng: random.Random, settings: JobSettings) -> tuple[Policy | None, float]:
+    """Return what the script asks for, within the spec, and how often its code hangs."""
+    world = settings.replicas * settings.ranks_per_pod
+    kind = rng.choice(["none", "none", "numbers", "code"])
+    if kind == "none" or not settings.is_in_process:
+        return None, 0.0
+    if kind == "numbers":
+        limit = rng.choice([None, max(settings.divisible_by, world - 1)])
+        return Policy(max_ranks=limit, fills_gaps=rng.random() < 0.5), 0.0
+    if any(layer.max_ranks is not None for layer in settings.layers):
+        return None, 0.0  # It knows nothing of domains, and would be refused.
+    return Policy(code="backwards"), rng.choice([0.0, 0.0, 0.2])
 
 
 def _layers(rng: random.Random, ranks_per_pod: int, world: int) -> tuple[Layer, ...]:

@@ -301,6 +301,9 @@ class World:
         entries[rank] = (pod, worker)
         self.world_sizes[iteration] = plan.world_size
         if len(entries) == plan.world_size:
+            for other, member in list(entries.values()):
+                if member.is_hung:
+                    self.hung(other, iteration)
             left_s = max(self.schedule.work_s - self.trained_s, 1.0)
             began_s = self.now_s
             self.after(left_s, lambda: self._complete(iteration, began_s), f"iteration {iteration} has trained")

@@ -44,6 +44,7 @@ from unbroken.agent.suspicion import attach_patience_s, note_absent, note_hangs
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
+    Consult,
     Finish,
     Heartbeat,
     Hello,
@@ -282,7 +283,7 @@ class Member:
         standing.generation = message.generation
         self._obey(message)
 
-    def _obey(self, message: Welcome | Interrupt | Plan | Respawn | Finish) -> None:
+    def _obey(self, message: Welcome | Interrupt | Plan | Respawn | Consult | Finish) -> None:
         standing = self.standing
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
@@ -298,6 +299,8 @@ class Member:
                     place = self._place(local_rank, incarnation)
                     if place is not None:
                         place.advance(incarnation + 1)
+            case Consult():
+                standing.consult = message
             case Finish():
                 standing.finish = message
             case _:

@@ -7,6 +7,7 @@ from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
 from unbroken.agent.place import Place
 from unbroken_core.messages import (
+    Consult,
     DumpStack,
     End,
     Enter,
@@ -37,6 +38,8 @@ class Standing:
     """Highest iteration that is over."""
     plan: Plan | None = None
     interrupt: Interrupt | None = None
+    consult: Consult | None = None
+    """The newest question about ranks, for one of the workers."""
     finish: Finish | None = None
 
     @property
@@ -87,6 +90,7 @@ class Orders:
                 self._turn(place, state)
             if has_launcher or self._settings.is_in_process:
                 actions += self._enter(place, state)
+            actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
         return actions
@@ -137,6 +141,17 @@ class Orders:
             place.told = _entry(plan, part)
             place.entered = -1 if self._settings.is_in_process else plan.iteration
         return self._pass_on(place)
+
+    def _ask(self, place: Place) -> list[Action]:
+        """Ask the worker what the rendezvous wants to know of it, once a connection."""
+        consult = self._standing.consult
+        if consult is None or (consult.local_rank, consult.incarnation) != (place.local_rank, place.wanted):
+            return []
+        is_waiting = place.worker is not None and place.worker.phase is WorkerPhase.READY
+        if not is_waiting or not place.is_attached or place.asked == consult:
+            return []
+        place.asked = consult
+        return [TellWorker(place.local_rank, consult.question)]
 
     @staticmethod
     def _pass_on(place: Place) -> list[Action]:

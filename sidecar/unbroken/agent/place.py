@@ -3,7 +3,16 @@
 import signal
 from dataclasses import dataclass
 
-from unbroken_core.messages import UNKNOWN_EXIT, Enter, Fault, ProcessState, RankPlan, WorkerReport, WorkerState
+from unbroken_core.messages import (
+    UNKNOWN_EXIT,
+    Consult,
+    Enter,
+    Fault,
+    ProcessState,
+    RankPlan,
+    WorkerReport,
+    WorkerState,
+)
 from unbroken_core.reasons import Cause, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
@@ -35,6 +44,8 @@ class Place:
     """Highest iteration that the worker was told to enter on this connection."""
     left: int = -1
     """Highest iteration that it was told to leave on this connection."""
+    asked: Consult | None = None
+    """The question that it was asked on this connection."""
     is_released: bool = False
     """Whether it was told on this connection that the job is over."""
     must_be_ready_by_s: float | None = None
@@ -71,7 +82,7 @@ class Place:
         self.wanted = incarnation
         self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
         self.is_attached = self.is_released = False
-        self.alive_since_s = None
+        self.alive_since_s = self.asked = None
         self.left = self.passed = self.step = -1
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()
 
@@ -82,6 +93,7 @@ class Place:
         self.is_released = False
         self.alive_since_s = None
         self.former, self.worker = self.worker or self.former, None
+        self.asked = None
         self.left = self.passed = -1
 
     def hear(self, report: WorkerReport) -> None:
@@ -117,6 +129,7 @@ def in_process_state(place: Place, is_finished: bool) -> WorkerState:
         worker.has_progress,
         worker.policy,
         worker.keys,
+        worker.answer if is_ready else None,
     )
 
 

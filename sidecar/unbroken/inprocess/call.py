@@ -30,13 +30,14 @@ from unbroken.inprocess.leftovers import Leftovers
 from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.names import stop_reverse_lookups
 from unbroken.inprocess.options import Options
+from unbroken.inprocess.own_policy import answer as answer_question
 from unbroken.inprocess.plugins import Plugins
 from unbroken.inprocess.policy import ask, first_state, refuse_inside
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.sockets import release_connections
 from unbroken.inprocess.stacks import StackSignal, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Release, WorkerReport
+from unbroken_core.messages import PROTOCOL, Answer, Attach, Enter, Fault, Question, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class CallWrapper:
         self._endpoint: Endpoint | None = None
         self._state: State | None = None
         self._iteration = -1
+        self._answered: Question | None = None
         self._is_pinged = False
         self._is_in_function = False
         self._num_inner = 0
@@ -234,14 +236,17 @@ class CallWrapper:
             entered = self._iteration
 
             def is_news(orders: Orders, entered: int = entered) -> bool:
-                return orders.release is not None or (orders.enter is not None and orders.enter.iteration > entered)
+                is_asked = orders.question is not None and orders.question != self._answered
+                is_entered = orders.enter is not None and orders.enter.iteration > entered
+                return orders.release is not None or is_entered or is_asked
 
             orders = self._link.wait(is_news, self._options.barrier_timeout.total_seconds(), "next plan")
             if orders.release is not None:
                 return orders.release
             enter = orders.enter
-            if enter is None:
-                raise InternalError("orders: want a plan or a release, got neither")
+            if enter is None or enter.iteration <= entered:
+                self._answer(orders.question)
+                continue
             self._iteration = enter.iteration
             if enter.rank is not None and not orders.has_left(enter.iteration):
                 return enter
@@ -252,6 +257,15 @@ class CallWrapper:
                 self._drop_endpoint()
                 self._endpoint = Endpoint(self._place.pod_address)
             self._report(WorkerPhase.READY)
+
+    def _answer(self, question: Question | None) -> None:
+        """Say who shall be which rank, in the words of the script."""
+        if question is None:
+            raise InternalError("orders: want a plan, a question or a release, got none")
+        self._answered = question
+        options = self._options
+        found = answer_question(options.rank_assignment, options.rank_filter, question)
+        self._report(WorkerPhase.READY, answer=found)
 
     def _begin(self, enter: Enter) -> None:
         endpoint = self._endpoint
@@ -399,7 +413,7 @@ class CallWrapper:
 
     # ------------------------------------------------------------------------------------------ small things
 
-    def _report(self, phase: WorkerPhase, fault: Fault | None = None) -> None:
+    def _report(self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None) -> None:
         endpoint = self._endpoint if phase is WorkerPhase.READY else None
         self._link.report(
             WorkerReport(
@@ -409,6 +423,7 @@ class CallWrapper:
                 port=0 if endpoint is None else endpoint.port,
                 fault=fault,
                 has_progress=self._is_pinged,
+                answer=answer,
             )
         )
 

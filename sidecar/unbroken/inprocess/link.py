@@ -18,7 +18,7 @@ from unbroken.inprocess.policy import Asked
 from unbroken.inprocess.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
+from unbroken_core.messages import Attach, Enter, Leave, Question, Release, ToWorker, WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class Orders:
     leave: Leave | None = None
     """The newest iteration to leave."""
     release: Release | None = None
+    question: Question | None = None
+    """The newest about ranks."""
 
     def has_left(self, iteration: int) -> bool:
         """Return whether this iteration is over; a newer plan says so as well."""
@@ -193,13 +195,15 @@ class Link:
         if isinstance(message, Enter):
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
-            orders = Orders(message, orders.leave, orders.release)
+            orders = replace(orders, enter=message)
         elif isinstance(message, Leave):
             if orders.leave is not None and message.iteration <= orders.leave.iteration:
                 return
-            orders = Orders(orders.enter, message, orders.release)
+            orders = replace(orders, leave=message)
         elif isinstance(message, Release):
-            orders = Orders(orders.enter, orders.leave, message)
+            orders = replace(orders, release=message)
+        elif isinstance(message, Question):
+            orders = replace(orders, question=message)
         else:
             assert_never(message)
         self._orders = orders

@@ -1,8 +1,8 @@
 """Rank assignment and filter of a wrapper, as settings that the job's coordinator plans with.
 
-The coordinator decides about ranks before this process is asked. So a wrapper says with its first word what it asks
-for, as numbers, never as code. Wrapped functions inside of another one come too late for that: what they ask for is
-held against each plan.
+The coordinator decides about ranks and runs no code of the script. So a wrapper says with its first word what it asks
+for, as numbers; of a policy of the user's own it sends the name, and one worker is asked at each plan (`own_policy`).
+Wrapped functions inside of another one come too late for that: what they ask for is held against each plan.
 """
 
 import math
@@ -28,10 +28,6 @@ from unbroken.inprocess.rank_assignment import (
 from unbroken.inprocess.state import State
 from unbroken_core.messages import Policy, PolicyLayer
 
-_INSTEAD: dict[type[RankAssignment], str] = {
-    FilterCountGroupedByKey: "min_ranks of a Tree's Layer, or minRanks of a layer in topology.layers of the job's spec",
-}
-"""What says the same as a policy of this class."""
 _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
     "where neither is known"
@@ -48,16 +44,14 @@ class Asked:
 
 
 def refuse_policy(name: str, policy: RankAssignment | None) -> None:
-    """Raises ValueError for a policy that cannot be said in settings."""
+    """Raises ValueError for a policy that neither settings nor one worker alone can decide."""
     for step in _steps(policy):
         # Not isinstance: what a subclass decides, nobody knows.
-        if type(step) not in _CHECKS:
-            instead = next((text for kind, text in _INSTEAD.items() if isinstance(step, kind)), "")
-            instead = instead or "the job's spec (minReplicas, world, topology) for what they do not say"
+        if isinstance(step, FilterCountGroupedByKey) or (isinstance(step, Tree) and type(step) is not Tree):
             raise ValueError(
-                f"{name}: ranks are assigned by the job's coordinator, which runs no code of the script; want None, "
-                f"one of {', '.join(sorted(kind.__name__ for kind in _CHECKS))} or a composition of them, "
-                f"and {instead}, got {step!r}"
+                f"{name}: want no {type(step).__name__}, because its keys are true in each process only and ranks are "
+                f"assigned in one place; want Tree itself with min_ranks, or minRanks of a layer in topology.layers of "
+                f"the job's spec, got {step!r}"
             )
         if isinstance(step, Tree) and not step.layers:
             raise ValueError(f"{name}: Tree: layers: want at least the root, got none")
@@ -77,7 +71,7 @@ def refuse_beside_tree(assignment: RankAssignment | None, rank_filter: RankAssig
 def refuse_inside(assignment: RankAssignment | None) -> None:
     """Raises ValueError for what only the outermost of several wrapped functions can ask for."""
     for step in _steps(assignment):
-        if isinstance(step, (Tree, FillGaps)):
+        if isinstance(step, (Tree, FillGaps)) or _is_own(step):
             raise ValueError(
                 f"rank_assignment: want {type(step).__name__} on the outermost wrapped function, because ranks are "
                 "assigned before it begins, got it inside of another one"
@@ -90,6 +84,8 @@ def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, s
     Raises ValueError that names the layer when a key function of a Tree fails.
     """
     steps = [*_steps(rank_filter), *_steps(assignment)]
+    if any(map(_is_own, steps)):
+        return Asked(Policy(code=", ".join(f"{type(step).__module__}.{type(step).__qualname__}" for step in steps)))
     limits = [step.max_active_world_size for step in steps if isinstance(step, MaxActiveWorldSize)]
     tree = next((step for step in steps if isinstance(step, Tree)), None)
     keys = () if tree is None else tuple(_key(depth, layer, state) for depth, layer in enumerate(tree.layers))
@@ -117,7 +113,7 @@ def first_state(environment: Mapping[str, str], place: Place) -> State:
 
 def violation(policy: RankAssignment | None, active_world_size: int) -> str:
     """Return what the size of the active world has against the policy, and what to change; "" when it follows."""
-    found = (_CHECKS[type(step)](step, active_world_size) for step in _steps(policy))
+    found = (_CHECKS.get(type(step), _follows)(step, active_world_size) for step in _steps(policy))
     return next(filter(None, found), "")
 
 
@@ -171,6 +167,10 @@ _CHECKS: dict[type[Any], Callable[[Any, int], str]] = {
     MaxActiveWorldSize: _check_maximum,
     ActiveWorldSizeDivisibleBy: _check_divisor,
 }
+
+
+def _is_own(step: RankAssignment) -> bool:
+    return type(step) not in _CHECKS
 
 
 def _steps(policy: RankAssignment | None) -> Iterator[Any]:

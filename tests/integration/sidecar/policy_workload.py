@@ -19,6 +19,26 @@ def rack(_state: inprocess.State) -> str:
     return f"rack-{POD % 2}"
 
 
+class Backwards(ra.RankAssignment):
+    """The last is the first. Raises, or hangs, where a file says so; says in TEST_EVENTS who was asked."""
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        """Renumber."""
+        flags = Path(os.environ["TEST_EVENTS"]).parent
+        if ctx.state.iteration and not self._is_noted:
+            note(f"asked-{POD}", ctx.state.rank or 0)
+            self._is_noted = True
+        if (flags / "raise").exists():
+            raise KeyError("no plan for this")
+        while (flags / "hang").exists():
+            time.sleep(0.01)
+        ctx = ra.ShiftRanks()(ctx)
+        ctx.state.rank = ctx.state.world_size - 1 - (ctx.state.rank or 0)
+        return ctx
+
+    _is_noted = False
+
+
 RESERVE = ra.LayerFlag.RESERVE
 POLICIES: dict[str, Callable[[], ra.RankAssignment]] = {
     "narrowed": lambda: inprocess.Compose(ra.ActiveWorldSizeDivisibleBy(4), ra.MaxActiveWorldSize(6), ra.ShiftRanks()),
@@ -26,13 +46,14 @@ POLICIES: dict[str, Callable[[], ra.RankAssignment]] = {
         [ra.Layer(key_or_fn="all", flag=RESERVE), ra.Layer(max_ranks=4, key_or_fn=rack, flag=RESERVE)]
     ),
     "gaps": ra.FillGaps,
+    "own": Backwards,
     "different": lambda: ra.MaxActiveWorldSize(2 + POD),
 }
 
 
 def note(name: str, rank: int) -> None:
     """Append one event; a write of one line is atomic."""
-    iteration = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    iteration = os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")
     with Path(os.environ["TEST_EVENTS"]).open("a") as file:
         file.write(f"{name} {rank} {iteration} {os.getpid()}\n")
 

@@ -1,9 +1,12 @@
 """Rank assignment of the script, in real jobs: the coordinator plans by it."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 Start = Callable[..., Any]
@@ -76,3 +79,53 @@ def test_workers_that_ask_for_different_things_end_the_job_with_the_words_of_bot
     assert "rank_assignment: want the same on all workers, got MaxActiveWorldSize(" in text
     assert "MaxActiveWorldSize(2)" in text
     assert "MaxActiveWorldSize(3)" in text
+
+
+@pytest.mark.timeout(250)
+def test_own_policy_gives_the_ranks_after_a_killed_worker(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3: one worker is asked, and everybody follows."""
+    job = start(start_job, monkeypatch, "own", "--pods", "2", "--spares", "1")
+    before = job.wait_started(0, 4)
+    assert pods_by_rank(job, 0) == {0: 2, 1: 2, 2: 1, 3: 1}
+    os.kill(before[0], signal.SIGKILL)
+    job.wait_started(1, 4)
+    # Workers are numbered by rank, then the idle ones: 1 on pod 2, 2 and 3 on pod 1, 4 and 5 on pod 0.
+    assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert len({event.pid for event in job.events("asked-")}) == 1
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
+def test_own_policy_that_raises_fails_the_job_with_its_words(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = start(start_job, monkeypatch, "own", "--pods", "2")
+    before = job.wait_started(0, 4)
+    (tmp_path / "raise").touch()
+    os.kill(before[0], signal.SIGKILL)
+    assert job.wait_for_exit() == 1
+    assert "rank_assignment: KeyError: 'no plan for this'" in job.text()
+    assert "policy_workload.py" in job.text()
+
+
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("end", ["killed", "silent"])
+def test_another_worker_is_asked_when_the_first_is_lost_or_hangs(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str
+) -> None:
+    job = start(start_job, monkeypatch, "own", "--pods", "3", "--soft-timeout", "3", "--hard-timeout", "6")
+    before = job.wait_started(0, 6)
+    (tmp_path / "hang").touch()
+    os.kill(before[5], signal.SIGKILL)
+    asked = job.wait_for(lambda: job.events("asked-"), "first question")[0].pid
+    assert asked == before[0]
+    if end == "killed":
+        psutil.Process(asked).kill()
+    job.wait_for(lambda: not psutil.pid_exists(asked) or job.events("asked-")[1:], "end of the first that was asked")
+    (tmp_path / "hang").unlink()
+    iterations = job.wait_for(
+        lambda: [e.iteration for e in job.events("started-") if e.iteration > 0], "next iteration"
+    )
+    job.wait_started(iterations[0], 6)
+    assert {event.pid for event in job.events("asked-")} != {asked}
+    assert job.complete() == 0

@@ -1,15 +1,19 @@
 """What a wrapper's policy asks of the coordinator."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken.inprocess import Compose
 from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.environment import Place
+from unbroken.inprocess.own_policy import answer
 from unbroken.inprocess.policy import Asked, ask, first_state, refuse_inside
-from unbroken.inprocess.state import State
-from unbroken_core.messages import Policy, PolicyLayer
+from unbroken.inprocess.state import Mode, State
+from unbroken_core.messages import Answer, Policy, PolicyLayer, Question
 
 STATE = State(rank=21, world_size=32)
 PLACE = Place(Path("/nowhere"), 3, 0, 4, "127.0.0.1")
@@ -80,7 +84,102 @@ def test_rank_before_the_first_plan(environment: dict[str, str], rank: int | Non
     assert (state.rank, state.initial_rank, state.world_size) == (rank, rank, world_size)
 
 
-@pytest.mark.parametrize("policy", [ra.Tree([ra.Layer()]), Compose(ra.MaxActiveWorldSize(4), ra.FillGaps())])
+class Backwards(ra.RankAssignment):
+    """The last is the first."""
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        ctx = ra.ShiftRanks()(ctx)
+        assert ctx.state.rank is not None
+        ctx.state.rank = ctx.state.world_size - 1 - ctx.state.rank
+        return ctx
+
+
+class Broken(ra.RankAssignment):
+    """Does what `act` does to each ctx."""
+
+    def __init__(self, act: Callable[[ra.RankAssignmentCtx], Any]) -> None:
+        self.act = act
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        made: ra.RankAssignmentCtx = self.act(ra.ShiftRanks()(ctx))
+        return made
+
+
+class Even(ra.RankFilter):
+    """Only every other rank is active."""
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        state = ctx.state
+        assert state.rank is not None
+        state.mode = Mode.INACTIVE if state.rank % 2 else Mode.ACTIVE
+        state.active_rank = None if state.rank % 2 else state.rank // 2
+        return ctx
+
+
+QUESTION = Question(3, 7, 5, 6, 4, (1, 2))
+"""Ranks 0 to 3 were active, 4 and 5 idle; 1 and 2 are lost."""
+
+
+def test_own_policy_is_named_and_its_steps_are_not_said_in_numbers() -> None:
+    name = f"{__name__}.Backwards"
+    assert ask(Compose(ra.MaxActiveWorldSize(4), Backwards()), None, STATE) == Asked(
+        Policy(code=f"unbroken.inprocess.rank_assignment.MaxActiveWorldSize, {name}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "rank_filter", "workers"),
+    [
+        pytest.param(Backwards(), None, (5, 4, 3, 0), id="renumbers"),
+        pytest.param(Compose(ra.MaxActiveWorldSize(3), Backwards()), None, (5, 4, 3), id="limit"),
+        pytest.param(Backwards(), ra.ActiveWorldSizeDivisibleBy(3), (5, 4, 3), id="filter in its own option"),
+        pytest.param(None, Even(), (0, 4), id="a filter alone stands after ShiftRanks"),
+        pytest.param(Compose(ra.FillGaps(), Backwards()), None, (5, 4, 3, 0), id="nothing left to fill"),
+    ],
+)
+def test_one_worker_answers_for_all_as_each_would_for_itself(
+    assignment: ra.RankAssignment | None, rank_filter: ra.RankFilter | None, workers: tuple[int, ...]
+) -> None:
+    """0.2, 0.3"""
+    assert answer(assignment, rank_filter, QUESTION) == Answer(3, 7, workers)
+
+
+def _set(name: str, value: object) -> Callable[[ra.RankAssignmentCtx], object]:
+    def act(ctx: ra.RankAssignmentCtx) -> object:
+        setattr(ctx if name == "terminated_ranks" else ctx.state, name, value)
+        return ctx
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        pytest.param(
+            _set("rank", 0), "ValueError: want each rank once, got rank 0 for ranks 0 and 3", id="all the first"
+        ),
+        pytest.param(_set("rank", None), "TypeError: want a number as rank, got None for rank 0", id="no rank"),
+        pytest.param(_set("mode", Mode.INACTIVE), "ValueError: want ranks 0 to n-1, at least one, got []", id="nobody"),
+        pytest.param(
+            _set("terminated_ranks", {1}), "ValueError: want no terminated ranks after renumb", id="left over"
+        ),
+        pytest.param(lambda ctx: None, "want the ctx returned, got None for rank 0", id="nothing returned"),
+        pytest.param(lambda ctx: 1 // 0, "ZeroDivisionError: integer division or modulo by zero (", id="raises"),
+        pytest.param(
+            lambda ctx: replace(ctx, state=replace(ctx.state, rank=ctx.state.rank + 1)), "got [1, 2, 3, 4]", id="gap"
+        ),
+    ],
+)
+def test_answer_that_cannot_be_is_an_error_with_what_was_seen(
+    act: Callable[[ra.RankAssignmentCtx], Any], error: str
+) -> None:
+    found = answer(Broken(act), None, QUESTION)
+    assert (found.workers, error in found.error) == ((), True), found.error
+
+
+@pytest.mark.parametrize(
+    "policy", [ra.Tree([ra.Layer()]), Backwards(), Compose(ra.MaxActiveWorldSize(4), ra.FillGaps())]
+)
 def test_policy_that_comes_too_late_is_refused(policy: ra.RankAssignment) -> None:
     with pytest.raises(ValueError, match=r"want .* on the outermost wrapped function"):
         refuse_inside(policy)
