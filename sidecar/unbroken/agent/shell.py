@@ -31,6 +31,7 @@ from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
+from unbroken_core.reasons import JobPhase, Reason
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,21 @@ class Agent:
                 await exposition.cleanup()
             self._page.close()
             self._memory_file.close()
+
+    @property
+    def is_in_touch(self) -> bool:
+        """Whether the rendezvous has accepted this agent on the connection that is open."""
+        return self._member.is_welcome
+
+    @property
+    def was_in_touch(self) -> bool:
+        """Whether it ever has."""
+        return self._member.standing.generation > 0
+
+    def give_up(self, message: str) -> None:
+        """Let the workers go as if the job had failed: the rendezvous will not come back to say anything."""
+        generation = self._member.standing.generation
+        self._emit(RendezvousSaid(Finish(generation, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
 
     async def _join(self) -> None:
         if self._config.waits_for_workers:
