@@ -13,8 +13,8 @@ from pathlib import Path
 
 from unbroken.home.daemon import leave_starter, start_log
 from unbroken.home.host import Host
-from unbroken.home.root import Root, bind
-from unbroken.home.words import CONFIG_NAME, HomeConfig
+from unbroken.home.root import Root, bind, listen_at
+from unbroken.home.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
 from unbroken_core import wire
 from unbroken_core.errors import InputError, UnbrokenError
 
@@ -39,6 +39,9 @@ def _host(folder: Path, config: HomeConfig, level: str) -> int:
 
 
 def _root(folder: Path, config: HomeConfig, level: str) -> int:
+    path = folder / DEAL_NAME
+    deal: Deal | None = wire.decode(path.read_bytes(), Deal) if path.exists() else None
+    rendezvous = None if deal is None else listen_at(config.master_host, deal.port)
     listener = bind(config.master_host, config.ports)
     own = Path(tempfile.mkdtemp(prefix="root-", dir=folder.parent))
     print(listener.getsockname()[1], flush=True)
@@ -46,7 +49,11 @@ def _root(folder: Path, config: HomeConfig, level: str) -> int:
     start_log(level)
 
     async def run() -> None:
-        await Root(own, config, listener).run()
+        root = Root(own, config, listener)
+        if deal is not None and rendezvous is not None:
+            await root.resume(deal, rendezvous)
+        else:
+            await root.run()
 
     try:
         asyncio.run(run())

@@ -28,6 +28,7 @@ from unbroken.home.lines import read_message, write_message
 from unbroken.home.places import local_places
 from unbroken.home.search import RootSearch
 from unbroken.home.words import (
+    DEAL_NAME,
     MAX_LINE_BYTES,
     SOCKET_NAME,
     Busy,
@@ -39,6 +40,7 @@ from unbroken.home.words import (
     Seat,
     Waiting,
 )
+from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ _LAST_WORD_S = 2.0
 _RELEASE_S = 10.0
 """So long workers may take to hear that the job is over."""
 _START_TIMEOUT_S = 60.0
+_CHECK_S = 0.5
+_ROOT_AWAY_S = 1.5
+_ROOT_RETRY_S = 5.0
 
 
 @dataclass
@@ -209,10 +214,8 @@ class Host:
 
     async def _run_root(self) -> None:
         """Start the root; tell the workers when it does not come up."""
-        safe = ["-P"] if sys.version_info >= (3, 11) else []
-        command = [sys.executable, *safe, "-m", "unbroken.home", "root", str(self._folder)]
         try:
-            port = await asyncio.to_thread(_start_daemon, command)
+            port = await asyncio.to_thread(_start_root, self._folder)
         except InputError as error:
             if not self._failure.done():
                 self._failure.set_result(Failed(str(error)))
@@ -232,7 +235,11 @@ class Host:
         num_places = deal.settings.ranks_per_pod
         pids = {self._places[rank]: guest.register.pid for rank, guest in self._guests.items()}
         keeper = self._keeper = Keeper(self._folder, pids, num_places)
-        agent = asyncio.create_task(Agent(self._agent_config(deal)).run())
+        if self._has_root:
+            _write_private(self._folder / DEAL_NAME, wire.encode(deal))
+        pod = Agent(self._agent_config(deal))
+        agent = asyncio.create_task(pod.run())
+        self._keep(self._keep_in_touch(pod, deal.settings.timeouts.barrier_s))
         try:
             await keeper.attach()
             is_first = self._has_root
@@ -253,6 +260,26 @@ class Host:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await agent
 
+    async def _keep_in_touch(self, agent: Agent, limit_s: float) -> None:
+        """Start the root again when it was killed; let the workers go when nobody is there for too long."""
+        seen_s, next_start_s = self._loop.time(), 0.0
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            now_s = self._loop.time()
+            away_s = now_s - seen_s
+            if agent.is_in_touch:
+                seen_s = now_s
+            elif away_s >= limit_s:
+                agent.give_up(f"no rendezvous was reached for {away_s:.0f} s (barrier_timeout)")
+                return
+            elif self._has_root and agent.was_in_touch and away_s >= _ROOT_AWAY_S and now_s >= next_start_s:
+                next_start_s = now_s + _ROOT_RETRY_S
+                logger.warning("the root does not answer: started again")
+                try:
+                    await asyncio.to_thread(_start_root, self._folder)
+                except InputError as error:
+                    logger.warning("root not started: %s", error)
+
     async def _until_over(self, keeper: Keeper, agent: "asyncio.Task[int]") -> None:
         over = asyncio.create_task(keeper.is_over.wait())
         empty = asyncio.create_task(keeper.is_empty.wait())
@@ -269,8 +296,7 @@ class Host:
 
     def _agent_config(self, deal: Deal) -> AgentConfig:
         token_file = self._folder / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(deal.token)
+        _write_private(token_file, deal.token)
         host = self._config.master_host
         return AgentConfig(
             settings=deal.settings,
@@ -287,8 +313,15 @@ class Host:
         )
 
 
-def _start_daemon(command: list[str]) -> int:
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
+
+
+def _start_root(folder: Path) -> int:
     """Return the port that it listens on. Raises InputError with what it says when it does not start."""
+    safe = ["-P"] if sys.version_info >= (3, 11) else []
+    command = [sys.executable, *safe, "-m", "unbroken.home", "root", str(folder)]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False

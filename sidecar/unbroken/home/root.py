@@ -4,15 +4,18 @@
        └──its owner has gone, or time over──> end
 
 It takes no host in before its owner, the host that has started it, so that hosts of a job cannot meet at a root that a
-job before has left behind. While it serves, hosts that come late hear that it is taken.
+job before has left behind. While it serves, hosts that come late hear that it is taken. Its owner starts another when
+it was killed; that one serves at once.
 """
 
 import asyncio
+import functools
 import hmac
 import ipaddress
 import logging
 import secrets
 import socket
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +92,14 @@ def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
     )
 
 
+def listen_at(master_host: str, port: int) -> socket.socket:
+    """Return a socket that listens on this port, on the same addresses. Raises InputError."""
+    try:
+        return _listen(_listen_address(master_host), port)
+    except OSError as error:
+        raise InputError(f"port {port} on {master_host}: {error.strerror}") from error
+
+
 def settings_for(guests: list[Present]) -> JobSettings:
     """Return the settings of the job that these hosts make, the one with the lowest rank first. Raises InputError."""
     return JobSettings(
@@ -119,17 +130,29 @@ class Root:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Run until the job is over, or everybody has gone."""
+        """Form the job, and run until it is over, or everybody has gone."""
+        await self._listen_while(self._form())
+
+    async def resume(self, deal: Deal, listener: socket.socket) -> None:
+        """Go on where a root that was killed has ended: agents know everything else."""
+        self._formed.set_result(True)
+        note = functools.partial(logger.info, "resumed: port=%d", deal.port)
+        await self._listen_while(self._serve(deal.settings, deal.token, listener, note))
+
+    async def _form(self) -> None:
+        await asyncio.wait((self._formed,), timeout=OWNER_S)
+        if self._owner is not None:
+            await asyncio.wait((self._formed,), timeout=self._config.limit_s)
+        if self._formed.done() and self._formed.result():
+            await self._deal_out()
+        else:
+            logger.error("no job: %s", self._missing())
+
+    async def _listen_while(self, work: Coroutine[None, None, None]) -> None:
         self._listener.setblocking(False)
         server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_LINE_BYTES)
         try:
-            await asyncio.wait((self._formed,), timeout=OWNER_S)
-            if self._owner is not None:
-                await asyncio.wait((self._formed,), timeout=self._config.limit_s)
-            if self._formed.done() and self._formed.result():
-                await self._serve()
-            else:
-                logger.error("no job: %s", self._missing())
+            await work
         finally:
             server.close()
             for task in list(self._tasks):
@@ -217,7 +240,7 @@ class Root:
 
     # -------------------------------------------------------------------------------------------------------- serving
 
-    async def _serve(self) -> None:
+    async def _deal_out(self) -> None:
         guests = sorted(self._guests.values(), key=lambda guest: guest.present.ranks)
         try:
             settings = settings_for([guest.present for guest in guests])
@@ -225,7 +248,22 @@ class Root:
             self._tell_all(guests, Failed(str(error)))
             await asyncio.sleep(_SHUTDOWN_S)
             return
+        listener = listen_at(self._config.master_host, 0)
+        port = int(listener.getsockname()[1])
         token = secrets.token_hex(32)
+
+        def tell() -> None:
+            addresses = addresses_of(guests)
+            for index, guest in enumerate(guests):
+                write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
+            logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
+
+        await self._serve(settings, token, listener, tell)
+
+    async def _serve(
+        self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None]
+    ) -> None:
+        """Be the rendezvous; `on_up` is called once agents may come."""
         token_file = self._folder / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token)
@@ -235,13 +273,8 @@ class Root:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         try:
-            listener = _listen(_listen_address(self._config.master_host), 0)
-            port = int(listener.getsockname()[1])
             await web.SockSite(runner, listener, backlog=4096).start()
-            addresses = addresses_of(guests)
-            for index, guest in enumerate(guests):
-                write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
-            logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
+            on_up()
             await self._until_over(service)
         finally:
             service.close()

@@ -16,6 +16,8 @@ from unbroken_core.settings import JobSettings, Timeouts
 MAX_LINE_BYTES = 1 << 20
 SOCKET_NAME = "home.sock"
 CONFIG_NAME = "home.json"
+DEAL_NAME = "deal.json"
+"""What the root has dealt out, in the folder of its owner: with it another root can go on."""
 
 # ------------------------------------------------------------------------------------------------------ worker <-> host
 

@@ -23,13 +23,15 @@ SHORT = {
     "barrier_timeout": datetime.timedelta(seconds=60),
     "termination_grace_time": datetime.timedelta(seconds=1),
 }
+SHORTEST = {
+    **SHORT,
+    "heartbeat_timeout": datetime.timedelta(seconds=10),
+    "barrier_timeout": datetime.timedelta(seconds=20),
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "hang": SHORT,
-    "missing": {
-        **SHORT,
-        "heartbeat_timeout": datetime.timedelta(seconds=10),
-        "barrier_timeout": datetime.timedelta(seconds=20),
-    },
+    "missing": SHORTEST,
+    "adrift": SHORTEST,
     "abort": {"initialize": inprocess.initialize.RetryController(max_iterations=3)},
     "unhealthy": {"health_check": inprocess.Compose(inprocess.health_check.FaultCounter(max_rank_faults=0))},
     "spare": {"rank_assignment": inprocess.Compose(inprocess.rank_assignment.MaxActiveWorldSize(2))},
@@ -60,7 +62,7 @@ def train(call: inprocess.CallWrapper) -> str:
         total()
         if FIRST_RANK == "1":
             raise ValueError("injected")
-    while MODE in ("steps", "hang") and total():
+    while MODE in ("steps", "hang", "adrift") and total():
         done = torch.tensor([float(Path(os.environ["TEST_DONE"]).exists())])
         dist.all_reduce(done)
         if done.item():

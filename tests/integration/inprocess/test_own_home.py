@@ -112,6 +112,39 @@ def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Any) -> 
     job.wait_for_nobody()
 
 
+def test_killed_root_is_started_again(job: Any) -> None:
+    """2.24: training goes on meanwhile, and the next fault finds a rendezvous."""
+    job.plain(3, "steps")
+    job.wait_for_started(0, 3)
+    (root,) = job.home_processes()["root"]
+    root.kill()
+
+    def has_another() -> bool:
+        return any(process.pid != root.pid for process in job.home_processes()["root"])
+
+    job.wait_for(has_another, "another root")
+    job.processes[1].send_signal(signal.SIGKILL)
+    job.wait_for_started(1, 2)
+    job.finish()
+    job.wait([0, -signal.SIGKILL, 0])
+    assert job.values() == ["0 in 1", "1 in 1"]
+    job.wait_for_nobody()
+
+
+def test_loss_of_the_first_host_has_an_end(job: Any) -> None:
+    """2.24: without a rendezvous nobody waits for ever."""
+    job.plain(4, "adrift", two_hosts)
+    job.wait_for_started(0, 4)
+    (root,) = job.home_processes()["root"]
+    # The one that can start the root again has written down how.
+    (owner,) = [host for host in job.home_processes()["host"] if (Path(host.cmdline()[-2]) / "deal.json").exists()]
+    for process in (owner, root, *job.processes[:2]):
+        process.kill()
+    job.wait([-signal.SIGKILL, -signal.SIGKILL, 1, 1])
+    assert {event.value.partition(":")[0] for event in job.events("raised")} == {"RestartAbort"}
+    job.wait_for_nobody()
+
+
 @pytest.mark.parametrize("victims", ["workers", "workers and host processes"])
 def test_nothing_is_left_when_the_whole_job_is_killed(job: Any, victims: str) -> None:
     """2.24: no wait is without an end."""
