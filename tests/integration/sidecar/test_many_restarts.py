@@ -50,7 +50,7 @@ def holding_of(process: psutil.Process) -> Holding:
 @pytest.mark.parametrize(
     ("num_restarts", "warm_up"),
     [
-        pytest.param(60, 20, id="sixty restarts"),
+        pytest.param(60, 20, id="sixty restarts", marks=pytest.mark.timeout(300)),
         pytest.param(1000, 50, id="a thousand restarts", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
