@@ -279,6 +279,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=job.startup_due_s(shortage_began),
         startup_s=settings.timeouts.startup_s,
+        is_kept_apart=_is_kept_apart(job, outcome, possible),
         standing=job.standing_text(),
         last_call_until_s=_last_call_until_s(interruption, outcome, settings.timeouts.last_call_s, now_s),
         spent=job.ladder.spent(now_s),
@@ -287,6 +288,13 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         no_progress_limit=settings.no_progress_limit,
         culprit=_fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
+
+
+def _is_kept_apart(job: Job, outcome: Outcome, possible: frozenset[Rung]) -> bool:
+    settings, num_ready = job.settings, len(job.census.ready)
+    is_enough = num_ready >= settings.minimum_replicas and Rung.POD in possible and bool(job.rules.layers)
+    is_replaced = job.num_living < settings.replicas + settings.spares
+    return isinstance(outcome, Shortage) and is_enough and is_replaced
 
 
 def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:

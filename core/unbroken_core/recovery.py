@@ -7,6 +7,7 @@
     a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
     fewer ranks are allowed and enough                           cut the plan: world
     too few pods are ready, more may come                        wait, at most timeouts.startup of running pods
+    enough are, but no layer lets them take the lost ranks       wait, at most timeouts.startup of running pods
     enough pods are there                                        start every process again: job
     nothing of this                                              fail
 
@@ -50,6 +51,8 @@ class Situation:
     shortage_until_s: float
     startup_s: float
     """timeouts.startup, for people: what counts down would change the status all the time."""
+    is_kept_apart: bool = False
+    """Whether enough pods are ready, but the layers keep spares from the lost ranks, and a lost pod is replaced."""
     standing: str = ""
     """Why no startup timeout counts now, for people: the cluster runs too few pods; "" when they count."""
     last_call_until_s: float | None = None
@@ -156,7 +159,7 @@ def _last_resort(view: Situation) -> Choice:
     may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
     # A pod whose script does not start keeps its place: nobody replaces it, so that its ranks would be missed for ever.
     may_wait = may_wait and view.num_possible_pods >= view.minimum_replicas
-    is_help_near = view.num_living_pods < view.replicas or view.num_starting_pods > 0
+    is_help_near = view.num_living_pods < view.replicas or view.num_starting_pods > 0 or view.is_kept_apart
     if is_help_near and may_wait:
         return _wait_for_pods(view)
     if Rung.JOB in view.possible and view.num_living_pods >= view.minimum_replicas:
@@ -184,6 +187,12 @@ def _wait_for_pods(view: Situation) -> Choice:
         f"({view.num_starting_pods} starting), at least {view.minimum_replicas} are wanted"
     )
     message += f"; {view.standing}" if view.standing else ""
+    if view.is_kept_apart:
+        message += (
+            "; the spares that are ready may not take the lost ranks (replaceFrom, minRanks and maxRanks in "
+            "topology.layers): a pod in place of the lost one helps; next time a layer that allows more, or a smaller "
+            "minReplicas"
+        )
     return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
 
 

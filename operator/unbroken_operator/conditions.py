@@ -206,7 +206,7 @@ def _recovering(report: JobStatus) -> Finding:
 
 def _degraded(report: JobStatus) -> Finding:
     if report.reason is Reason.BELOW_MINIMUM:
-        message = "no rank trains: fewer pods than minReplicas are there"
+        message = "no rank trains: fewer pods than minReplicas can have ranks"
         return Finding(ConditionType.DEGRADED, True, Reason.FEWER_RANKS, message)
     is_degraded = report.lost_ranks > 0 and report.iteration >= 0
     message = f"{report.world_size} ranks are active, {report.lost_ranks} are lost, {report.spare_ranks} are spare"

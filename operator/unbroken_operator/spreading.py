@@ -57,17 +57,22 @@ def spare_preferences(
 ) -> list[tuple[Preference, ...]]:
     """Return what each of so many new spare pods is to prefer; nothing where no active pod has a known place.
 
-    `lost` are the pods whose ranks are about to go to spares: the nearest spare counts as active already.
+    `lost` are the pods whose ranks are about to go to spares: the nearest spare that the layers allow counts as active
+    already. Where there is none, the lost pod's domain is the one that misses a pod.
     """
     if num_new == 0:
         return []
     active = _paths(settings, assessment, _with_role(assessment, Role.ACTIVE))
     spare = _paths(settings, assessment, _with_role(assessment, Role.SPARE))
+    depth = _search_depth(_layers(settings))
     for path in _paths(settings, assessment, lost):
-        if spare:
-            nearest = min(spare, key=lambda other: (-_num_common(path, other), _order(other)))
+        near = [other for other in spare if _num_common(path, other) >= depth]
+        if near:
+            nearest = min(near, key=lambda other: (-_num_common(path, other), _order(other)))
             spare.remove(nearest)
             active.append(nearest)
+        else:
+            active.append(path)
     layers, num_active, num_spare = _layers(settings), _counted(active), _counted(spare)
     needs = {path: _need(path, num_active, num_spare) for path in sorted(set(active), key=_order)}
     neighbours: dict[str, list[Path]] = {}
@@ -109,6 +114,12 @@ def _labels(layers: list[Layer], path: Path) -> tuple[tuple[str, str], ...]:
 
 def _layers(settings: JobSettings) -> list[Layer]:
     return [layer for layer in settings.layers if layer.label != layout.HOSTNAME_LABEL]
+
+
+def _search_depth(layers: list[Layer]) -> int:
+    """Return how many outer domains a spare must share with a lost pod; more than there are layers: none may help."""
+    refusing = [depth for depth, layer in enumerate(layers, start=1) if not layer.replace_from]
+    return refusing[-1] + 1 if refusing else 0
 
 
 def _with_role(assessment: Assessment, role: Role) -> list[PodView]:

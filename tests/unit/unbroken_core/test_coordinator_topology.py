@@ -1,9 +1,12 @@
 """What the coordinator does about pods that do not fit the job's tree, and what it counts."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from unbroken_core.events import Observed
-from unbroken_core.messages import Observation, Plan, PodObservation
+from unbroken_core.messages import Observation, Plan, PodObservation, Respawn
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import Layer, RungBudget
 
@@ -87,3 +90,72 @@ def test_two_pods_on_one_host_are_two_places_of_one_domain() -> None:
     )
     taken = {pod.pod: pod.ranks for pod in bench.status().pods if pod.ranks}
     assert taken == {"p1": (0, 1), "p3": (2, 3)}, "a host is replaced by a host, its pods in order"
+
+
+RACKS = {"p0": "r1", "p1": "r2", "p2": "r1", "p3": "r2", "p4": "r3"}
+
+
+def observed(*pods: str, gone: str = "") -> Observed:
+    """Return what the operator sees; p2 was made to be a spare."""
+    return Observed(
+        Observation(
+            {
+                f"uid-{pod}": PodObservation(
+                    pod,
+                    "n",
+                    ("w", RACKS[pod]),
+                    role=Role.SPARE if pod == "p2" else Role.ACTIVE,
+                    gone=Cause.POD_LOST if pod == gone else None,
+                )
+                for pod in pods
+            }
+        )
+    )
+
+
+def kept_apart(**changes: Any) -> Bench:
+    """Return a job that lost its pod in rack r2, while its spare is in r1, and no spare may leave its rack."""
+    layers = (Layer("row", "row", replace_from=False), Layer("rack", "rack"))
+    bench = Bench(replace(SETTINGS, layers=layers, **changes))
+    bench.step(observed("p0", "p1", "p2"))
+    bench.run("p0", "p1", "p2")
+    bench.step(observed("p0", "p1", "p2", gone="p1"))
+    bench.all_are(READY, 0, "p0")
+    return bench
+
+
+def test_spares_that_the_layers_keep_from_lost_ranks_let_the_job_wait_for_a_new_pod() -> None:
+    bench = kept_apart()
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
+    assert status.message == (
+        "iteration 0: waits at most 600 s for pods: 2 of 2 are there (0 starting), at least 2 are wanted; the spares "
+        "that are ready may not take the lost ranks (replaceFrom, minRanks and maxRanks in topology.layers): a pod in "
+        "place of the lost one helps; next time a layer that allows more, or a smaller minReplicas"
+    )
+
+
+@pytest.mark.parametrize("pod", [pytest.param("p3", id="in its rack"), pytest.param("p4", id="in another rack")])
+def test_the_pod_that_replaces_the_lost_one_ends_the_wait_wherever_it_stands(pod: str) -> None:
+    bench = kept_apart()
+    bench.step(observed("p0", "p1", "p2", pod, gone="p1"))
+    bench.states[pod] = bench.workers(WorkerPhase.STARTING)
+    bench.join(pod, domains=("w", RACKS[pod]))
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    plans = sent(bench.all_are(READY, -1, pod), Plan)
+    bench.tick(5.0)
+    held = {seen.pod: seen.ranks for seen in bench.status().pods if seen.ranks}
+    assert held == {"p0": (0, 1), pod: (2, 3)}, plans
+    bench.all_are(RUNNING, 1, "p0", pod)
+    assert bench.status().restarts_by_rung == {"pod": 1}
+
+
+def test_a_job_whose_lost_pod_does_not_come_back_in_time_starts_everything_again() -> None:
+    bench = kept_apart()
+    actions = bench.live(601)
+    assert sent(actions, Respawn), "the job rung"
+
+
+def test_a_job_that_may_shrink_does_not_wait_for_a_spare_that_may_not_come() -> None:
+    bench = kept_apart(min_replicas=1)
+    assert {pod.pod: pod.ranks for pod in bench.status().pods if pod.ranks} == {"p0": (0, 1)}

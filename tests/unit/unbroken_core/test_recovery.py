@@ -51,6 +51,7 @@ def without(*rungs: Rung) -> frozenset[Rung]:
     return ALL - set(rungs)
 
 
+APART = {"outcome": TOO_FEW, "is_kept_apart": True}
 DEAD = {"healing": ["pod-b"], "outcome": TOO_FEW}
 LOST = {"num_living_pods": 1, "outcome": TOO_FEW}
 JOB = {"is_job_rung": True, "outcome": TOO_FEW}
@@ -104,6 +105,13 @@ JOB = {"is_job_rung": True, "outcome": TOO_FEW}
             LOST | {"outcome": SMALLER, "last_call_until_s": 105.0}, "cut world", id="shortage over, nobody is starting"
         ),
         pytest.param(LOST, "wait BelowMinimumReplicas None", id="pod lost, no spare, may not shrink"),
+        pytest.param(APART, "wait BelowMinimumReplicas None", id="the layers keep spares away, a pod is replaced"),
+        pytest.param(APART | {"shortage_until_s": 100.0}, "job", id="the layers keep spares away, no pod came in time"),
+        pytest.param(
+            APART | {"possible": without(Rung.POD, Rung.JOB)},
+            "fail RestartBudgetExhausted",
+            id="the layers keep spares away, nobody may be waited for",
+        ),
         pytest.param(LOST | {"shortage_until_s": 100.0}, "fail BelowMinimumReplicas", id="no pod came in time"),
         pytest.param(
             LOST | {"num_living_pods": 2, "num_starting_pods": 1},

@@ -180,6 +180,18 @@ def test_the_spare_that_follows_a_promoted_one_goes_where_that_one_was(is_report
     assert [item["values"] for item in best["preference"]["matchExpressions"]] == [["r2"], ["n2-0"]]
 
 
+def test_a_pod_that_no_spare_may_replace_is_missed_where_it_was() -> None:
+    layers = [{**LAYERS[0], "replaceFrom": False}, LAYERS[1]]
+    nodes = [a_node(f"r1-{index}", rack="r1", nvlink="n1") for index in range(4)]
+    nodes += [a_node(f"r2-{index}", rack="r2", nvlink="n2") for index in range(2)]
+    world = cluster([nodes[0], nodes[4], *nodes[1:4], nodes[5]], 2, 1, topology={"layers": layers})
+    assert [world.node_of(f"digits-{number}") for number in range(3)] == ["r1-0", "r2-0", "r1-1"]
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    best = max(node_preferences(world.pods["digits-3"]), key=lambda term: int(term["weight"]))
+    assert [item["values"] for item in best["preference"]["matchExpressions"]] == [["r2"], ["n2"]]
+
+
 def test_nothing_is_judged_while_a_promoted_spare_is_replaced() -> None:
     world = cluster(interleaved(rack("r1", 4), rack("r2", 4)), 2, 2)
     world.end_pod("digits-1", "Failed")
