@@ -166,7 +166,8 @@ class Ledger:
                 if (pod.uid, part.local_rank) not in before:
                     allowed = GOT_RANK | KEPT_RANK | MOVED_RANK  # It was away when the last plan was cut.
                 if self.has_taken_over:
-                    allowed |= GOT_RANK | MOVED_RANK  # Or when the job was taken over, perhaps with the plan before the last.
+                    # Or when the job was taken over, perhaps with the plan before the last.
+                    allowed |= GOT_RANK | MOVED_RANK
             has_origin = part.reason in (RankReason.REPLACED, RankReason.FILLED_GAP)
             if part.reason not in allowed or has_origin != bool(origins.get(part.local_rank)):
                 raise Violation(
