@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 RESYNC_S = 300.0
 SECRET_AGE_S = 300.0
 FRESH_SECRET_S = 5.0
+STARTING_SECRET_S = 10.0
+"""While a pod starts on its node: it waits there for the Secret, should that have been deleted."""
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 MAX_BACKOFF_S = 60.0
@@ -48,6 +50,8 @@ class JobWorker:
         self._shared = shared
         self._wake = asyncio.Event()
         self._wake.set()
+        self._is_starting = False
+        """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
         self._keeper = SecretKeeper(shared.kube, self.key, self.uid)
@@ -97,7 +101,9 @@ class JobWorker:
 
     async def _reconcile(self) -> float | None:
         with self._shared.metrics.reconcile_seconds.time():
-            decision = plan(await self._observe(SECRET_AGE_S))
+            snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
+            self._is_starting = _is_starting(snapshot)
+            decision = plan(snapshot)
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 decision = plan(await self._observe(FRESH_SECRET_S))
@@ -110,7 +116,8 @@ class JobWorker:
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
             self._wake.set()
-        return decision.check_after_s
+        waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
@@ -175,6 +182,11 @@ class JobWorker:
             self.is_gone = job["metadata"]["uid"] != self.uid
             if not self.is_gone:
                 self.update(job)
+
+
+def _is_starting(snapshot: Snapshot) -> bool:
+    owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+    return any(pod.node and pod.phase == "Pending" and not pod.is_deleting for pod in owned)
 
 
 def _is_worth_another_look(decision: Decision) -> bool:

@@ -1,0 +1,80 @@
+"""The loss of the Secret of a job that trains: by hand, also while no operator looks."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from .e2e_bench import Bench, CommandError, Json, job
+
+pytestmark = pytest.mark.timeout(300)
+
+NAME = "keyless"
+SECRET = f"{NAME}-rendezvous"
+LIMIT_S = 90.0
+
+
+async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], object]) -> Json:
+    """Return the job's status once it trains and it is so."""
+    status: Json = {}
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not (status.get("state") == "Running" and is_so(status)):
+                await asyncio.sleep(0.2)
+                status = await bench.status(NAME, NAME)
+    except TimeoutError:
+        pytest.fail(f"want {what} within {LIMIT_S:.0f} s, got {status}")
+    return status
+
+
+async def wait_token(bench: Bench) -> str:
+    """Return the text of the Secret's token once there is one."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                text = await bench.cluster.kubectl("get", "secret", SECRET, "-n", NAME, "-o", "json")
+                return str(json.loads(text)["data"]["token"])
+            except CommandError:
+                await asyncio.sleep(0.2)
+
+
+async def delete_pod(bench: Bench, component: str) -> None:
+    """Delete the pods of a component; others are made in their place."""
+    selector = f"unbroken.dev/job={NAME},unbroken.dev/component={component}"
+    await bench.cluster.kubectl("delete", "pod", "-n", NAME, "-l", selector, "--wait=false")
+
+
+def test_job_goes_on_when_its_secret_is_deleted_with_and_without_an_operator_that_knew_it(bench: Bench) -> None:
+    async def scenario() -> None:
+        document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod"}]})
+        async with bench.namespace(NAME):
+            await bench.apply(NAME, document)
+            await wait_status(bench, "a job that trains", lambda _status: True)
+            token = await wait_token(bench)
+
+            # The operator knows the token: the Secret comes back as it was when the next pod needs it.
+            await bench.cluster.kubectl("delete", "secret", SECRET, "-n", NAME)
+            await delete_pod(bench, "trainer")
+            await wait_status(bench, "a recovery", lambda status: status["restarts"]["total"] == 1)
+            assert await wait_token(bench) == token
+
+            # A new operator does not know it: there is a new token, which the kubelet brings to all pods.
+            await bench.operator.stop()
+            await bench.cluster.kubectl("delete", "secret", SECRET, "-n", NAME)
+            bench.operator.start()
+            assert await wait_token(bench) != token
+            await delete_pod(bench, "trainer")
+            before = await wait_status(bench, "a recovery", lambda status: status["restarts"]["total"] == 2)
+
+            # A rendezvous that knows the new token only takes the running job over.
+            await delete_pod(bench, "rendezvous")
+            after = await wait_status(
+                bench,
+                "a job that was taken over",
+                lambda status: status["rendezvous"]["podUid"] != before["rendezvous"]["podUid"],
+            )
+            assert after["iteration"] == before["iteration"]
+            assert after["restarts"]["total"] == 2
+
+    asyncio.run(scenario())
