@@ -33,7 +33,7 @@ class Endpoint:
             return
         import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
 
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+        self._store = dist.TCPStore(  # type: ignore[attr-defined] # torch does not export it by name
             self.host,
             self.port,
             world_size=None,

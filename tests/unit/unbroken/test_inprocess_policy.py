@@ -66,7 +66,7 @@ def test_tree_is_said_in_layers_and_in_this_workers_keys() -> None:
 
 
 def test_key_function_that_fails_is_named_with_the_state_that_it_was_given() -> None:
-    tree = ra.Tree([ra.Layer(), ra.Layer(key_or_fn=lambda state: str(state.rank // 8))])  # type: ignore[operator]
+    tree = ra.Tree([ra.Layer(), ra.Layer(key_or_fn=lambda state: str(state.rank // 8))])  # type: ignore[operator] # that it may be None
     with pytest.raises(ValueError, match=r"layers\[1\].key_or_fn: want a name for State\(rank=None.* got TypeError"):
         ask(tree, None, State(rank=None, world_size=0))
 
