@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -179,7 +179,7 @@ class _Writer:
 )
 def test_hosts_are_reached_where_they_came_from(connections: list[tuple[str, str]], expected: list[str]) -> None:
     """2.5."""
-    guests: Any = [root.Guest(present("a", (0,), 1), _Writer(own, peer)) for own, peer in connections]  # type: ignore[arg-type]
+    guests: Any = [root.Guest(present("a", (0,), 1), cast(Any, _Writer(own, peer))) for own, peer in connections]
     assert root.addresses_of(guests) == expected
 
 
