@@ -14,7 +14,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.messages import Policy, PolicyLayer
 from unbroken_core.rank_tree import TreeLayer
 from unbroken_core.rank_tree.layers import layer_violations
-from unbroken_core.renumber import divisible_active_world_size, max_active_world_size
+from unbroken_core.rank_tree.renumbering import divisible_active_world_size, max_active_world_size
 from unbroken_core.settings import JobSettings, Layer
 
 _ROOT = PolicyLayer(replace_from=True)

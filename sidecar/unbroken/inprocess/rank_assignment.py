@@ -25,9 +25,14 @@ from unbroken.inprocess.rank_exchange import Exchange, exchange_keys
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import TreeLayer
-from unbroken_core.rank_tree.gaps import fill_gap_rank
+from unbroken_core.rank_tree.renumbering import (
+    active_rank,
+    divisible_active_world_size,
+    fill_gap_rank,
+    max_active_world_size,
+    shift_rank,
+)
 from unbroken_core.rank_tree.world import RankedWorld
-from unbroken_core.renumber import active_rank, divisible_active_world_size, max_active_world_size, shift_rank
 
 
 class RankDiscarded(RestartError):

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import Domain, Place, RankChange, RankTree, TreeLayer, nesting_violations
-from unbroken_core.rank_tree.gaps import fill_gap_rank
 from unbroken_core.rank_tree.planning import recount
+from unbroken_core.rank_tree.renumbering import fill_gap_rank
 from unbroken_core.reasons import RankReason
 
 

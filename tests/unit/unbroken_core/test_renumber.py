@@ -4,7 +4,12 @@ from itertools import combinations
 
 import pytest
 
-from unbroken_core.renumber import active_rank, divisible_active_world_size, max_active_world_size, shift_rank
+from unbroken_core.rank_tree.renumbering import (
+    active_rank,
+    divisible_active_world_size,
+    max_active_world_size,
+    shift_rank,
+)
 
 
 def test_shift_closes_gaps_and_keeps_the_order() -> None:

@@ -1,4 +1,4 @@
-"""Renumbering of ranks as pure functions: what the steps of `unbroken.inprocess.rank_assignment` compute.
+"""Renumbering without a tree: what the steps of `unbroken.inprocess.rank_assignment` but `Tree` compute.
 
 Each worker can evaluate them for itself: the result depends on the arguments only, never on the order of a set.
 """
@@ -15,6 +15,23 @@ def shift_rank(rank: int, terminated: Collection[int]) -> int | None:
     if rank in terminated:
         return None
     return rank - bisect_left(sorted(set(terminated)), rank)
+
+
+def fill_gap_rank(rank: int, world_size: int, terminated: Collection[int]) -> int | None:
+    """Return the rank after all terminated ranks have left: the highest fill the gaps; None if it left itself.
+
+    FillGaps: survivors at or above the new world size move, in ascending order, into the gaps below it: 8 ranks that
+    lose {1, 4, 5} become 0, None, 2, 3, None, None, 1, 4.
+    """
+    if rank in terminated:
+        return None
+    lost = sorted(set(terminated))
+    new_size = world_size - len(lost)
+    if rank < new_size:
+        return rank
+    # There are as many gaps below the new size as survivors at or above it, which this one is the n-th of.
+    nth = sum(1 for other in range(new_size, rank) if other not in terminated)
+    return lost[nth]
 
 
 def max_active_world_size(world_size: int, active_world_size: int | None, limit: int | None) -> int:
