@@ -6,12 +6,13 @@ Both return to their starter as soon as they can do their work, and go on as nob
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from unbroken.home.daemon import leave_starter, start_log
+from unbroken.home.folders import lock_folder, sweep
 from unbroken.home.host import Host
 from unbroken.home.root import Root, bind, listen_at
 from unbroken.home.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
@@ -28,6 +29,7 @@ def _host(folder: Path, config: HomeConfig, level: str) -> int:
     start_log(level)
 
     async def run() -> None:
+        sweep(folder.parent)
         await Host(folder, config).run()
 
     try:
@@ -43,7 +45,10 @@ def _root(folder: Path, config: HomeConfig, level: str) -> int:
     deal: Deal | None = wire.decode(path.read_bytes(), Deal) if path.exists() else None
     rendezvous = None if deal is None else listen_at(config.master_host, deal.port)
     listener = bind(config.master_host, config.ports)
-    own = Path(tempfile.mkdtemp(prefix="root-", dir=folder.parent))
+    # Locked for as long as this process lives, so that nobody removes it as a left one.
+    own = folder.parent / f"root-{secrets.token_hex(8)}"
+    while lock_folder(own) is None:
+        pass
     print(listener.getsockname()[1], flush=True)
     leave_starter(config.log_file or str(own / "root.log"))
     start_log(level)

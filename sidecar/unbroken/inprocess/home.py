@@ -6,7 +6,6 @@ folder of the job on this machine       <temporary>/unbroken-<uid>/<job and host
   agent.sock, stamps                    as in a pod
 """
 
-import fcntl
 import importlib.util
 import os
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unbroken.home.folders import lock_folder
 from unbroken.home.words import (
     CONFIG_NAME,
     MAX_LINE_BYTES,
@@ -156,24 +156,6 @@ def base_folder() -> Path:
             f"and mode {stat.S_IMODE(found.st_mode):o}; set TMPDIR"
         )
     return folder
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Return a descriptor that locks the folder for as long as any process has it; None when somebody else has it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it before may have removed it meanwhile.
-        if os.fstat(descriptor).st_ino == folder.stat().st_ino:
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
 
 
 # ------------------------------------------------------------------------------------------------------------ internals

@@ -1,6 +1,8 @@
 """Starts workers as torchrun does, or with the variables alone, and looks at what they and their home leave."""
 
+import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,6 +20,7 @@ from tests.waiting import wait_until
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "own_home_script.py"
+NUM_PORTS = 12
 LIMIT_S = 150.0
 """For anything that must happen; torch takes long to import on a busy machine."""
 
@@ -57,9 +60,9 @@ class Job:
 
     # ---------------------------------------------------------------------------------------------------------- start
 
-    def torchrun(self, num_workers: int, *command: str) -> None:
+    def torchrun(self, num_workers: int, *command: str, max_restarts: int = 0) -> None:
         """Start torchrun on this machine."""
-        options = ["--standalone", f"--nproc-per-node={num_workers}"]
+        options = ["--standalone", f"--nproc-per-node={num_workers}", f"--max-restarts={max_restarts}"]
         self._start([sys.executable, "-m", "torch.distributed.run", *options, *command], {})
 
     def plain(self, num_workers: int, mode: str, variables: Callable[[int], Mapping[str, str]] = lambda _: {}) -> None:
@@ -161,7 +164,12 @@ class Job:
 
 def _free_port() -> int:
     """Return a port with free ones behind it, below those that the system gives out."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
-    return 20000 + number % 10000
+    while True:
+        number = random.randrange(20000, 30000)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(number, number + NUM_PORTS):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+        return number

@@ -62,6 +62,18 @@ def test_torchrun_job_restarts_in_its_processes(job: Any, num_workers: int) -> N
     assert not list(job.temporary.glob("unbroken-*/*"))
 
 
+def test_torchrun_starts_the_script_again_in_a_new_home(job: Any) -> None:
+    """2.30: it ends all workers when one of them ends; the home of those before is not mistaken for a new one."""
+    job.torchrun(2, str(own_home.SCRIPT), "steps", max_restarts=1)
+    before = {event.pid for event in job.wait_for_started(0, 2)}
+    psutil.Process(min(before)).kill()
+    job.wait_for(lambda: len({event.pid for event in job.events("started")} - before) == 2, "two new workers")
+    job.finish()
+    job.wait()
+    assert job.values() == ["0 in 0", "1 in 0"]
+    job.wait_for_nobody()
+
+
 def test_variables_alone_are_enough(job: Any) -> None:
     """2.4, 2.5: neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set; the workers of the host are counted."""
     job.plain(3, "exception")

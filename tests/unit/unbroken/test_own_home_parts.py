@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from unbroken import inprocess
-from unbroken.home import root
+from unbroken.home import folders, root
 from unbroken.home.places import local_places
 from unbroken.home.words import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
 from unbroken.inprocess import home
@@ -244,15 +244,26 @@ def test_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.
 def test_folder_is_locked_once_and_free_when_it_was_removed(tmp_path: Path) -> None:
     """2.5: exactly one worker of a host starts the host process."""
     folder = tmp_path / "job"
-    first = home.lock_folder(folder)
+    first = folders.lock_folder(folder)
     assert first is not None
-    assert home.lock_folder(folder) is None
+    assert folders.lock_folder(folder) is None
     folder.rmdir()
-    second = home.lock_folder(folder)
+    second = folders.lock_folder(folder)
     assert second is not None
     os.close(first)
-    assert home.lock_folder(folder) is None
+    assert folders.lock_folder(folder) is None
     os.close(second)
+
+
+def test_folders_that_nobody_has_are_removed(tmp_path: Path) -> None:
+    """2.5: a process that was killed could not do it."""
+    kept = folders.lock_folder(tmp_path / "kept")
+    assert kept is not None
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "home.sock").touch()
+    folders.sweep(tmp_path)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["kept"]
+    os.close(kept)
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
