@@ -279,8 +279,8 @@ class RungUse:
     """One recovery, by the highest rung that it needed."""
 
     rung: Rung
-    at: str
-    """RFC 3339."""
+    ago_s: float
+    """Seconds since the operator heard that it was over: no clock is compared with another's."""
 
 
 @dataclass(frozen=True)

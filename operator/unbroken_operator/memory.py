@@ -3,9 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.messages import JobStatus, Observation, RungUse
+from unbroken_core.reasons import Rung
 from unbroken_operator.plan import retry_delay_s
 from unbroken_operator.snapshot import Memory, PodView, Refusal
+
+MAX_RECOVERIES = 200
+"""So many are remembered, more than any sensible budget allows in its window."""
 
 
 @dataclass
@@ -27,11 +31,15 @@ class JobMemory:
     sent_generation: int = 0
     sent: Observation | None = None
     is_started: bool = False
+    recovered: dict[tuple[int, int], tuple[Rung, float] | None] = field(default_factory=dict)
+    """Rung and time of each recovery that has ended, by generation and number; None for what had ended before."""
+    has_report: bool = False
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
         pods = list(pods)
         self._count_joins(report)
+        self._count_recoveries(report, now_s)
         self._count_failures(pods, now_s)
         uids = {pod.uid for pod in pods}
         deleting = {pod.uid for pod in pods if pod.is_deleting}
@@ -65,7 +73,20 @@ class JobMemory:
             refusals=self.refusals,
             num_refused_rounds=self.num_refused_rounds,
             since_refusal_s=now_s - self.refused_at,
+            uses=tuple(RungUse(used[0], now_s - used[1]) for used in self.recovered.values() if used is not None),
         )
+
+    def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:
+        if report is None:
+            return
+        for item in report.recoveries:
+            if item.ended_at and item.rung is not None:
+                self.recovered.setdefault(
+                    (report.generation, item.number), (item.rung, now_s) if self.has_report else None
+                )
+        self.has_report = True
+        while len(self.recovered) > MAX_RECOVERIES:
+            del self.recovered[next(iter(self.recovered))]
 
     def _count_joins(self, report: JobStatus | None) -> None:
         members = {pod.uid for pod in report.pods if pod.is_connected} if report is not None else set()

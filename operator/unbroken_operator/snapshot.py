@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Reason
 from unbroken_operator import layout
 
@@ -121,6 +121,8 @@ class Memory:
     """Of the last round."""
     num_refused_rounds: int = 0
     since_refusal_s: float = 0.0
+    uses: tuple[RungUse, ...] = ()
+    """Recoveries of all coordinators that ended while this process looked, oldest first."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.messages import Earlier, JobStatus, Recovery, RungUse
-from unbroken_core.reasons import JobPhase, Role, Rung
+from unbroken_core.messages import Earlier, JobStatus, Recovery
+from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused, accepted_facts
 from unbroken_operator.assessment import Assessment
@@ -21,7 +21,6 @@ _STATES = {
     JobPhase.COMPLETE: State.COMPLETE,
     JobPhase.FAILED: State.FAILED,
 }
-_RUNGS = frozenset(rung.value for rung in Rung)
 ETTR_STEP = 0.05
 """So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
 _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
@@ -71,7 +70,7 @@ def earlier(snapshot: Snapshot) -> Earlier:
     return Earlier(
         generation=max(stored.get("generation") or 0, report.generation if report is not None else 0),
         iteration=max((number for number in iterations if number is not None), default=-1),
-        uses=tuple(RungUse(Rung(item["rung"]), item["startedAt"]) for item in history if item.get("rung") in _RUNGS),
+        uses=snapshot.memory.uses,
     )
 
 

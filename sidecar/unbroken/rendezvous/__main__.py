@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import time
 
 from aiohttp import web
 
@@ -56,7 +55,7 @@ async def serve(config: RendezvousConfig) -> None:
 def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     earlier = config.earlier
     used = max(earlier.generation, GenerationFile(config.folder).read() if config.folder is not None else 0)
-    uses = uses_on_clock(earlier, now_s, time.time())
+    uses = uses_on_clock(earlier, now_s)
     return Coordinator(config.settings, now_s, used + 1, earlier.iteration, uses)
 
 

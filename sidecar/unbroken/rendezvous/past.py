@@ -6,7 +6,6 @@ this keeps a generation from being used twice, and what its recoveries have cost
 
 import logging
 import os
-from datetime import datetime
 from pathlib import Path
 
 from unbroken_core.messages import Earlier
@@ -47,15 +46,6 @@ class GenerationFile:
             logger.warning("generation not kept: file=%s error=%s", self._path, error)
 
 
-def uses_on_clock(earlier: Earlier, now_s: float, wall_s: float) -> list[tuple[Rung, float]]:
-    """Return the rungs that were used with their times on the clock of `now_s`; `wall_s` is the same instant, Unix."""
-    found = []
-    for use in earlier.uses:
-        try:
-            at_s = datetime.fromisoformat(use.at.replace("Z", "+00:00")).timestamp()
-        except ValueError:
-            logger.warning("earlier use of a rung is not counted: rung=%s time=%r", use.rung, use.at)
-            continue
-        # Clocks differ: what seems to come is now.
-        found.append((use.rung, now_s - max(wall_s - at_s, 0.0)))
-    return sorted(found, key=lambda item: item[1])
+def uses_on_clock(earlier: Earlier, now_s: float) -> list[tuple[Rung, float]]:
+    """Return the rungs that were used with their times on the clock of `now_s`, oldest first."""
+    return sorted(((use.rung, now_s - max(use.ago_s, 0.0)) for use in earlier.uses), key=lambda item: item[1])

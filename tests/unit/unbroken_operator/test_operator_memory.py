@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from unbroken_core.errors import InputError
+from unbroken_core.messages import JobStatus, RungUse
+from unbroken_core.reasons import JobPhase, Rung
 from unbroken_operator.cluster import NodeStore, PodStore
 from unbroken_operator.config import Address, parse
 from unbroken_operator.memory import JobMemory
 from unbroken_operator.plan import retry_delay_s
 from unbroken_operator.snapshot import PodView, Refusal, pod_view
 
-from .operator_world import a_node
+from .operator_world import World, a_node, a_recovery
 
 
 def a_pod(name: str = "digits-0", version: int = 1, uid: str = "u0", **status: Any) -> dict[str, Any]:
@@ -41,6 +43,29 @@ def test_pods_that_failed_before_the_operator_started_do_not_count() -> None:
     memory = JobMemory()
     memory.update(failed("a"), None, is_over=False, now_s=100.0)
     assert memory.num_early_failures == 0
+
+
+def test_recoveries_that_end_while_the_operator_looks_are_remembered_with_their_age() -> None:
+    """A rendezvous that is made later counts them in its budgets; what had ended before has an unknown age."""
+
+    def report(*recoveries: Any, generation: int = 1) -> JobStatus:
+        world = World()
+        world.settle()
+        world.run_pods()
+        world.rendezvous_says(JobPhase.RUNNING, ["digits-0"], [], recoveries=recoveries, generation=generation)
+        assert world.report is not None
+        return world.report
+
+    memory = JobMemory()
+    memory.update([], None, is_over=False, now_s=100.0)
+    memory.update([], report(a_recovery(1)), is_over=False, now_s=101.0)
+    pod = a_recovery(2, rung=Rung.POD, ended_at="")
+    memory.update([], report(a_recovery(1), pod), is_over=False, now_s=110.0)
+    assert memory.view(110.0).uses == ()
+    memory.update([], report(a_recovery(1), a_recovery(2, rung=Rung.WORLD)), is_over=False, now_s=120.0)
+    memory.update([], report(a_recovery(1), generation=2), is_over=False, now_s=150.0)
+    memory.update([], None, is_over=False, now_s=155.0)
+    assert memory.view(160.0).uses == (RungUse(Rung.WORLD, 40.0), RungUse(Rung.IN_PROCESS, 10.0))
 
 
 def test_attempts_get_slower_up_to_five_minutes() -> None:

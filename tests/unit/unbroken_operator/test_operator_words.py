@@ -199,11 +199,12 @@ def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_h
     say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, generation=3)
     world.settle()
     world.remove_pod("digits-rendezvous-0")
+    world.memory = dataclasses.replace(world.memory, uses=(RungUse(Rung.IN_PROCESS, 7.5),))
     world.settle()
     (pod,) = [pod for pod in world.pods.values() if pod["metadata"]["name"] == "digits-rendezvous-1"]
     variables = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
     assert wire.decode(variables["UNBROKEN_EARLIER"], Earlier) == Earlier(
-        generation=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, "2026-01-01T00:01:00.000Z"),)
+        generation=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, 7.5),)
     )
 
 
