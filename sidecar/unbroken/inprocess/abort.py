@@ -34,7 +34,12 @@ class AbortTorchDistributed(Abort):
     """
 
     def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=10)) -> None:
-        self.timeout = timeout
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> datetime.timedelta:
+        """Fixed: one instance is the default of all wrappers."""
+        return self._timeout
 
     def __call__(self, state: FrozenState) -> FrozenState:
         """Free every thread that is blocked in torch.distributed."""

@@ -165,6 +165,27 @@ def test_hang_is_told_with_the_place_where_the_culprit_stands(start_job: Start, 
 
 
 @pytest.mark.timeout(200)
+def test_initialize_that_always_fails_ends_the_job_with_its_words(start_job: Start, tmp_path: Path) -> None:
+    """2.29: it is retried within the job's limits, not for ever."""
+    script = tmp_path / "unready.py"
+    script.write_text(
+        "from unbroken import inprocess\n"
+        "class Fails(inprocess.initialize.Initialize):\n"
+        "    def __call__(self, state):\n"
+        "        raise RuntimeError('no licence left')\n"
+        "@inprocess.Wrapper(initialize=Fails())\n"
+        "def train() -> None:\n"
+        "    raise AssertionError('not reached')\n"
+        "train()\n"
+    )
+    job = start_job("--pods", "2", "--last-call", "1", workload="wrapped", command=[str(script)])
+    assert job.wait_for_exit() == 1
+    assert "RuntimeError: no licence left" in job.text()
+    assert "without progress" in job.text()
+    assert "not reached" not in job.text()
+
+
+@pytest.mark.timeout(200)
 def test_script_that_exits_at_once_fails_the_job_with_its_exit_code(start_job: Start, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("raise SystemExit('no data')\n")

@@ -57,6 +57,17 @@ def test_options_are_keyword_only_with_the_defaults_of_the_reference() -> None:
     assert parameters["enabled"].default is True
 
 
+def test_default_that_wrappers_share_cannot_be_changed_by_one_of_them() -> None:
+    """2.26"""
+    defaults = [parameter.default for parameter in inspect.signature(inprocess.Wrapper).parameters.values()]
+    plain = (type(None), bool, int, float, str, datetime.timedelta)
+    (shared,) = [default for default in defaults if not isinstance(default, plain)]
+    assert isinstance(shared, inprocess.abort.AbortTorchDistributed)
+    with pytest.raises(AttributeError):
+        setattr(shared, "timeout", datetime.timedelta(0))  # noqa: B010 - mypy knows that it is read-only
+    assert shared.timeout == datetime.timedelta(seconds=10)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,5 +1,7 @@
 """The parts of the wrapper that decide without a socket."""
 
+import os
+import signal
 import struct
 import threading
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from unbroken import inprocess
 from unbroken.inprocess import failure
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
+from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.environment import Place, read_place, variables
 from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
 from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
@@ -336,3 +339,27 @@ def test_progress_stops_in_a_forked_child_and_refuses_a_strange_page(tmp_path: P
     path.write_bytes(struct.pack("<2Q", 1, 1).ljust(4096, b"\0"))
     with pytest.raises(inprocess.exception.InternalError, match="want a page of stamps with slot 1"):
         Progress(local_rank=1, incarnation=0).attach(path)
+
+
+def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_path: Path) -> None:
+    """2.6"""
+
+    def holdings() -> tuple[set[str], list[Any], list[str]]:
+        handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+        threads = [thread.name for thread in threading.enumerate()]
+        return set(os.listdir("/proc/self/fd")), handlers, threads  # noqa: PTH208 - names are what is wanted
+
+    def call() -> CallWrapper:
+        return CallWrapper(inprocess.Wrapper().options, Place(tmp_path, 0, 0, 1, "127.0.0.1"))
+
+    first = call()
+    first.open()
+    first.close()
+    before = holdings()  # What torch itself opens once is open now.
+    second = call()
+    second.open()
+    assert {"unbroken-link", "unbroken-monitor"} <= set(holdings()[2])
+    second.close()
+    assert holdings() == before
+    second.close()
+    assert holdings() == before
