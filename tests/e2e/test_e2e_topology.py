@@ -122,3 +122,56 @@ def test_spares_stand_where_ranks_are_and_the_next_plan_knows_labels_that_change
             )
 
     asyncio.run(scenario())
+
+
+@pytest.mark.timeout(300)
+def test_pods_of_one_host_are_neighbours_and_replace_each_other(bench: Bench) -> None:
+    """Two active pods and a spare on one node, with the host as the innermost layer."""
+
+    async def scenario() -> None:
+        container: Json = {
+            "name": "trainer",
+            "image": "unbroken/trainer-example:0.1.0",
+            "command": ["sleep", "600"],
+            "resources": {"requests": {"cpu": 1}},
+        }
+        document = job(
+            "crowded",
+            [],
+            replicas=2,
+            ranksPerPod=2,
+            spares={"count": 1},
+            restart={"rungs": [{"name": "process"}, {"name": "pod"}]},
+            topology={
+                "layers": [{"name": "rack", "label": RACK_LABEL}, {"name": "host", "label": "kubernetes.io/hostname"}]
+            },
+            template={
+                "spec": {
+                    "containers": [container],
+                    "nodeSelector": {"kubernetes.io/hostname": "node-b3"},
+                    "terminationGracePeriodSeconds": 1,
+                }
+            },
+        )
+        async with bench.namespace("crowded") as namespace, bench.observe(namespace, "crowded") as observer:
+            await bench.apply(namespace, document)
+            seen = await observer.wait(
+                "three pods on one host",
+                lambda now: now.is_training and now.num_ready_spares == 1 and bool(condition(now, "SparesSpread")),
+                LIMIT_S,
+            )
+            assert seen.status is not None
+            assert {pod.domains for pod in seen.status.pods} == {("rack-b", "node-b3")}
+            assert [pod.ranks for pod in seen.active_pods] == [(0, 1), (2, 3)]
+            assert condition(seen, "TopologyKnown")["status"] == condition(seen, "SparesSpread")["status"] == "True"
+            (spare,) = [pod for pod in seen.pods if pod.role is Role.SPARE]
+            lost = seen.active_pods[1]
+            await bench.cluster.kubectl("delete", "pod", lost.name, "-n", namespace, "--wait=false")
+            seen = await observer.wait(
+                "the takeover", lambda now: now.is_training and bool(now.finished_recoveries), LIMIT_S
+            )
+            assert seen.finished_recoveries[-1].replaced_by == (spare.name,)
+            held = {pod.name: pod.ranks for pod in seen.active_pods}
+            assert held[spare.name] == lost.ranks
+
+    asyncio.run(scenario())
