@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from unbroken import inprocess
-from unbroken.inprocess import failure
+from unbroken.inprocess import exception, failure
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
 from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.environment import Place, read_place, variables
 from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
+from unbroken.inprocess.gate import Gate
 from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
 from unbroken.inprocess.initialize import RetryController
-from unbroken.inprocess.link import Orders
+from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
@@ -30,7 +31,7 @@ from unbroken.inprocess.rank_assignment import (
 from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core import stamps
-from unbroken_core.messages import Enter, Leave
+from unbroken_core.messages import PROTOCOL, Attach, Enter, Leave
 from unbroken_core.reasons import Cause
 
 PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
@@ -363,3 +364,32 @@ def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_pa
     assert holdings() == before
     second.close()
     assert holdings() == before
+
+
+def test_function_that_returned_is_not_interrupted_any_more() -> None:
+    """2.13"""
+    gate = Gate()
+    gate.install()
+    try:
+        gate.reset()
+        outcome = gate.run(lambda: "value")
+        gate.leave("too late")
+        gate.force_out(lambda: None)
+        number = gate._signal_number
+        signal.raise_signal(number)
+        assert (outcome.value, outcome.error) == ("value", None)
+    finally:
+        gate.uninstall()
+
+
+def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
+    """2.12"""
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link.start(lambda _: None)
+    try:
+        with pytest.raises(
+            exception.TimeoutError, match=r"end of the iteration: want an agent at .*agent\.sock within 0\.05 s"
+        ):
+            link.wait(lambda _: False, 0.05, "end of the iteration")
+    finally:
+        link.close()
