@@ -164,7 +164,7 @@ class Job:
         """Let the pod clock stand while the cluster runs too few pods."""
         if self.observed is not None:
             self.num_running = sum(pod.gone is None and not pod.is_waiting for pod in self.observed.values())
-            self.pod_clock.stand(self.num_running < self.settings.minimum_replicas, now_s)
+            self.pod_clock.stand(self.num_running < self.rules.least_pods, now_s)
 
     def startup_due_s(self, began: float) -> float:
         """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
@@ -175,7 +175,7 @@ class Job:
         if not self.pod_clock.is_standing:
             return ""
         return (
-            f"{self.num_running} of {self.settings.replicas} pods run, at least {self.settings.minimum_replicas} are "
+            f"{self.num_running} of {self.settings.replicas} pods run, at least {self.rules.least_pods} are "
             "wanted; timeouts.startupSeconds does not count until the cluster has started them"
         )
 

@@ -73,6 +73,12 @@ class Rules:
         return self.minimum_ranks_per_pod < self.ranks_per_pod
 
     @property
+    def least_pods(self) -> int:
+        """Fewest pods of which a world can be made: `minReplicas`, or more where a divisor or a minimum wants more."""
+        least_ranks = max(self.divisible_by, self.root.min_ranks)
+        return min(max(self.minimum_replicas, -(-least_ranks // self.ranks_per_pod)), self.replicas)
+
+    @property
     def full_ranks(self) -> int:
         """Workers of all pods that the job wants to be active."""
         return self.replicas * self.ranks_per_pod

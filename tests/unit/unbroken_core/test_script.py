@@ -125,6 +125,21 @@ def test_script_narrows_what_the_spec_allows(
 
 
 @pytest.mark.parametrize(
+    ("spec", "policy", "least"),
+    [
+        pytest.param({}, None, 1, id="minReplicas"),
+        pytest.param({"divisible_by": 5}, None, 3, id="divisor"),
+        pytest.param({"divisible_by": 2}, Policy(divisible_by=3), 3, id="divisors of spec and script"),
+        pytest.param({}, Policy(layers=(PolicyLayer(4),)), 2, id="minimum of Tree's root"),
+    ],
+)
+def test_least_number_of_pods_is_one_of_which_a_world_can_be_made(
+    spec: dict[str, Any], policy: Policy | None, least: int
+) -> None:
+    assert Rules.of(replace(SETTINGS, **spec), policy).least_pods == least
+
+
+@pytest.mark.parametrize(
     ("spec", "policy", "message"),
     [
         pytest.param(
