@@ -255,6 +255,9 @@ def _start_host(folder: Path, invitation: Invitation, deadline_s: float) -> bool
         path.touch(mode=0o600)
         path.write_text(wire.encode(config))
         _spawn(folder, descriptor)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     finally:
         # The host process has it as well, and with it the lock.
         os.close(descriptor)

@@ -272,3 +272,4 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NoAgentError, match=r"aiohttp: want it installed.*pip install 'unbroken\[sidecar\]'"):
         home.take_seat(invitation())
+    assert not list(tmp_path.iterdir())
