@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from unbroken_core.console import run_command
 from unbroken_core.errors import InputError
 from unbroken_local.control import SOCKET_NAME, ask
 from unbroken_local.daemon import LOCK_NAME, take_lock
@@ -276,4 +277,4 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

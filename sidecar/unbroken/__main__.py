@@ -5,12 +5,17 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 
 from unbroken_core import __version__
+from unbroken_core.console import run_command
 
 _GROUP = "unbroken.commands"
 
 
 def main() -> int:
     """Run the command named first; return its exit code, 2 when there is none."""
+    return run_command(_run)
+
+
+def _run() -> int:
     arguments = sys.argv[1:]
     commands = {command.name: command for command in entry_points(group=_GROUP)}
     if arguments and arguments[0] == "--version":

@@ -3,12 +3,16 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.waiting import wait_until
+
+from unbroken_core.console import CLOSED_PIPE
 
 from .local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local
 
@@ -50,6 +54,14 @@ def test_up_prints_a_kubeconfig_to_export_and_down_ends_every_process(folder: Pa
     status = unbroken_local("status", "--dir", str(folder / "d"))
     assert status.returncode == 0
     assert "n1  up    p" in status.stdout
+    # As in `unbroken local status | head -1`, whose reader may be gone before anything is written.
+    command = [sys.executable, "-m", "unbroken_local", "status", "--dir", str(folder / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as unread:
+        assert unread.stdout is not None
+        assert unread.stderr is not None
+        unread.stdout.close()
+        assert unread.stderr.read() == ""
+    assert unread.returncode == CLOSED_PIPE
     again = unbroken_local("up", "--nodes", str(folder / "nodes.yaml"), "--dir", str(folder / "d"))
     assert again.returncode == 1
     assert "already" in again.stderr
