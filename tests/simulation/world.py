@@ -25,6 +25,7 @@ from unbroken_core.messages import (
     Respawn,
 )
 from unbroken_core.reasons import Cause, JobPhase, Role, Rung, WorkerPhase
+from unbroken_core.rules import Rules
 
 MAX_EVENTS = 60_000
 STORY_LENGTH = 120
@@ -282,7 +283,8 @@ class World:
             if pod.is_alive
         }
         if self.coordinator is not None:
-            self.lacks_pods = sum(pod.gone is None for pod in pods.values()) < self.settings.minimum_replicas
+            num_running = sum(pod.gone is None for pod in pods.values())
+            self.lacks_pods = num_running < Rules.of(self.settings).least_pods
             self.step(Observed(Observation({**pods, **self._waiting})))
 
     # ---------------------------------------------------------------------------------------------------- the training
