@@ -124,6 +124,21 @@ def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
     asyncio.run(scenario())
 
 
+def test_pod_with_another_number_of_workers_is_refused_and_named_in_the_status(address: str) -> None:
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await eventually(lambda: is_up(session, address), "a rendezvous")
+            other = wire.encode(replace(wire.decode(HELLO, Hello), ranks_per_pod=2))
+            texts, _ = await talk(session, address, other)
+            why = "ranksPerPod: want 1 workers in each pod of the job, got 2 in pod digits-0"
+            assert [json.loads(text)["reason"] for text in texts] == [why]
+            async with session.get(f"http://{address}:29600/v1/status") as response:
+                assert json.loads(await response.text())["refused"] == [f"digits-0: {why}"]
+            assert await refusals(session, address) == {"no-member": "1"}
+
+    asyncio.run(scenario())
+
+
 def test_status_waits_for_a_change(address: str) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
