@@ -1,6 +1,7 @@
 """What was refused: counted by reason, and logged once a peer and minute, so that nobody can fill the log."""
 
 import logging
+from collections.abc import Callable
 from enum import Enum
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,27 @@ class Refusals:
     def __init__(self) -> None:
         self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self._logged_at_s: dict[tuple[str, Refusal], float] = {}
+        self.stranger = ""
+        """Who came without the job's token last; "" when nobody did, and kept for _LOG_EVERY_S before another is."""
+        self._stranger_at_s = -_LOG_EVERY_S
+        self._listener: Callable[[], None] = lambda: None
+
+    def on_stranger(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when there is another stranger, once a minute at most, or when one is none any more."""
+        self._listener = listener
+
+    def welcome(self, peer: str) -> None:
+        """Note that a peer has come with the token."""
+        if peer == self.stranger:
+            self.stranger = ""
+            self._listener()
 
     def note(self, reason: Refusal, peer: str, detail: str, now_s: float) -> None:
         """Count one refusal; `peer` is the address that it came from."""
         self.counts[reason] += 1
+        if reason is Refusal.UNAUTHORIZED and peer != self.stranger and now_s - self._stranger_at_s >= _LOG_EVERY_S:
+            self.stranger, self._stranger_at_s = peer, now_s
+            self._listener()
         key = (peer, reason)
         if now_s - self._logged_at_s.get(key, -_LOG_EVERY_S) < _LOG_EVERY_S:
             return

@@ -52,6 +52,7 @@ class Server:
         if not self._token.accepts(request.headers.get("Authorization", "")):
             self._refuse(Refusal.UNAUTHORIZED, request, "want the token of this job as Authorization: Bearer")
             return web.Response(status=401, text="want Authorization: Bearer <token of this job>\n")
+        self._refusals.welcome(request.remote or "unknown")
         response: web.StreamResponse = await handler(request)
         return response
 

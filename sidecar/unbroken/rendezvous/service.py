@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from unbroken.rendezvous.peer import Peer, text_frame
@@ -15,6 +16,7 @@ from unbroken_core.errors import assert_never
 from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
 from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, Refused, RendezvousMessage, Report
 from unbroken_core.rank_tree import RankTree
+from unbroken_core.reasons import JobPhase
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._revision = -1
+        self._num_strangers = 0
+        refusals.on_stranger(self._meet_stranger)
         self._listeners: list[Callable[[], None]] = []
         self.failure: asyncio.Future[None] = self._loop.create_future()
         """Done with an exception when the coordinator broke a promise: the process must end, and start anew."""
@@ -92,12 +96,25 @@ class Service:
             instant = datetime.fromtimestamp(wall_s - (now_s - at_s), timezone.utc)
             return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
-        return self._coordinator.status(now_s, wall)
+        status = self._coordinator.status(now_s, wall)
+        message, stranger = status.message, self._refusals.stranger
+        if stranger and status.phase is JobPhase.FORMING:
+            # Nothing else tells a user why an agent that runs does not join.
+            message += f"; refused: {stranger} came without this job's token, want that of UNBROKEN_TOKEN_FILE here"
+        return replace(status, message=message, revision=status.revision + self._num_strangers)
 
     @property
     def tree(self) -> RankTree | None:
         """Who has which rank and where, to look at before anything else happens; None before the first plan."""
         return self._coordinator.tree
+
+    def _meet_stranger(self) -> None:
+        self._num_strangers += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
         """Return a status that is newer than the one named, or the same one after `timeout_s`."""
@@ -131,8 +148,7 @@ class Service:
         revision = self._coordinator.revision
         if revision != self._revision:
             self._revision = revision
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._tell()
             for listener in self._listeners:
                 listener()
 

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 from unbroken.run.addresses import AddressBlock
 from unbroken_core import wire
-from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, Plan, RendezvousMessage, Welcome, WorkerState
+from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 
@@ -80,6 +80,40 @@ async def refusals(session: aiohttp.ClientSession, host: str) -> dict[str, str]:
         return {name: count for name, count in counts if count != "0"}
 
     return await eventually(counted, "a refusal that is counted")
+
+
+def test_an_agent_without_the_token_is_told_of_in_the_status_until_it_comes_with_it(address: str) -> None:
+    """So that the job's condition says why an agent that runs does not join."""
+
+    async def scenario() -> None:
+        base = f"http://{address}:29600/v1"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+            await eventually(lambda: is_up(session, address), "a rendezvous")
+
+            async def status(**query: str) -> JobStatus:
+                async with session.get(f"{base}/status", params=query) as response:
+                    found: JobStatus = wire.decode(await response.read(), JobStatus)
+                    return found
+
+            before = await status()
+            connector = aiohttp.TCPConnector(local_addr=(stranger, 0))
+            async with aiohttp.ClientSession(connector=connector) as another:
+                news = asyncio.create_task(
+                    status(after=str(before.revision), generation=str(before.generation), timeout="60")
+                )
+                async with another.get(f"{base}/agents", headers={"Authorization": "Bearer wrong"}) as response:
+                    assert response.status == 401
+                told = await news
+                assert told.message == (
+                    f"{before.message}; refused: {stranger} came without this job's token, "
+                    "want that of UNBROKEN_TOKEN_FILE here"
+                )
+                async with another.get(f"{base}/status", headers=dict(session.headers)) as response:
+                    assert response.status == 200
+            assert (await status()).message == before.message
+
+    stranger = address.rpartition(".")[0] + ".253"
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
