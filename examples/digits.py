@@ -202,8 +202,11 @@ def do_fault(control: Path | None, rank: int) -> None:
     (control / "fault").replace(control / "fault-done")
     if kind == "raise":
         raise RuntimeError(f"rank {rank} was told to fail")
-    # A C function that is called with the interpreter lock held: no thread of this process can run any Python.
-    ctypes.PyDLL(None).sleep(600)
+    # A C function that is called with the interpreter lock held: no thread of this process can run any Python. It locks
+    # twice what can be locked once, since a sleep would end at the signal that asks a hanging worker for its stack.
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):
+        library.pthread_mutex_lock(mutex)
 
 
 def parse_options() -> argparse.Namespace:
