@@ -150,8 +150,9 @@ class Keeper:
         if resident is None or resident.exit_code is not None or order.incarnation != 0:
             return
         logger.warning("worker is ended: local_rank=%d pid=%d", resident.local_rank, resident.pid)
-        self._signal(resident, signal.SIGCONT)
+        # In this order: a process that is stopped ends as it wakes, and does not go on for a moment.
         self._signal(resident, signal.SIGTERM)
+        self._signal(resident, signal.SIGCONT)
         self._run(self._kill(resident, max(order.grace_s, 0.0)))
 
     def _look_into(self, local_rank: int, number: int) -> None:
