@@ -36,9 +36,7 @@ async def run(config: Config) -> None:
     """Run the operator until SIGTERM or SIGINT. Raises InputError."""
     metrics = OperatorMetrics()
     stop, ready = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _stop_on_signals(stop)
     kube = await Kube.connect(config.kubeconfig, metrics.count_call)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
@@ -67,11 +65,31 @@ async def _work(
         config.sidecar_image, has_native_sidecars=is_native, force_delete_after_s=config.force_delete_after_s
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces)
+    ending = None
     try:
         await jobs.start()
+        # kopf waits 5 s at its end for every task that was made while it ran: by then those of the jobs should be gone.
+        ending = asyncio.create_task(_stop_jobs(jobs, flags), name="stop jobs")
         await run_operator(jobs, config.kubeconfig, config.namespaces, flags.stop, flags.ready)
     finally:
+        if ending is not None and flags.stop.is_set() and flags.ready.is_set():
+            await ending
+        elif ending is not None:
+            ending.cancel()
         await jobs.stop()
+
+
+async def _stop_jobs(jobs: Jobs, flags: Flags) -> None:
+    await flags.ready.wait()
+    # kopf has taken the signals for itself when it started, and would tell nobody else.
+    _stop_on_signals(flags.stop)
+    await flags.stop.wait()
+    await jobs.stop()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:

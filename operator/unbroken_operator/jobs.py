@@ -39,6 +39,7 @@ class Jobs:
         self._namespaces = namespaces
         self._workers: dict[JobKey, tuple[JobWorker, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopped = False
         self._informers = [Informer(kube, collection_path("nodes"), nodes)]
         for namespace in namespaces or (None,):
             selector = layout.JOB_LABEL
@@ -58,7 +59,8 @@ class Jobs:
         logger.info("watching namespaces=%s", ",".join(self._namespaces) or "*")
 
     async def stop(self) -> None:
-        """Stop everything; pods stay as they are."""
+        """Stop everything for good; pods stay as they are. Harmless when repeated."""
+        self._is_stopped = True
         tasks = [*self._tasks, *(task for _, task in self._workers.values())]
         self._tasks, self._workers = [], {}
         for task in tasks:
@@ -72,6 +74,8 @@ class Jobs:
 
     def observe(self, kind: str | None, job: Mapping[str, Any]) -> None:
         """Take an event of the watch of jobs: ADDED, MODIFIED, DELETED, or None for one that is there."""
+        if self._is_stopped:
+            return
         key = (job["metadata"]["namespace"], job["metadata"]["name"])
         running = self._workers.get(key)
         uid = job["metadata"]["uid"]
