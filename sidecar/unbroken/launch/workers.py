@@ -188,9 +188,9 @@ class Workers:
 
     @staticmethod
     def _end(worker: _Worker, number: int, grace_s: float, now_s: float) -> None:
-        # Continued first: a process that is stopped would take no signal but SIGKILL.
-        signal_group(worker.pid, signal.SIGCONT)
+        # A process that is stopped takes no signal but SIGKILL until it is continued; it must do nothing else then.
         signal_group(worker.pid, number)
+        signal_group(worker.pid, signal.SIGCONT)
         due_s = now_s + max(grace_s, 0.0)
         worker.kill_at_s = due_s if worker.kill_at_s is None else min(worker.kill_at_s, due_s)
 
