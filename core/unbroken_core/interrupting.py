@@ -42,13 +42,14 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
             continue
         if job.phase is JobPhase.INTERRUPTED and not is_firm:
             continue
-        at_s = now_s - found.detect_s
+        is_told = found is place.state.fault
+        at_s, detect_s = (place.fault_at_s, place.fault_detect_s) if is_told else (now_s, 0.0)
         record = FaultRecord(
             found.cause,
             member.uid,
             local_rank,
             at_s,
-            found.detect_s,
+            detect_s,
             place.state.incarnation,
             detail=found.detail,
         )

@@ -6,7 +6,7 @@ look at all pods.
 
 from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.ranking import Locals, Move, Ranking
@@ -35,6 +35,10 @@ class Place:
     num_short_lives: int = 0
     """Processes in a row that ended before they were ready."""
     retry_at_s: float = 0.0
+    fault_at_s: float = 0.0
+    """When the fault in `state` happened: when it was told first, less the age that it had then."""
+    fault_detect_s: float = 0.0
+    """That age."""
     num_faults: int = 0
     last_words: str = ""
     """How the last process that ended too early has ended."""
@@ -175,6 +179,8 @@ def new_member(session: str, hello: Hello, now_s: float) -> Member:
 
 def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
     before, place.state = place.state, state
+    if state.fault is not None and not _is_repeated(state, before):
+        place.fault_at_s, place.fault_detect_s = now_s - state.fault.detect_s, state.fault.detect_s
     if state.incarnation > before.incarnation:
         place.refusal = ""
     if place.replacing is not None and state.incarnation > place.replacing:
@@ -187,6 +193,13 @@ def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float |
         _count_life(place, before, now_s, ran_since_s)
     elif ran_since_s is None and state.phase not in (WorkerPhase.STARTING, WorkerPhase.GONE):
         place.num_short_lives = 0
+
+
+def _is_repeated(state: WorkerState, before: WorkerState) -> bool:
+    """Whether the fault is the one that was told before; only when it joins, an agent says how old a fault is."""
+    if state.fault is None or before.fault is None or state.incarnation != before.incarnation:
+        return False
+    return replace(state.fault, detect_s=0.0) == replace(before.fault, detect_s=0.0)
 
 
 def _count_life(place: Place, before: WorkerState, now_s: float, ran_since_s: float | None) -> None:

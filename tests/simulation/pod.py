@@ -51,6 +51,8 @@ class Worker:
     """Does not react to anything but the end of its process."""
     is_stubborn: bool = False
     """Hangs, and its agent does not see it."""
+    is_waiting_to_leave: bool = False
+    """Its function has raised, and nobody has told it yet that the iteration is over."""
     has_completed: bool = False
     """It has returned from the last iteration that it entered, whatever became of its process since."""
     answer: Answer | None = None
@@ -237,7 +239,8 @@ class Pod:
             return
         over = max(self.interrupted, -1 if self.plan is None else self.plan.iteration - 1)
         for worker in self.workers:
-            if worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and worker.iteration <= over:
+            is_inside = worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) or worker.is_waiting_to_leave
+            if is_inside and worker.iteration <= over:
                 self._leave(worker)
         if self.plan is not None and self.is_plan_new:
             self.is_plan_new = False
@@ -255,7 +258,7 @@ class Pod:
         self.report()
 
     def _leave(self, worker: Worker) -> None:
-        worker.phase = WorkerPhase.STOPPING
+        worker.phase, worker.is_waiting_to_leave = WorkerPhase.STOPPING, False
         self.report()
         incarnation = worker.incarnation
         timeouts = self.world.settings.timeouts
@@ -321,9 +324,10 @@ class Pod:
         if worker.phase is WorkerPhase.RUNNING and not worker.is_hung and self.is_alive:
             worker.fault_at_s = self.world.now_s
             worker.fault = Fault(Cause.EXCEPTION, worker.iteration, text, detect_s)
-            iteration = worker.iteration
-            self._leave(worker)
-            self.world.broke(self, iteration)
+            # It waits at the end of the function until it is told that the iteration is over.
+            worker.phase, worker.is_waiting_to_leave = WorkerPhase.STOPPING, True
+            self.report()
+            self.world.broke(self, worker.iteration)
 
     def kill(self, worker: Worker) -> None:
         """The worker's process is killed."""

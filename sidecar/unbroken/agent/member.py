@@ -45,6 +45,7 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
     Consult,
+    Fault,
     Finish,
     Heartbeat,
     Hello,
@@ -96,6 +97,8 @@ class Member:
         self._said: tuple[WorkerState, ...] = ()
         self._is_leaving_said = False
         self._said_s = now_s
+        self._fault_since_s: dict[tuple[int, Fault], float] = {}
+        """When each fault that is there now was noted: it was as old then as it says."""
         self._join_by_s = now_s
         if memory.plan is not None:
             self._join_by_s += _ADOPTION_SHARE * settings.timeouts.reconnect_s
@@ -332,6 +335,7 @@ class Member:
             self.is_connected = self.is_welcome = False
         self._fence(now_s)
         actions += self._remember()
+        self._note_faults(now_s)
         if self.settings.is_in_process and self.standing.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
         actions += self.orders.issue(self.workers, self._has_launcher, now_s)
@@ -368,6 +372,17 @@ class Member:
         self._memory = memory
         return [Remember(memory)]
 
+    def _note_faults(self, now_s: float) -> None:
+        faults = [(state.local_rank, state.fault) for state in self.workers if state.fault is not None]
+        self._fault_since_s = {fault: self._fault_since_s.get(fault, now_s) for fault in faults}
+
+    def _aged(self, state: WorkerState, now_s: float) -> WorkerState:
+        """Say how old a fault is that nobody could be told of when it was noted: the oldest names the culprit."""
+        if state.fault is None:
+            return state
+        age_s = now_s - self._fault_since_s.get((state.local_rank, state.fault), now_s)
+        return replace(state, fault=replace(state.fault, detect_s=state.fault.detect_s + age_s))
+
     def _may_join(self, now_s: float) -> bool:
         """Whether the pod is known well enough: a Hello that lacks running workers would make them look lost."""
         if now_s >= self._join_by_s:
@@ -396,7 +411,8 @@ class Member:
     def _greet(self, now_s: float) -> list[Action]:
         self._is_hello_sent = True
         self._said, self._is_leaving_said, self._said_s = self.workers, False, now_s
-        return [TellRendezvous(self._hello(self._said))]
+        aged = tuple(self._aged(state, now_s) for state in self._said)
+        return [TellRendezvous(self._hello(aged))]
 
     def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
         plan, fenced = self.standing.plan, self._contact.fenced

@@ -57,7 +57,8 @@ class Link:
         self._progress = progress
         self._beat_s = beat_s
         self._asked = asked
-        self._state = b""
+        self._report: WorkerReport | None = None
+        self._reported_s = 0.0
         self._send_lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._news = threading.Condition()
@@ -99,9 +100,10 @@ class Link:
 
     def report(self, report: WorkerReport) -> None:
         """Tell the agent what this worker is now; when it is away, as soon as it is back."""
-        line = wire.encode(replace(report, policy=self._asked.policy, keys=self._asked.keys)).encode() + b"\n"
+        report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
+        line = wire.encode(report).encode() + b"\n"
         with self._send_lock:
-            self._state = line
+            self._report, self._reported_s = report, time.monotonic()
             connection = self._socket
             if connection is None:
                 return
@@ -110,6 +112,16 @@ class Link:
             except OSError as error:
                 logger.warning("agent not reached: error=%s", error)
                 _shutdown(connection)
+
+    def _last_word(self) -> bytes:
+        """Return the last report, with the age that its fault has by now: the oldest fault names the culprit."""
+        report = self._report
+        if report is None:
+            return b""
+        if report.fault is not None:
+            age_s = report.fault.detect_s + time.monotonic() - self._reported_s
+            report = replace(report, fault=replace(report.fault, detect_s=age_s))
+        return wire.encode(report).encode() + b"\n"
 
     def wait(self, is_enough: Callable[[Orders], bool], away_timeout_s: float, what: str) -> Orders:
         """Return the orders once they are enough.
@@ -159,7 +171,7 @@ class Link:
             connection.connect(str(self._folder / "agent.sock"))
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
-                connection.sendall(self._hello + self._state)
+                connection.sendall(self._hello + self._last_word())
                 self._socket = connection
         except (OSError, UnbrokenError) as error:
             logger.debug("agent not reached: error=%s", error)

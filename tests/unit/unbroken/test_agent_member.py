@@ -315,6 +315,19 @@ def test_training_goes_on_while_the_rendezvous_is_away_and_hello_tells_all_after
     assert [worker.phase for worker in action.message.workers] == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
 
 
+def test_fault_that_nobody_could_be_told_of_is_told_with_its_age() -> None:
+    pod = Pod()
+    pod.run()
+    pod.step(Disconnected())
+    fault = Fault(Cause.EXCEPTION, 0, "ValueError: x", 0.5)
+    pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=fault)))
+    pod.after(7.0)
+    (action,) = pod.step(Connected())
+    assert isinstance(action, TellRendezvous)
+    assert isinstance(action.message, Hello)
+    assert action.message.workers[1].fault == replace(fault, detect_s=7.5)
+
+
 def test_heartbeat_is_sent_when_there_is_nothing_else_to_say() -> None:
     pod = Pod()
     pod.join()

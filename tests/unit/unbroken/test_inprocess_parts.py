@@ -1,7 +1,9 @@
 """The parts of the wrapper that decide without a socket."""
 
+import dataclasses
 import os
 import signal
+import socket
 import struct
 import threading
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from unbroken import inprocess
+from unbroken.agent.page import StampPage
 from unbroken.inprocess import exception, failure
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
 from unbroken.inprocess.call import CallWrapper
@@ -30,9 +33,9 @@ from unbroken.inprocess.rank_assignment import (
 )
 from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken_core import stamps
-from unbroken_core.messages import PROTOCOL, Attach, Enter, Leave
-from unbroken_core.reasons import Cause
+from unbroken_core import stamps, wire
+from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Leave, WorkerReport
+from unbroken_core.reasons import Cause, WorkerPhase
 
 PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
 
@@ -393,3 +396,23 @@ def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
             link.wait(lambda _: False, 0.05, "end of the iteration")
     finally:
         link.close()
+
+
+def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    fault = Fault(Cause.EXCEPTION, 0, "ValueError: x")
+    link.report(WorkerReport(WorkerPhase.STOPPING, 0, fault=fault))
+    link._reported_s -= 5.0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        StampPage(tmp_path / "stamps", 1).close()
+        link.start(lambda _: None)
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            attach, last_word = lines.readline(), lines.readline()
+    link.close()
+    assert wire.decode(attach, Attach).role == "worker"
+    heard = wire.decode(last_word, WorkerReport).fault
+    assert heard.detect_s >= 5.0
+    assert dataclasses.replace(heard, detect_s=0.0) == fault

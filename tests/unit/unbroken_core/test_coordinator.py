@@ -324,6 +324,20 @@ def test_the_strongest_evidence_names_the_culprit_then_the_earliest() -> None:
     assert (recovery.cause, recovery.rank, recovery.num_faults) == (Cause.PROCESS_SIGNAL, 2, 3)
 
 
+def test_a_fault_is_as_old_as_it_was_when_it_was_told_first() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.now_s = 5.0
+    bench.fault("p0", 0, Cause.EXCEPTION, detect_s=0.5)
+    bench.now_s = 6.0
+    bench.fault("p1", 0, Cause.EXCEPTION, detect_s=3.0)
+    bench.now_s = 7.0
+    bench.fault("p1", 0, Cause.EXCEPTION, detect_s=0.0)
+    bench.fault("p0", 0, Cause.EXCEPTION, detect_s=6.0)
+    recovery = bench.status().recoveries[0]
+    assert (recovery.rank, recovery.num_faults) == (2, 2)
+
+
 def test_a_fault_while_planned_belongs_to_the_same_recovery() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
