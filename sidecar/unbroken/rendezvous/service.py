@@ -109,8 +109,10 @@ class Service:
         return self._coordinator.tree
 
     def _meet_stranger(self) -> None:
-        self._num_strangers += 1
-        self._tell()
+        # At any other time the status says nothing of strangers: they must not be able to change it.
+        if self._coordinator.phase is JobPhase.FORMING:
+            self._num_strangers += 1
+            self._tell()
 
     def _tell(self) -> None:
         self._changed.set()
