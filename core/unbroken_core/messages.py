@@ -56,6 +56,8 @@ class Policy:
     layers: tuple[PolicyLayer, ...] = ()
     """Of a Tree, outermost first; empty: those of the spec."""
     root_key: str = ""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Steps of a filter of the world's size, ascending: (from so many ranks on, so many are active); empty: none."""
     code: str = ""
     """Name of a rank assignment in Python: one worker is asked at each plan. The fields above say nothing then."""
 

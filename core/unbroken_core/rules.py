@@ -6,6 +6,8 @@ minReplicas, min_ranks of Tree's root                       the largest holds
 topology.layers, Tree's layers                              one of the two
 """
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ class Rules:
     root: PolicyLayer = _ROOT
     """What holds for the job as a whole, beside its size."""
     fills_gaps: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Steps of the script's filter of the world's size, as in `Policy`."""
     has_code: bool = False
     """Whether a worker is asked who is which rank: pods may be cut then."""
 
@@ -61,6 +65,7 @@ class Rules:
             layers=inner or settings.layers,
             root=root,
             fills_gaps=asked.fills_gaps,
+            sizes=asked.sizes,
             has_code=bool(asked.code),
         )
         for message in rules._violations():
@@ -91,7 +96,17 @@ class Rules:
     def world_size(self, num_ranks: int) -> int:
         """Return how many of so many healthy ranks may be active; computed from the healthy count each time."""
         size = max_active_world_size(num_ranks, self.full_ranks, self.max_ranks)
-        return divisible_active_world_size(num_ranks, size, self.divisible_by)
+        return self._filtered(divisible_active_world_size(num_ranks, size, self.divisible_by))
+
+    def _filtered(self, size: int) -> int:
+        """Return what the script's filter makes of a size: of a smaller one, where the divisor does not hold then."""
+        while self.sizes and size:
+            step = bisect.bisect_right(self.sizes, size, key=lambda step: step[0]) - 1
+            wanted = self.sizes[step][1] if step >= 0 else 0
+            size = wanted - wanted % self.divisible_by
+            if size == wanted:
+                break
+        return size
 
     def tree_layers(self) -> list[TreeLayer]:
         """Return the layers of the job's tree: the job, those of spec or script, the pod."""
@@ -121,6 +136,8 @@ class Rules:
                 f"want a multiple of {self.divisible_by} active ranks (world.divisibleBy and "
                 f"ActiveWorldSizeDivisibleBy), got replicas x ranksPerPod = {self.full_ranks}"
             )
+        if self.wanted_ranks == 0 and self.sizes:
+            yield f"Tree: world_size_filter: want active ranks of {self.full_ranks} (replicas x ranksPerPod), got none"
         yield from layer_violations(self.tree_layers())
 
 
@@ -128,6 +145,10 @@ def _contradictions(settings: JobSettings, asked: Policy) -> Iterator[str]:
     """Yield what a script may not ask for in this job."""
     if asked.divisible_by < 1 or (asked.max_ranks is not None and asked.max_ranks < 1):
         yield f"want at least 1 active rank, got MaxActiveWorldSize({asked.max_ranks}) and {asked.divisible_by}"
+    if any(not 0 <= size <= start for start, size in asked.sizes):
+        yield f"Tree: world_size_filter: want 0 to n active ranks of n, got {asked.sizes[:5]}"
+    if any(before[0] >= after[0] for before, after in itertools.pairwise(asked.sizes)):
+        yield f"Tree: world_size_filter: want ascending steps, got {asked.sizes[:5]}, ..."
     if asked.layers and settings.layers:
         names = ", ".join(layer.name for layer in settings.layers)
         yield f"want the layers in one place, got topology.layers ({names}) in the job's spec and Tree in the script"

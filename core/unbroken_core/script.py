@@ -111,6 +111,7 @@ def describe(policy: Policy | None) -> str:
     found = [f"MaxActiveWorldSize({asked.max_ranks})"] if asked.max_ranks is not None else []
     found += [f"ActiveWorldSizeDivisibleBy({asked.divisible_by})"] if asked.divisible_by != 1 else []
     found += ["FillGaps()"] if asked.fills_gaps else []
+    found += [f"a world_size_filter of {len(asked.sizes)} steps"] if asked.sizes else []
     if asked.layers:
         layers = ", ".join(map(_describe_layer, asked.layers))
         found.append(f"Tree([{layers}]) with the root {asked.root_key!r}")

@@ -25,6 +25,7 @@ from unbroken.inprocess.rank_assignment import (
     Tree,
     steps_of,
 )
+from unbroken.inprocess.size_filter import NO_FILTER, tabulate
 from unbroken.inprocess.state import State
 from unbroken_core.messages import Policy, PolicyLayer
 
@@ -55,11 +56,6 @@ def refuse_policy(name: str, policy: RankAssignment | None) -> None:
             )
         if isinstance(step, Tree) and not step.layers:
             raise ValueError(f"{name}: Tree: layers: want at least the root, got none")
-        if isinstance(step, Tree) and step.world_size_filter is not None:
-            raise ValueError(
-                f"{name}: Tree: world_size_filter: want None, because the coordinator runs no code of the script; set "
-                f"world.divisibleBy or world.maxRanks in the job's spec, got {step.world_size_filter!r}"
-            )
 
 
 def refuse_beside_tree(assignment: RankAssignment | None, rank_filter: RankAssignment | None) -> None:
@@ -81,21 +77,24 @@ def refuse_inside(assignment: RankAssignment | None) -> None:
 def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, state: State) -> Asked:
     """Return what a wrapper asks for; `state` is this worker before the first plan.
 
-    Raises ValueError that names the layer when a key function of a Tree fails.
+    Raises ValueError that names the layer when a key function of a Tree fails, and what its world_size_filter did.
     """
     steps = [*_steps(rank_filter), *_steps(assignment)]
     if any(map(_is_own, steps)):
         return Asked(Policy(code=", ".join(f"{type(step).__module__}.{type(step).__qualname__}" for step in steps)))
-    limits = [step.max_active_world_size for step in steps if isinstance(step, MaxActiveWorldSize)]
     tree = next((step for step in steps if isinstance(step, Tree)), None)
+    sizes = NO_FILTER if tree is None or tree.world_size_filter is None else tabulate(tree.world_size_filter)
+    limits = [step.max_active_world_size for step in steps if isinstance(step, MaxActiveWorldSize)] + [sizes.max_ranks]
+    divisors = [step.divisor for step in steps if isinstance(step, ActiveWorldSizeDivisibleBy)] + [sizes.divisible_by]
     keys = () if tree is None else tuple(_key(depth, layer, state) for depth, layer in enumerate(tree.layers))
     policy = Policy(
         max_ranks=min((limit for limit in limits if limit is not None), default=None),
-        divisible_by=math.lcm(*(step.divisor for step in steps if isinstance(step, ActiveWorldSizeDivisibleBy))),
+        divisible_by=math.lcm(*divisors),
         # The first step that renumbers, the rightmost, leaves no gap to those after it.
         fills_gaps=any(isinstance(step, FillGaps) for step in _renumbering(steps)[-1:]),
         layers=() if tree is None else tuple(_layer(layer) for layer in tree.layers),
         root_key=keys[0] if keys else "",
+        sizes=sizes.steps,
     )
     return Asked(None if policy == Policy() else policy, keys[1:])
 

@@ -45,6 +45,9 @@ POLICIES: dict[str, Callable[[], ra.RankAssignment]] = {
     "tree": lambda: ra.Tree(
         [ra.Layer(key_or_fn="all", flag=RESERVE), ra.Layer(max_ranks=4, key_or_fn=rack, flag=RESERVE)]
     ),
+    "powers": lambda: ra.Tree(
+        [ra.Layer(key_or_fn="all", flag=RESERVE)], world_size_filter=lambda size: 1 << (size.bit_length() - 1)
+    ),
     "gaps": ra.FillGaps,
     "own": Backwards,
     "different": lambda: ra.MaxActiveWorldSize(2 + POD),

@@ -59,6 +59,21 @@ def test_spare_of_the_domain_that_the_scripts_keys_name_takes_over(
 
 
 @pytest.mark.timeout(250)
+def test_filter_of_the_scripts_tree_sets_the_size_of_the_world(
+    start_job: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.38: a power of two of six workers, then of four, whose pods are whole."""
+    job = start(start_job, monkeypatch, "powers", "--pods", "3", "--min-pods", "1", "--max-replacements", "0")
+    job.wait_started(0, 4)
+    kill_pod(job, 0)
+    job.wait_started(1, 4)
+    kill_pod(job, 1)
+    job.wait_started(2, 2)
+    assert set(pods_by_rank(job, 2).values()) == {2}
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
 def test_highest_ranks_fill_the_gaps(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.12"""
     job = start(start_job, monkeypatch, "gaps", "--pods", "3", "--min-pods", "1", "--max-replacements", "0")

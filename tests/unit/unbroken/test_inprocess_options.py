@@ -107,10 +107,6 @@ def test_option_of_a_wrong_type_is_refused_by_name(options: dict[str, Any], mess
         ({"monitor_process_logfile": "log"}, "monitor_process_logfile: want an absolute path, got 'log'"),
         ({"rank_assignment": ra.Tree([])}, "Tree: layers: want at least the root, got none"),
         (
-            {"rank_assignment": ra.Tree([ra.Layer()], lambda size: size // 4 * 4)},
-            r"world_size_filter: want None, .* set world.divisibleBy or world.maxRanks in the job's spec, got <f",
-        ),
-        (
             {"rank_assignment": ra.Tree([ra.Layer()]), "rank_filter": MaxActiveWorldSize(4)},
             "rank_filter: want None, because Tree decides who is active, got <.*MaxActiveWorldSize",
         ),
