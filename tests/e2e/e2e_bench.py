@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tests.waiting import eventually
 
@@ -24,6 +25,11 @@ KUBECTL_PAUSE_S = 0.5
 """Each look with kubectl is a process of its own."""
 CRD_WITHOUT_CEL = ROOT / "charts" / "unbroken" / "files" / "resilienttrainingjobs-without-cel.yaml"
 Json = dict[str, Any]
+
+ON_ONE_REAL_SERVER = pytest.mark.parametrize(
+    "bench", ["local", pytest.param("full", marks=pytest.mark.cluster)], indirect=True
+)
+"""For what hardly depends on the API server: our own, and the profile that has a scheduler and all controllers."""
 
 
 @dataclass

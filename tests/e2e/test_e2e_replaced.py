@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from .e2e_bench import Bench, Json, job
+from .e2e_bench import ON_ONE_REAL_SERVER, Bench, Json, job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
 NAME = "replaced"
 LIMIT_S = 90.0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from .e2e_bench import Bench, CommandError, Json, job
+from .e2e_bench import ON_ONE_REAL_SERVER, Bench, CommandError, Json, job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
 NAME = "keyless"
 SECRET = f"{NAME}-rendezvous"

@@ -9,7 +9,7 @@ import pytest
 from unbroken_core.reasons import Role
 from unbroken_local.demo.snapshot import RACK_LABEL, PodView, Snapshot
 
-from .e2e_bench import Bench, Json, condition, job
+from .e2e_bench import ON_ONE_REAL_SERVER, Bench, Json, condition, job
 
 LIMIT_S = 90.0
 
@@ -61,6 +61,7 @@ def rack_of(snapshot: Snapshot, pod: PodView) -> str:
     return next((seen.domains[0] for seen in snapshot.status.pods if seen.uid == pod.uid), "")
 
 
+@ON_ONE_REAL_SERVER
 @pytest.mark.timeout(300)
 def test_spares_stand_where_ranks_are_and_the_next_plan_knows_labels_that_changed(bench: Bench) -> None:
     """What the spares lack is said and taken back; a spare is near by the labels of now, not of the start."""
@@ -127,6 +128,7 @@ def test_spares_stand_where_ranks_are_and_the_next_plan_knows_labels_that_change
     asyncio.run(scenario())
 
 
+@ON_ONE_REAL_SERVER
 @pytest.mark.timeout(300)
 def test_pods_of_one_host_are_neighbours_and_replace_each_other(bench: Bench) -> None:
     """Two active pods and a spare on one node, with the host as the innermost layer."""

@@ -8,9 +8,9 @@ import pytest
 
 from unbroken_local.demo.snapshot import Snapshot
 
-from .e2e_bench import Bench, condition, job
+from .e2e_bench import ON_ONE_REAL_SERVER, Bench, condition, job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
 STARTUP_S = 8
 LABEL = "example.com/pool"
