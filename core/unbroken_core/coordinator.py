@@ -33,7 +33,7 @@ from unbroken_core.events import (
     Tick,
 )
 from unbroken_core.forming import begin_adoption, consider_adoption, while_forming
-from unbroken_core.history import FaultRecord
+from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.interrupting import heal, inspect, interrupt_message, take_fault, while_interrupted
 from unbroken_core.job import Job
 from unbroken_core.liveness import heartbeat_interval_s, reconnect_grace_s
@@ -134,6 +134,26 @@ class Coordinator:
         incident = self._job.history.running
         if incident is not None:
             incident.phase_s["plan"] = incident.phase_s.get("plan", 0.0) + seconds
+
+    @property
+    def settings(self) -> JobSettings:
+        """What was asked for."""
+        return self._job.settings
+
+    @property
+    def wanted_ranks(self) -> int:
+        """Active ranks of the job in full health."""
+        return self._job.rules.wanted_ranks
+
+    @property
+    def history(self) -> History:
+        """Recoveries, to look at until the next step."""
+        return self._job.history
+
+    @property
+    def progress(self) -> Progress:
+        """How much of the time was progress, to look at until the next step."""
+        return self._job.progress
 
     @property
     def tree(self) -> Union[RankTree, None]:

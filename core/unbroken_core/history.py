@@ -178,6 +178,8 @@ class Progress:
     first time; it begins with the step before in the same iteration, or with the instant when all workers had entered.
     Steps that a restart repeats do not count, nor does the time between the last new step and a fault. Without steps,
     all running time counts.
+
+    What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
     """
 
     def __init__(self) -> None:
@@ -189,6 +191,9 @@ class Progress:
         self._ended_s: float | None = None
         self._run_s: float | None = None
         self._step_before = -1
+        self._world_size = 0
+        self._stopped_s: float | None = None
+        self._lost_rank_s = 0.0
 
     def has_gained(self, now_s: float) -> bool:
         """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
@@ -200,19 +205,27 @@ class Progress:
         self._step_before = self.max_step
         return has_gained
 
-    def run(self, now_s: float) -> None:
+    def run(self, now_s: float, world_size: int) -> None:
         """All workers have entered an iteration."""
         self._run_s = now_s
         if self._first_run_s is None:
             self._first_run_s = now_s
+        self._lost_rank_s = self.lost_rank_s(now_s)
+        self._stopped_s = None
+        self._world_size = world_size
         self._mark_s = now_s
         self._iteration_step = -1
 
     def stop(self, now_s: float) -> None:
         """The iteration is over."""
-        if self._mark_s is not None and self.max_step < 0:
+        if self._mark_s is None:
+            return
+        if self.max_step < 0:
             self._gained_s += now_s - self._mark_s
+        else:
+            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = None
+        self._stopped_s = now_s
 
     def end(self, now_s: float) -> None:
         """The job is over."""
@@ -230,7 +243,19 @@ class Progress:
             return
         if is_first_time:
             self._gained_s += now_s - self._mark_s
+        else:
+            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = now_s
+
+    def gained_s(self, now_s: float) -> float:
+        """Return the seconds of first-time progress; never falls."""
+        end_s = now_s if self._ended_s is None else self._ended_s
+        return self._gained_s + (end_s - self._mark_s if self._mark_s is not None and self.max_step < 0 else 0.0)
+
+    def lost_rank_s(self, now_s: float) -> float:
+        """Return the seconds that were lost, times ranks; never falls. Time since the last step is not judged yet."""
+        end_s = now_s if self._ended_s is None else self._ended_s
+        return self._lost_rank_s + (0.0 if self._stopped_s is None else (end_s - self._stopped_s) * self._world_size)
 
     def ettr(self, now_s: float) -> float | None:
         """Return the ratio, 0 to 1; None before the job ran."""
@@ -238,7 +263,4 @@ class Progress:
             return None
         end_s = now_s if self._ended_s is None else self._ended_s
         wall_s = end_s - self._first_run_s
-        gained_s = self._gained_s
-        if self._mark_s is not None and self.max_step < 0:
-            gained_s += end_s - self._mark_s
-        return 1.0 if wall_s <= 0 else min(gained_s / wall_s, 1.0)
+        return 1.0 if wall_s <= 0 else min(self.gained_s(now_s) / wall_s, 1.0)

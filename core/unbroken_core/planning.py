@@ -132,7 +132,7 @@ def _run(job: Job, now_s: float) -> None:
     if incident is not None:
         incident.add_phase(Phase.ENTER, now_s - job.planned_s)
         job.history.close(now_s)
-    job.progress.run(now_s)
+    job.progress.run(now_s, job.world_size)
     job.running_s = now_s
     world_size, wanted = job.world_size, job.rules.wanted_ranks
     fewer = "" if world_size >= wanted else f", {wanted - world_size} fewer than wanted"

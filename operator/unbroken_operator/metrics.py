@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,7 +17,10 @@ class OperatorMetrics:
     """One registry, not the process-wide one."""
 
     def __init__(self) -> None:
+        # A second series for each counter, which nothing here reads.
+        disable_created_metrics()
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.reconcile_seconds = Histogram(
             "unbroken_operator_reconcile_seconds",
             "Seconds from the start of a plan until its last action is done",
@@ -56,7 +59,7 @@ class _JobCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        labels = ["namespace", "job"]
+        labels = ["namespace", "training_job"]
         jobs = GaugeMetricFamily("unbroken_operator_jobs", "Jobs by state", labels=["state"])
         ranks = GaugeMetricFamily("unbroken_job_ranks", "Ranks by role", labels=[*labels, "role"])
         iteration = GaugeMetricFamily("unbroken_job_iteration", "Current iteration", labels=labels)

@@ -28,7 +28,8 @@ async def serve(config: RendezvousConfig) -> None:
     loop = asyncio.get_running_loop()
     refusals = Refusals()
     token = TokenFile(config.token_file)
-    service = Service(_coordinator(config, loop.time()), refusals)
+    coordinator = _coordinator(config, loop.time())
+    service = Service(coordinator, refusals)
     if config.folder is not None:
         file = GenerationFile(config.folder)
         file.write(service.generation)
@@ -42,7 +43,7 @@ async def serve(config: RendezvousConfig) -> None:
         if config.metrics_listen is not None:
             from unbroken.rendezvous.metrics import make_metrics  # noqa: PLC0415 - after the API is up
 
-            exposition = await serve_exposition(*config.metrics_listen, make_metrics(service, refusals))
+            exposition = await serve_exposition(*config.metrics_listen, make_metrics(service, coordinator, refusals))
         logger.info("rendezvous started: job=%s listen=%s:%d", config.settings.job, *config.listen)
         await _until_told(loop, service)
     finally:

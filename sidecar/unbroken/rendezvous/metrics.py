@@ -1,87 +1,216 @@
-"""The job's metrics: what users watch, with labels from closed sets."""
+"""The job's metrics: what users watch. Labels are from closed sets, or have a limited number of values at a time."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
-from unbroken_core.messages import JobStatus, Recovery
-from unbroken_core.reasons import Role
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.history import History
+from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
+from unbroken_core.settings import JobSettings
 
-_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+MAX_DOMAINS = 64
+"""Spares are shown by the innermost layer that has no more domains than this."""
 
 
-class RecoveryMeter:
-    """Counts each finished recovery once."""
+class RecoveryMeter(Collector):
+    """Counts each finished recovery once. All series are there from the start: the first count is seen as a rise."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._restarts = Counter(
-            "unbroken_restarts", "Recoveries by the rung that they needed.", ["rung", "cause"], registry=registry
-        )
-        self._seconds = Histogram(
-            "unbroken_recovery_seconds",
-            "Seconds of each phase of a recovery.",
-            ["phase"],
-            buckets=_BUCKETS_S,
-            registry=registry,
-        )
+    def __init__(self) -> None:
+        self._restarts = {(rung, cause): 0 for rung in Rung for cause in Cause}
+        self._counts = {phase: [0] * (len(BUCKETS_S) + 1) for phase in Phase}
+        self._sums_s = dict.fromkeys(Phase, 0.0)
         self._last_number = 0
+        self._last_progress = 0
 
-    def look(self, recoveries: tuple[Recovery, ...]) -> None:
-        """Count what has finished since the last look."""
-        for recovery in recoveries:
-            if recovery.number <= self._last_number or not recovery.ended_at or recovery.rung is None:
+    def look(self, history: History) -> None:
+        """Count what has finished since the last look. The first progress is known some time after the rest."""
+        for incident in history.finished:
+            if incident.ended_s is None or incident.rung is None:
                 continue
-            self._last_number = recovery.number
-            self._restarts.labels(recovery.rung.value, recovery.cause.value).inc()
-            for phase, seconds in recovery.phase_s.items():
-                self._seconds.labels(phase).observe(seconds)
+            if incident.number > self._last_number:
+                self._last_number = incident.number
+                self._restarts[incident.rung, incident.culprit.cause] += 1
+                for phase in Phase:
+                    if phase is not Phase.FIRST_PROGRESS and phase.value in incident.phase_s:
+                        self._observe(phase, incident.phase_s[phase.value])
+            progress_s = incident.phase_s.get(Phase.FIRST_PROGRESS.value)
+            if progress_s is not None and incident.number > self._last_progress:
+                self._last_progress = incident.number
+                self._observe(Phase.FIRST_PROGRESS, progress_s)
+
+    def _observe(self, phase: Phase, seconds: float) -> None:
+        self._counts[phase][bisect_left(BUCKETS_S, seconds)] += 1
+        self._sums_s[phase] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both families."""
+        restarts = CounterMetricFamily(
+            "unbroken_restarts", "Recoveries by the rung that they needed.", labels=["rung", "cause"]
+        )
+        for (rung, cause), count in self._restarts.items():
+            restarts.add_metric([rung.value, cause.value], count)
+        yield restarts
+        seconds = HistogramMetricFamily(
+            "unbroken_recovery_seconds", "Seconds of each phase of a recovery.", labels=["phase"]
+        )
+        for phase in Phase:
+            counts = self._counts[phase]
+            bounds = [*(str(float(bound)) for bound in BUCKETS_S), "+Inf"]
+            buckets = [(bound, float(sum(counts[: number + 1]))) for number, bound in enumerate(bounds)]
+            seconds.add_metric([phase.value], buckets, self._sums_s[phase])
+        yield seconds
 
 
-class StatusCollector(Collector):
-    """Shows the status at the moment of the scrape."""
+@dataclass(frozen=True)
+class View:
+    """The job at the moment of a scrape."""
 
-    def __init__(self, service: Service, refusals: Refusals) -> None:
-        self._service = service
-        self._refusals = refusals
+    status: JobStatus
+    settings: JobSettings
+    wanted_ranks: int
+    gained_s: float
+    lost_rank_s: float
+    heartbeat_age_s: float
+    refused: Mapping[Refusal, int]
+
+
+class ViewCollector(Collector):
+    """Shows the job at the moment of the scrape."""
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        self._look = look
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: names are known at the first scrape only, when there is a status to read."""
+        yield from ()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by prometheus_client in the service's event loop."""
-        status = self._service.status()
-        yield _ranks(status)
-        yield _gauge("unbroken_iteration", "Iteration of the job; -1 before the first.", status.iteration)
-        if status.ettr is not None:
-            yield _gauge(
-                "unbroken_ettr_ratio",
-                "Seconds of first-time progress / wall seconds since the job first ran.",
-                status.ettr,
-            )
-        yield _gauge(
-            "unbroken_heartbeat_age_seconds",
-            "Seconds since the connected agent that is silent for longest was heard.",
-            self._service.max_heartbeat_age_s,
-        )
-        refused = CounterMetricFamily("unbroken_refused", "Requests and messages that were refused.", labels=["reason"])
-        for reason, count in self._refusals.counts.items():
-            refused.add_metric([reason.value], count)
-        yield refused
-        broken = CounterMetricFamily(
-            "unbroken_broken_spares",
-            "Wholly spare pods of which a plan took some workers only, because no spare in use was as near.",
-        )
-        broken.add_metric([], status.broken_spares)
-        yield broken
+        view = self._look()
+        yield from _state(view.status)
+        yield from _workers(view)
+        yield from _time(view)
+        yield from _contact(view)
+        yield _culprits(view.status)
 
 
-def _ranks(status: JobStatus) -> Metric:
+def _state(status: JobStatus) -> Iterator[Metric]:
+    phases = GaugeMetricFamily("unbroken_phase", "1 for the state that the job is in, 0 for others.", labels=["phase"])
+    for phase in JobPhase:
+        phases.add_metric([phase.value], int(phase is status.phase))
+    yield phases
+    yield _gauge("unbroken_iteration", "Iteration of the job; -1 before the first.", status.iteration)
+    yield _gauge("unbroken_step", "Highest step that a worker has reported; -1 before the first.", status.max_step)
+    yield _gauge(
+        "unbroken_generation", "Fencing number of the rendezvous: it rises with each new one.", status.generation
+    )
+
+
+def _workers(view: View) -> Iterator[Metric]:
+    status, settings = view.status, view.settings
     ranks = GaugeMetricFamily("unbroken_ranks", "Workers of the job by role.", labels=["role"])
     ranks.add_metric([Role.ACTIVE.value], status.world_size)
     ranks.add_metric([Role.SPARE.value], status.spare_ranks)
     ranks.add_metric(["lost"], status.lost_ranks)
-    return ranks
+    yield ranks
+    wanted = GaugeMetricFamily("unbroken_wanted_ranks", "Workers that the job asks for, by role.", labels=["role"])
+    wanted.add_metric([Role.ACTIVE.value], view.wanted_ranks)
+    wanted.add_metric([Role.SPARE.value], settings.spares * settings.ranks_per_pod)
+    yield wanted
+    spares = GaugeMetricFamily(
+        "unbroken_spares",
+        "Workers of wholly spare pods that are ready, by domain of the innermost layer that has at most 64 of them.",
+        labels=["layer", "domain"],
+    )
+    layer, count_by_domain = count_spares(status.pods, [layer.name for layer in settings.layers])
+    for domain, count in sorted(count_by_domain.items()):
+        spares.add_metric([layer, domain], count)
+    yield spares
+    broken = CounterMetricFamily(
+        "unbroken_broken_spares",
+        "Wholly spare pods of which a plan took some workers only, because no spare in use was as near.",
+    )
+    broken.add_metric([], status.broken_spares)
+    yield broken
+
+
+def _time(view: View) -> Iterator[Metric]:
+    if view.status.ettr is not None:
+        yield _gauge(
+            "unbroken_ettr_ratio",
+            "Seconds of first-time progress / wall seconds since the job first ran.",
+            view.status.ettr,
+        )
+    progress = CounterMetricFamily(
+        "unbroken_progress_seconds", "Seconds of first-time progress: its rate is the goodput, 0 to 1."
+    )
+    progress.add_metric([], view.gained_s)
+    yield progress
+    lost = CounterMetricFamily(
+        "unbroken_lost_gpu_seconds",
+        "Seconds without first-time progress since the job first ran, times active ranks; a rank is taken for one GPU.",
+    )
+    lost.add_metric([], view.lost_rank_s)
+    yield lost
+
+
+def _contact(view: View) -> Iterator[Metric]:
+    yield _gauge(
+        "unbroken_heartbeat_age_seconds",
+        "Seconds since the connected agent that is silent for longest was heard.",
+        view.heartbeat_age_s,
+    )
+    yield _gauge(
+        "unbroken_heartbeat_timeout_seconds",
+        "Age at which a pod counts as lost: timeouts.heartbeatSeconds.",
+        view.settings.timeouts.heartbeat_s,
+    )
+    refused = CounterMetricFamily("unbroken_refused", "Requests and messages that were refused.", labels=["reason"])
+    for reason, count in view.refused.items():
+        refused.add_metric([reason.value], count)
+    yield refused
+
+
+def _culprits(status: JobStatus) -> Metric:
+    culprits = GaugeMetricFamily(
+        "unbroken_recent_culprits",
+        "The last 20 recoveries by node and innermost domain of the culprit, and by cause.",
+        labels=["node", "domain", "cause"],
+    )
+    ended = (recovery for recovery in status.recoveries if recovery.ended_at and recovery.rung is not None)
+    tally = Tally((recovery.node, recovery.domain, recovery.cause.value) for recovery in ended)
+    for labels, count in sorted(tally.items()):
+        culprits.add_metric(labels, count)
+    return culprits
+
+
+def count_spares(pods: Sequence[PodStatus], layers: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """Return the layer that was chosen and, for each of its domains in which a pod is, the ready workers of spare pods.
+
+    A domain is named with the ones around it, outermost first; "job" and "all" stand for no layer.
+    """
+    for depth in range(len(layers), 0, -1):
+        places = [pod for pod in pods if len(pod.domains) >= depth]
+        domains = {"/".join(pod.domains[:depth]): 0 for pod in places}
+        if len(domains) <= MAX_DOMAINS:
+            for pod in places:
+                domains["/".join(pod.domains[:depth])] += _num_spares(pod)
+            return layers[depth - 1], domains
+    return "job", {"all": sum(map(_num_spares, pods))}
+
+
+def _num_spares(pod: PodStatus) -> int:
+    return 0 if pod.ranks else pod.workers.count(WorkerPhase.READY)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -90,10 +219,26 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return family
 
 
-def make_metrics(service: Service, refusals: Refusals) -> Callable[[], bytes]:
+def make_metrics(service: Service, coordinator: Coordinator, refusals: Refusals) -> Callable[[], bytes]:
     """Return a function that makes the text of /metrics."""
+
+    def look() -> View:
+        status, progress = service.status(), coordinator.progress
+        now_s = service.now_s
+        return View(
+            status=status,
+            settings=coordinator.settings,
+            wanted_ranks=coordinator.wanted_ranks,
+            gained_s=progress.gained_s(now_s),
+            lost_rank_s=progress.lost_rank_s(now_s),
+            heartbeat_age_s=service.max_heartbeat_age_s,
+            refused=refusals.counts,
+        )
+
     registry = CollectorRegistry()
-    meter = RecoveryMeter(registry)
-    registry.register(StatusCollector(service, refusals))
-    service.on_change(lambda: meter.look(service.status().recoveries))
+    meter = RecoveryMeter()
+    registry.register(meter)
+    registry.register(ViewCollector(look))
+    # At each change of a job of a thousand pods: the whole status would cost too much.
+    service.on_change(lambda: meter.look(coordinator.history))
     return lambda: generate_latest(registry)

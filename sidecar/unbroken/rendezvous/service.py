@@ -77,6 +77,11 @@ class Service:
         return self._coordinator.generation
 
     @property
+    def now_s(self) -> float:
+        """Seconds on the coordinator's clock."""
+        return self._loop.time()
+
+    @property
     def num_agents(self) -> int:
         """Agents that are connected."""
         return len(self._peers)
