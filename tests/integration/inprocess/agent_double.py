@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,10 @@ from unbroken_core import stamps, wire
 from unbroken_core.messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
+from .forked import ZYGOTE, request
+
 T = TypeVar("T")
-HERE = Path(__file__).parent
+WORKLOADS = "tests.integration.inprocess.workloads"
 LIMIT_S = 100.0
 
 
@@ -95,7 +96,7 @@ class AgentDouble:
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-double", daemon=True)
-        self._zygote: asyncio.subprocess.Process | None = None
+        self._zygote: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ended = threading.Event()
 
@@ -104,8 +105,11 @@ class AgentDouble:
         self.call(self._start())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.call(self._stop())
+        if kind is not None:
+            # For people: pytest shows it beside the failure.
+            print(self.output())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT_S)
         self._loop.close()
@@ -171,6 +175,11 @@ class AgentDouble:
         """Listen again."""
         self.call(self._listen())
 
+    def output(self) -> str:
+        """Return what the workers have written, all together."""
+        path = self.folder / "output"
+        return path.read_text() if path.exists() else ""
+
     def describe(self) -> str:
         """Say what is the matter."""
         phases = {rank: (worker.phase.value, worker.exit_code) for rank, worker in self.workers.items()}
@@ -182,11 +191,8 @@ class AgentDouble:
         page = stamps.pack_header(self.policy.num_workers).ljust(stamps.page_bytes(self.policy.num_workers), b"\0")
         (self.folder / "stamps").write_bytes(page)
         await self._listen()
-        command = (sys.executable, str(HERE / "zygote.py"), str(HERE / "workloads.py"))
-        self._zygote = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        self._tasks.append(asyncio.create_task(self._read_zygote(self._zygote)))
+        reader, self._zygote = await asyncio.open_unix_connection(str(ZYGOTE.address))
+        self._tasks.append(asyncio.create_task(self._read_zygote(reader)))
         for worker in self.workers.values():
             self._spawn(worker)
         if self.policy.soft_s is not None:
@@ -204,19 +210,18 @@ class AgentDouble:
             if worker.is_alive and worker.pid:
                 os.kill(worker.pid, signal.SIGCONT)
                 os.kill(worker.pid, signal.SIGKILL)
-        if self._zygote is not None and self._zygote.stdin is not None:
-            self._zygote.stdin.close()
-            await self._zygote.wait()
-            # Lets the pipe's transport close itself before the loop ends.
-            await asyncio.sleep(0)
+        if self._zygote is not None:
+            self._zygote.close()
+            await self._zygote.wait_closed()
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, str(self.folder / "agent.sock"))
 
     def _spawn(self, worker: Worker) -> None:
-        if self._zygote is None or self._zygote.stdin is None:
+        if self._zygote is None:
             return
         environment = {
+            **os.environ,
             "UNBROKEN_DIR": str(self.folder),
             "UNBROKEN_LOCAL_RANK": str(worker.local_rank),
             "UNBROKEN_INCARNATION": str(worker.incarnation),
@@ -226,14 +231,13 @@ class AgentDouble:
             "TEST_EVENTS": str(self.folder / "events"),
             **self.variables,
         }
-        request = {"id": worker.local_rank + 1, "function": self.function, "environment": environment}
-        self._zygote.stdin.write(json.dumps(request).encode() + b"\n")
+        argv = ("-m", WORKLOADS, self.function)
+        self._zygote.write(request(worker.local_rank, argv, environment, self.folder / "output"))
 
-    async def _read_zygote(self, zygote: asyncio.subprocess.Process) -> None:
-        assert zygote.stdout is not None
-        async for line in zygote.stdout:
+    async def _read_zygote(self, reader: asyncio.StreamReader) -> None:
+        async for line in reader:
             message = json.loads(line)
-            worker = self.workers.get(message["id"] - 1)
+            worker = self.workers.get(message["id"])
             if worker is None:
                 continue
             if "pid" in message:

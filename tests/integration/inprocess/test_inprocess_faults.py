@@ -152,9 +152,7 @@ def test_worker_that_connects_to_a_store_whose_server_died_is_freed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["holding the GIL", "stopped", "in C", "in an atomic section", "in finally"])
-def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(
-    tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(tmp_path: Path, how: str) -> None:
     """2.22, 2.23: the others are freed at the soft timeout; who is still stuck at the hard one is ended."""
     policy = Policy(3, 3, does_respawn=True, soft_s=0.8, hard_s=1.6)
     with start(tmp_path, "hangs", policy, TEST_HANG=how) as job:
@@ -164,9 +162,9 @@ def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(
         assert values(job) == [3, 3, 3]
         assert [rank for rank, worker in job.workers.items() if worker.pid != pids[rank]] == [1]
         # What the healthy ranks waited for is in their logs.
-        logged = capfd.readouterr().err
+        logged = job.output()
         assert "hang: cause=soft-timeout" in logged
-        assert "workloads.py" in logged.partition("this rank stands at")[2]
+        assert "waits.py" in logged.partition("this rank stands at")[2]
         assert "in all_reduce" in logged
 
 

@@ -1,0 +1,13 @@
+"""Ends what the tests of this folder share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from .forked import ZYGOTE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _zygote() -> Iterator[None]:
+    yield
+    ZYGOTE.close()

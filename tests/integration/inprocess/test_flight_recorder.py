@@ -1,0 +1,66 @@
+"""The flight recorder of torch, with real collectives of gloo."""
+
+import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from unbroken.inprocess import flight_recorder
+from unbroken.inprocess.abort import AbortTorchDistributed
+from unbroken.inprocess.groups import take_groups
+from unbroken.inprocess.state import FrozenState, Mode
+
+
+@pytest.fixture
+def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A group of one rank that has reduced something."""
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    dist.all_reduce(torch.ones(3))
+    yield
+    take_groups()
+
+
+def at(iteration: int, active_rank: int | None = 3) -> FrozenState:
+    return FrozenState(rank=3, world_size=4, active_rank=active_rank, iteration=iteration, mode=Mode.ACTIVE)
+
+
+@pytest.mark.usefixtures("reduced")
+def test_collectives_of_the_rank_are_written_before_they_are_aborted(tmp_path: Path) -> None:
+    """2.10: where the abort is told a folder, by its argument or by the environment."""
+    AbortTorchDistributed(flight_recorder_dir=tmp_path)(at(iteration=7))
+    (dump,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert dump == tmp_path / "iteration-7" / "rank_3"
+    recorded = pickle.loads(dump.read_bytes())  # noqa: S301 - written by this test
+    assert "gloo:all_reduce" in {entry["profiling_name"] for entry in recorded["entries"]}
+
+
+@pytest.mark.usefixtures("reduced")
+def test_only_the_last_dumps_of_a_process_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(flight_recorder.FOLDER_VARIABLE, str(tmp_path))
+    abort = AbortTorchDistributed()
+    for iteration in range(flight_recorder.KEPT_DUMPS + 2):
+        abort(at(iteration))
+    kept = {folder.name for folder in tmp_path.iterdir()}
+    assert kept == {f"iteration-{iteration}" for iteration in range(2, flight_recorder.KEPT_DUMPS + 2)}
+
+
+@pytest.mark.usefixtures("reduced")
+def test_folder_that_cannot_be_written_is_named_and_hinders_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    AbortTorchDistributed(flight_recorder_dir=tmp_path / "file")(at(iteration=0))
+    assert f"flight recorder not written: file={tmp_path / 'file' / 'iteration-0' / 'rank_3'}" in caplog.text
+
+
+@pytest.mark.usefixtures("reduced")
+def test_spares_and_scripts_that_name_no_folder_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    AbortTorchDistributed()(at(iteration=0))
+    AbortTorchDistributed(flight_recorder_dir=tmp_path)(at(iteration=0, active_rank=None))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,95 @@
+"""Workers that are killed, and what they leave behind: a store, connections, children."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+
+from unbroken import inprocess
+
+from .script import exists, is_first, my_rank, note, start, total
+
+
+def steps() -> None:
+    """Steps until the file TEST_DONE is there; every step is an all_reduce and a ping."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        world = int(start())
+        note("started", iteration=call.iteration, world=world, restart=os.environ["TORCHELASTIC_RESTART_COUNT"])
+        step = 0
+        while total(float(exists("TEST_DONE"))) == 0:
+            step += 1
+            call.ping(step=step)
+            time.sleep(0.01)
+        return world
+
+    note("returned", value=train())
+
+
+def lost_before_connecting() -> None:
+    """In the second iteration TEST_VICTIM is killed before it connects, while the others connect to it."""
+    victim = int(os.environ["TEST_VICTIM"])
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        if call.iteration == 1 and my_rank() == victim:
+            note("victim")
+            while not exists("TEST_GO"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        note("connects", iteration=call.iteration)
+        start()
+        if is_first(call) and my_rank() == 1:
+            raise ValueError("injected")
+        return int(total())
+
+    note("returned", value=train())
+
+
+def store_is_gone() -> None:
+    """In the first iteration all but rank 0 connect once the file TEST_GO is there: to a store whose server is dead."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        note("waits")
+        while is_first(call) and not exists("TEST_GO"):
+            time.sleep(0.01)
+        note("connects")
+        return int(start())
+
+    note("returned", value=train())
+
+
+def forks() -> None:
+    """Rank 0 forks a child in the function, as a data loader does, and is then lost; the child lives on."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        start()
+        if is_first(call) and my_rank() == 0:
+            child = os.fork()
+            if child == 0:
+                with call.atomic():
+                    call.ping(step=99)
+                note("child", threads=threading.active_count(), sockets=agent_sockets())
+                while not exists("TEST_DONE"):
+                    time.sleep(0.01)
+                os._exit(0)
+            note("forked", child=child, sockets=agent_sockets())
+        while total(float(exists("TEST_GO"))) == 0:
+            time.sleep(0.01)
+        if is_first(call):
+            if my_rank() == 0:
+                raise ValueError("injected")
+            total()
+        return int(total())
+
+    note("returned", value=train())
+
+
+def agent_sockets() -> int:
+    """Return how many Unix sockets this process has open."""
+    return len(psutil.Process().net_connections("unix"))

@@ -1,0 +1,71 @@
+"""What the scripts of all workloads do."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unbroken import inprocess
+
+HANG_S = 3600.0
+"""A hang that only an interruption ends; no test waits so long."""
+
+
+def note(name: str, **values: Any) -> None:
+    """Write one event for the test."""
+    rank = int(os.environ.get("RANK", "-1"))
+    line = json.dumps({"name": name, "rank": rank, "local": os.environ.get("UNBROKEN_LOCAL_RANK"), **values}) + "\n"
+    descriptor = os.open(os.environ["TEST_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, line.encode())
+    os.close(descriptor)
+
+
+def total(value: float = 1.0) -> float:
+    """All-reduce a number."""
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor)
+    return float(tensor.item())
+
+
+def my_rank() -> int:
+    """Return the active rank."""
+    return int(os.environ["RANK"])
+
+
+def start() -> float:
+    """Join the group as any script does; return the sum of ones."""
+    dist.init_process_group("gloo")
+    return total()
+
+
+def exists(variable: str) -> bool:
+    """Return whether the file that the variable names is there."""
+    return Path(os.environ[variable]).exists()
+
+
+def is_first(call: inprocess.CallWrapper) -> bool:
+    """Return whether this is the first iteration of the job (a process that was started later never sees it)."""
+    return call.iteration == 0
+
+
+def one_fault(call: inprocess.CallWrapper) -> int:
+    """Rank 1 raises in the first iteration; return the size of the world."""
+    start()
+    if is_first(call):
+        if my_rank() == 1:
+            raise ValueError("injected")
+        total()
+    return int(total())
+
+
+def tell_outcome(train: Callable[[], object]) -> None:
+    """Call it, and write what it returns or raises."""
+    try:
+        note("returned", value=train())
+    except BaseException as error:
+        note("raised", error=type(error).__name__, text=str(error), cause=type(error.__cause__).__name__)
+        raise
