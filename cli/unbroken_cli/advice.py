@@ -9,6 +9,7 @@ MIN_FAULTS_OF_A_BAD_NODE = 2
 
 _WAITS = {
     "InvalidSpec": "correct the field that the message names and apply the job again",
+    "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
     "NameTaken": "delete what bears the name, or give the job another one",
     "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
@@ -27,6 +28,7 @@ _ENDS = {
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
     "FailedBeforeReady": "mend the script or its command: it ends before it is ready",
     "PolicyRefused": "let rank_assignment in the script and world, topology in the job's spec say the same",
+    "DeadlineExceeded": "raise spec.activeDeadlineSeconds, or make the job shorter",
     "RecoveryTimeout": "see the log of the pod that the message names, then delete the job and apply it again",
 }
 """By reason of a job that failed, what helps."""

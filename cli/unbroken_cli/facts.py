@@ -65,7 +65,7 @@ class Job:
     """Empty for a job that was asked at its rendezvous."""
     name: str
     state: str
-    """Invalid, Forming, Running, Recovering, Complete, Failed, or empty when no operator has written one."""
+    """Invalid, Suspended, Forming, Running, Recovering, Complete, Failed, or empty when no operator has written one."""
     is_training: bool | None
     """None: its rendezvous does not answer; it trained when that was heard last."""
     reason: str

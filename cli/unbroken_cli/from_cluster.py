@@ -62,6 +62,7 @@ def _is_training(state: str, conditions: Sequence[Condition]) -> bool | None:
 
 _TELLING = {
     "Invalid": ("Admitted",),
+    "Suspended": ("Suspended",),
     "Forming": ("Admitted", "Running", "PodsReady"),
     "Running": ("Running",),
     "Recovering": ("Running", "Recovering"),

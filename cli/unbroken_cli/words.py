@@ -47,6 +47,7 @@ def headline(job: Job) -> str:
     first = {
         "": "NOT TRAINING: no operator has looked at it yet",
         "Invalid": "NOT TRAINING, the spec is refused",
+        "Suspended": "NOT TRAINING, suspended",
         "Forming": "NOT TRAINING YET",
         "Recovering": "NOT TRAINING, it recovers",
         "Complete": "COMPLETE",

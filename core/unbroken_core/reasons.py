@@ -167,3 +167,6 @@ class Reason(Word):
     RECOVERED = "Recovered"
     NOTHING_TO_RECOVER = "NothingToRecover"
     NOT_FINISHED = "NotFinished"
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"

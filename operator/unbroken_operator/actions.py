@@ -71,7 +71,18 @@ class PatchPod:
     annotations: Mapping[str, str]
 
 
-Action = Union[PushObservation, PostEvent, WriteStatus, CreateSecret, CreateService, CreatePod, DeletePod, PatchPod]
+@dataclass(frozen=True)
+class DeleteJob:
+    """Delete the job itself, if nobody has changed it since this resource version; what belongs to it goes with it."""
+
+    uid: str
+    resource_version: str
+    why: str
+
+
+Action = Union[
+    PushObservation, PostEvent, WriteStatus, CreateSecret, CreateService, CreatePod, DeletePod, PatchPod, DeleteJob
+]
 
 
 @dataclass(frozen=True)

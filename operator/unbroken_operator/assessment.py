@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
 from unbroken_core.rank_tree.places import Misplaced, Place, misplaced_names, natural_key
-from unbroken_core.reasons import Cause, JobPhase, Role
+from unbroken_core.reasons import Cause, Role
 from unbroken_core.settings import JobSettings
+from unbroken_operator.admission import Accepted
+from unbroken_operator.lifecycle import Outcome, is_suspended, job_outcome
 from unbroken_operator.manifests import settings_digest
 from unbroken_operator.snapshot import PodView, Snapshot
 
@@ -15,10 +17,10 @@ from unbroken_operator.snapshot import PodView, Snapshot
 class Assessment:
     """Facts that follow from one snapshot of an admitted job."""
 
-    outcome: JobPhase | None
-    """COMPLETE or FAILED once the job is over."""
-    is_outcome_recorded: bool
-    """Whether the stored status says so, too."""
+    outcome: Outcome | None
+    """Once the job is over."""
+    is_suspended: bool
+    """Whether the job is to have no pods."""
     report: JobStatus | None
     members: dict[str, PodStatus]
     """Pods of the report by uid."""
@@ -45,13 +47,14 @@ class Assessment:
         return Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE
 
 
-def assess(snapshot: Snapshot, settings: JobSettings) -> Assessment:
-    """Return what the snapshot means under these settings."""
+def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
+    """Return what the snapshot means under this spec."""
+    settings = verdict.settings
     report = snapshot.report
     members = {pod.uid: pod for pod in report.pods} if report is not None else {}
     trainers = snapshot.trainers()
     lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
-    outcome, is_recorded = job_outcome(snapshot)
+    outcome = job_outcome(snapshot, verdict.spec)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
     current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
     domains = _domains(snapshot, settings, trainers)
@@ -64,7 +67,7 @@ def assess(snapshot: Snapshot, settings: JobSettings) -> Assessment:
     known = [Place(name, domains[name], settings.ranks_per_pod) for name in nodes if all(domains[name])]
     return Assessment(
         outcome=outcome,
-        is_outcome_recorded=is_recorded,
+        is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
         report=report,
         members=members,
         lost=lost,
@@ -82,18 +85,6 @@ def _domains(snapshot: Snapshot, settings: JobSettings, pods: Iterable[PodView])
     return {
         name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
     }
-
-
-def job_outcome(snapshot: Snapshot) -> tuple[JobPhase | None, bool]:
-    """Return how the job ended, None while it goes on, and whether the stored status says so."""
-    stored = {item["type"]: item["status"] for item in snapshot.status.get("conditions") or ()}
-    if stored.get("Complete") == "True":
-        return JobPhase.COMPLETE, True
-    if stored.get("Failed") == "True":
-        return JobPhase.FAILED, True
-    if snapshot.report is not None and snapshot.report.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
-        return snapshot.report.phase, False
-    return None, False
 
 
 def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSettings) -> Observation:
@@ -139,7 +130,7 @@ def _counts(
     lost: frozenset[str],
     members: dict[str, PodStatus],
     report: JobStatus | None,
-    outcome: JobPhase | None,
+    outcome: Outcome | None,
 ) -> bool:
     if pod.is_deleting or pod.uid in lost or pod.phase == "Failed":
         return False

@@ -10,7 +10,8 @@ from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer
 from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused
-from unbroken_operator.assessment import Assessment, job_outcome
+from unbroken_operator.assessment import Assessment
+from unbroken_operator.lifecycle import Outcome, ending_pods, job_outcome, was_suspended
 from unbroken_operator.models import Spread
 from unbroken_operator.node_words import missing_on_nodes
 from unbroken_operator.recovery_words import culprit
@@ -20,6 +21,15 @@ from unbroken_operator.status_models import ConditionType
 
 MAX_MESSAGE = 1000
 MAX_NAMES = 5
+_OF_PODS: dict[ConditionType, bool | None] = {
+    ConditionType.PODS_READY: False,
+    ConditionType.RUNNING: False,
+    ConditionType.RECOVERING: False,
+    ConditionType.DEGRADED: False,
+    ConditionType.SPARES_EXHAUSTED: False,
+    ConditionType.SPARES_SPREAD: None,
+}
+"""What conditions about pods are when the job is to have none."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,18 @@ class Finding:
 def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None) -> list[Finding]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
     found = [_admitted(snapshot, verdict)]
-    if isinstance(verdict, Accepted) and assessment is not None:
+    if isinstance(verdict, Accepted) and assessment is not None and assessment.is_suspended:
+        found += _suspended(snapshot, verdict)
+    elif isinstance(verdict, Accepted) and assessment is not None:
+        if was_suspended(snapshot) and assessment.outcome is None:
+            found.append(Finding(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
         problem = _pods_ready(snapshot, verdict, assessment)
         found += [] if assessment.outcome is not None else [problem]
         if verdict.settings.layers and assessment.domains:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
     elif snapshot.report is not None and snapshot.is_reachable:
-        found += [_running(snapshot.report), _recovering(snapshot.report), *_ends(snapshot)]
+        found += [_running(snapshot.report), _recovering(snapshot.report), *_ends(job_outcome(snapshot))]
     return found
 
 
@@ -67,6 +81,21 @@ def _admitted(snapshot: Snapshot, verdict: Accepted | Refused) -> Finding:
         f"at least {settings.minimum_replicas} active pods to train"
     )
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _suspended(snapshot: Snapshot, verdict: Accepted) -> Iterator[Finding]:
+    """Say that the job is suspended, and nothing about pods that it is not to have."""
+    message = "spec.suspend is true: the job has no pods, and starts when it is false"
+    num_ending = len(ending_pods(snapshot))
+    if num_ending and not verdict.spec.suspend:
+        message = "spec.suspend is false again: the job starts when the pods that it had have ended"
+    elif num_ending:
+        message = "spec.suspend is true: the job's pods are ending; it starts again when it is false"
+    yield Finding(ConditionType.SUSPENDED, True, Reason.SUSPENDED, message)
+    stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
+    for kind, is_true in _OF_PODS.items():
+        if kind.value in stored:
+            yield Finding(kind, is_true, Reason.SUSPENDED, "the job is suspended")
 
 
 def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Finding:
@@ -146,10 +175,14 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
 
 
 def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
-    yield from _ends(snapshot)
-    report = snapshot.report
-    if assessment.outcome is not None:
-        if report is not None:
+    outcome, report = assessment.outcome, snapshot.report
+    yield from _ends(outcome)
+    if outcome is not None:
+        if outcome.is_ours:
+            reason = Reason(outcome.reason)
+            yield Finding(ConditionType.RUNNING, False, reason, _cut(outcome.message))
+            yield Finding(ConditionType.RECOVERING, False, Reason.NOTHING_TO_RECOVER, "the job is over")
+        elif report is not None:
             yield _running(report)
             yield _recovering(report)
         return
@@ -275,14 +308,12 @@ def _is_ready(member: PodStatus | None) -> bool:
     return member is not None and member.is_connected and set(member.workers) == {WorkerPhase.READY}
 
 
-def _ends(snapshot: Snapshot) -> Iterator[Finding]:
-    outcome, is_recorded = job_outcome(snapshot)
-    if is_recorded:
+def _ends(outcome: Outcome | None) -> Iterator[Finding]:
+    if outcome is not None and outcome.is_recorded:
         return
-    report = snapshot.report
     for kind, phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):
-        if outcome is phase and report is not None:
-            yield Finding(kind, True, report.reason, _cut(report.message))
+        if outcome is not None and outcome.phase is phase:
+            yield Finding(kind, True, Reason(outcome.reason), _cut(outcome.message))
         else:
             yield Finding(kind, False, Reason.NOT_FINISHED, f"the job is not {phase.value}")
 

@@ -21,7 +21,8 @@ _WARNINGS = {
     ("SparesSpread", "False"),
     ("Failed", "True"),
 }
-_ORDINARY_WAITS = (Reason.WAITING_FOR_PODS.value, Reason.WAITING_FOR_RENDEZVOUS.value)
+_GOOD_NEWS = ("Complete", "Suspended")
+_ORDINARY_WAITS = (Reason.WAITING_FOR_PODS.value, Reason.WAITING_FOR_RENDEZVOUS.value, Reason.SUSPENDED.value)
 
 
 def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -35,19 +36,21 @@ def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, 
             condition["reason"] == Reason.INVALID_SPEC.value and stored.get("message") != condition["message"]
         )
         if (is_new or is_changed_spec) and _is_notable(condition, stored):
-            kind = "Normal" if condition["type"] == "Complete" else "Warning"
+            kind = "Normal" if condition["type"] in _GOOD_NEWS else "Warning"
             key = (condition["type"], condition["reason"], condition["observedGeneration"], _moment(stored))
             yield _event(snapshot, key, condition["reason"], kind, condition["message"])
 
 
 def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     sign = (condition["type"], condition["status"])
+    if condition["type"] == "Suspended":
+        return True
     if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
         return True
     if condition["reason"] in _ORDINARY_WAITS:
         return False
-    if condition["type"] == "SparesExhausted" and not stored:
-        # Right after the start the spares are on their way; that is no news.
+    if condition["type"] == "SparesExhausted" and stored.get("reason") in (None, Reason.SUSPENDED.value):
+        # Right after the start, or the next one, the spares are on their way; that is no news.
         return False
     return sign in _WARNINGS or sign == ("Complete", "True")
 

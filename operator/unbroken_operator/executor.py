@@ -1,6 +1,7 @@
 """Does what a plan asks for. Every action is safe to repeat: what is there already is as good as created."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from unbroken_operator.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    DeleteJob,
     DeletePod,
     PatchPod,
     PostEvent,
@@ -106,6 +108,8 @@ class Executor:
                 await self._delete_pod(action)
             case PatchPod():
                 await self._patch_pod(action)
+            case DeleteJob():
+                await self._delete_job(action)
             case _:
                 assert_never(action)
 
@@ -194,3 +198,8 @@ class Executor:
             self._shared.pods.upsert(await self._shared.kube.merge(f"{self._path('pods')}/{action.name}", patch))
         except (KubeNotFound, KubeConflict):
             self._shared.pods.forget(self._key, action.name, action.uid)
+
+    async def _delete_job(self, action: DeleteJob) -> None:
+        logger.info("delete job job=%s/%s why=%s", *self._key, action.why)
+        with contextlib.suppress(KubeNotFound):
+            await self._shared.kube.delete(self.job_path(), action.uid, resource_version=action.resource_version)

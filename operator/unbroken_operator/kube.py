@@ -93,9 +93,15 @@ class Kube:
         """Apply a JSON merge patch; return the object as stored."""
         return await self._call("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
-    async def delete(self, path: str, uid: str, is_forced: bool = False) -> JsonObject:
-        """Delete an object if it has this uid (KubeConflict otherwise); return it, or a Status when it is gone."""
-        options: JsonObject = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    async def delete(self, path: str, uid: str, is_forced: bool = False, *, resource_version: str = "") -> JsonObject:
+        """Delete an object if it has this uid and version (else KubeConflict); return it, or a Status when gone."""
+        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
+        options: JsonObject = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": preconditions,
+            "propagationPolicy": "Background",
+        }
         if is_forced:
             options["gracePeriodSeconds"] = 0
         return await self._call("DELETE", path, body=options)

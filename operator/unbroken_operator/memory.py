@@ -95,7 +95,8 @@ class JobMemory:
         self.joined |= members
 
     def _count_failures(self, pods: list[PodView], now_s: float) -> None:
-        fresh = {pod.uid for pod in pods if pod.phase == "Failed"} - self.failed
+        # A pod that was told to end says nothing about the template either.
+        fresh = {pod.uid for pod in pods if pod.phase == "Failed" and not pod.is_deleting} - self.failed
         self.failed |= fresh
         # What failed before this process looked may have trained for days: it says nothing about the template.
         early = fresh - self.joined if self.is_started else set()

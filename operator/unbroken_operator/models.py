@@ -49,6 +49,14 @@ class Spread(str, Enum):
     ANYWHERE = "Anywhere"
 
 
+class CleanPodPolicy(str, Enum):
+    """Which training pods are deleted when the job is over."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
 class SidecarMode(str, Enum):
     """How the agent runs in a training pod."""
 
@@ -90,6 +98,7 @@ Quantity = Annotated[
 ]
 Quantities = Annotated[dict[Annotated[str, Field(max_length=317)], Quantity], Field(max_length=32)]
 Seconds = Annotated[int, Field(ge=1, le=30 * DAY_S)]
+MAX_INT32 = 2_147_483_647
 
 
 class Resources(Model):
@@ -429,4 +438,16 @@ class Spec(Model):
     sidecar: Sidecar = Sidecar()
     rendezvous: Rendezvous = Rendezvous()
     logs: Logs | None = None
+    suspend: bool = False
+    """True keeps the job without pods, or ends those that it has with their grace period; false starts it, or starts it
+    again where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """A job that is not complete so long after status.startTime fails, and its pods are ended. A suspension ends the
+    count; it begins again when the job does. Empty means no limit."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    """The job is deleted, with all that belongs to it, so long after status.completionTime. Empty means that it
+    stays."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which training pods are deleted when the job is over: Running, those that have not ended a minute later; All, the
+    others as well, with their logs; None, none but those that never started."""
     template: Template

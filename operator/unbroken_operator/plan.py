@@ -11,7 +11,6 @@ Doing the actions again, or stopping after any of them and planning anew, ends i
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from unbroken_core.reasons import Role
 from unbroken_operator import layout
@@ -29,7 +28,9 @@ from unbroken_operator.actions import (
 )
 from unbroken_operator.admission import Accepted, Refused, admit
 from unbroken_operator.assessment import Assessment, assess, observation
+from unbroken_operator.endings import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.events import events
+from unbroken_operator.lifecycle import deadline_left_s, heard
 from unbroken_operator.manifests import rendezvous_pod, secret, service
 from unbroken_operator.models import Spread
 from unbroken_operator.snapshot import PodView, Snapshot
@@ -40,29 +41,23 @@ from unbroken_operator.training_pods import training_pod
 MAX_RETRY_S = 300.0
 
 
-@dataclass(frozen=True)
-class _Objects:
-    """Actions on objects, and the ordinals that stay free after them."""
-
-    actions: tuple[Action, ...]
-    ordinals: Ordinals
-    check_after_s: float | None = None
-
-
 def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
+    snapshot = heard(snapshot)
     verdict = admit(snapshot.job)
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, Refused):
         status = next_status(snapshot, verdict, None, ordinals)
         return Decision(tuple(_words(snapshot, status)))
-    assessment = assess(snapshot, verdict.settings)
+    assessment = assess(snapshot, verdict)
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
     push = _push(snapshot, verdict, assessment)
-    return Decision((*push, *_words(snapshot, status), *objects.actions), objects.check_after_s)
+    waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
+    check_after_s = min((wait for wait in waits if wait is not None), default=None)
+    return Decision((*push, *_words(snapshot, status), *objects.actions), check_after_s)
 
 
 def retry_delay_s(num_failures: int) -> float:
@@ -82,7 +77,7 @@ def _push(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iter
     pod, report, memory = assessment.rendezvous, snapshot.report, snapshot.memory
     if pod is None or report is None or not snapshot.is_reachable or snapshot.report_from != pod.uid:
         return
-    if assessment.outcome is not None:
+    if assessment.outcome is not None or assessment.is_suspended:
         return
     seen = observation(snapshot, assessment, verdict.settings)
     if (memory.sent_to, memory.sent_generation, memory.sent) != (pod.uid, report.generation, seen):
@@ -99,11 +94,13 @@ def _free_ordinals(snapshot: Snapshot) -> Ordinals:
     )
 
 
-def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free: Ordinals) -> _Objects:
+def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free: Ordinals) -> Objects:
     if assessment.outcome is not None:
-        return _after_the_end(snapshot, assessment, free)
+        return after_the_end(snapshot, verdict.spec, assessment, assessment.outcome, free)
+    if assessment.is_suspended:
+        return suspended(snapshot, assessment, free)
     if foreign_objects(snapshot):
-        return _Objects((), free, check_after_s=5.0)
+        return Objects((), free, check_after_s=5.0)
     actions: list[Action] = []
     if snapshot.secret is None:
         actions.append(CreateSecret(secret(verdict.settings)))
@@ -122,8 +119,8 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     actions += _deletions(snapshot, verdict, assessment)
     actions += _stamps(verdict, assessment)
     ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
-    checks = [wait for wait in (wait_s, _force_wait_s(snapshot, assessment)) if wait > 0]
-    return _Objects(tuple(actions), ordinals, min(checks, default=None))
+    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment)) if wait > 0]
+    return Objects(tuple(actions), ordinals, min(checks, default=None))
 
 
 def foreign_objects(snapshot: Snapshot) -> list[str]:
@@ -204,32 +201,13 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
     for pod in assessment.stale_rendezvous:
         if not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, "another rendezvous takes over")
-    yield from _forced(snapshot, assessment)
+    yield from forced(snapshot, assessment)
     trainers = snapshot.trainers()
     for pod in trainers:
         if pod.uid in assessment.lost and not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, f"node {pod.node} is lost")
     yield from _old_failures(snapshot, trainers)
     yield from _surplus(verdict, assessment)
-
-
-def _forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:
-    for pod in _terminating_on_dead_nodes(snapshot, assessment):
-        if snapshot.memory.deleting_for_s.get(pod.uid, 0.0) >= snapshot.options.force_delete_after_s:
-            yield DeletePod(pod.name, pod.uid, f"node {pod.node} does not come back", is_forced=True)
-
-
-def _force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
-    waits = [
-        snapshot.options.force_delete_after_s - snapshot.memory.deleting_for_s.get(pod.uid, 0.0)
-        for pod in _terminating_on_dead_nodes(snapshot, assessment)
-    ]
-    return max(min(waits, default=0.0), 0.0)
-
-
-def _terminating_on_dead_nodes(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
-    owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
-    return [pod for pod in owned if pod.is_deleting and pod.uid in assessment.lost]
 
 
 def _old_failures(snapshot: Snapshot, trainers: tuple[PodView, ...]) -> Iterator[Action]:
@@ -263,25 +241,3 @@ def _stamps(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
             annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
         if (labels or annotations) and not pod.is_terminal:
             yield PatchPod(pod.name, pod.uid, labels, annotations)
-
-
-def _after_the_end(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> _Objects:
-    """Keep what has ended for its logs; end what would wait for ever."""
-    if not assessment.is_outcome_recorded:
-        return _Objects((), free)
-    linger_s = snapshot.options.linger_s - snapshot.memory.finished_for_s
-    actions: list[Action] = []
-    is_anyone_left = False
-    for pod in snapshot.trainers():
-        if pod.is_terminal or pod.is_deleting:
-            continue
-        if pod.phase == "Pending" or linger_s <= 0:
-            actions.append(DeletePod(pod.name, pod.uid, "the job is over"))
-        else:
-            is_anyone_left = True
-    if not is_anyone_left:
-        actions += [
-            DeletePod(pod.name, pod.uid, "the job is over") for pod in snapshot.rendezvous_pods() if not pod.is_deleting
-        ]
-    actions += _forced(snapshot, assessment)
-    return _Objects(tuple(actions), free, linger_s if is_anyone_left else None)

@@ -10,6 +10,7 @@ from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused, accepted_facts
 from unbroken_operator.assessment import Assessment
 from unbroken_operator.conditions import findings, merge_conditions
+from unbroken_operator.lifecycle import ended_generation, is_suspension_recorded
 from unbroken_operator.snapshot import Snapshot
 from unbroken_operator.status_models import MAX_HISTORY, State
 
@@ -53,22 +54,41 @@ def next_status(
             f"{layout.JOB_LABEL}={snapshot.name},{layout.COMPONENT_LABEL}={layout.TRAINER},"
             f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
         )
-    if assessment is not None and not assessment.is_outcome_recorded:
-        status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
     if report is not None and snapshot.report_from:
         status |= _mirrored(snapshot.status, report, snapshot.report_from)
+    if assessment is not None:
+        status = _with_lifecycle(status, snapshot, assessment)
     status["state"] = _state(status, report, verdict).value
+    return status
+
+
+def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Assessment) -> dict[str, Any]:
+    """Return the status with what follows from start, suspension and end."""
+    outcome = assessment.outcome
+    if outcome is not None and outcome.is_recorded:
+        return status
+    present = () if assessment.is_suspended else assessment.alive
+    status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in present)
+    if outcome is not None:
+        status["completionTime"] = snapshot.now
+    elif not assessment.is_suspended:
+        status.setdefault("startTime", snapshot.now)
+    else:
+        status.pop("startTime", None)
+        if "ranks" in status:
+            status["ranks"] = {"active": 0, "spare": 0, "lost": 0}
+        if not is_suspension_recorded(snapshot):
+            status["endedGeneration"] = ended_generation(snapshot)
     return status
 
 
 def earlier(snapshot: Snapshot) -> Earlier:
     """Return what a new rendezvous has to know of those before it: else it would use their numbers again."""
-    status, report = snapshot.status, snapshot.report
-    stored = status.get("rendezvous") or {}
+    status = snapshot.status
     history = status.get("history") or ()
     iterations = [status.get("iteration"), *(item.get("iteration") for item in history)]
     return Earlier(
-        generation=max(stored.get("generation") or 0, report.generation if report is not None else 0),
+        generation=ended_generation(snapshot),
         iteration=max((number for number in iterations if number is not None), default=-1),
         uses=snapshot.memory.uses,
     )
@@ -100,12 +120,14 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: Accepted | Refused) -> State:
     held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
-    if "Complete" in held:
-        return State.COMPLETE
-    if "Failed" in held:
-        return State.FAILED
-    if isinstance(verdict, Refused):
-        return State.INVALID
+    for is_it, state in (
+        ("Complete" in held, State.COMPLETE),
+        ("Failed" in held, State.FAILED),
+        (isinstance(verdict, Refused), State.INVALID),
+        ("Suspended" in held, State.SUSPENDED),
+    ):
+        if is_it:
+            return state
     if report is None:
         stored = status.get("state")
         is_known = stored in (State.RUNNING.value, State.RECOVERING.value)

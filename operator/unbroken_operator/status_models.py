@@ -20,6 +20,7 @@ class State(str, Enum):
     """The job in one word."""
 
     INVALID = "Invalid"
+    SUSPENDED = "Suspended"
     FORMING = "Forming"
     RUNNING = "Running"
     RECOVERING = "Recovering"
@@ -39,6 +40,7 @@ class ConditionType(str, Enum):
     """What the operator says about a job."""
 
     ADMITTED = "Admitted"
+    SUSPENDED = "Suspended"
     PODS_READY = "PodsReady"
     TOPOLOGY_KNOWN = "TopologyKnown"
     RUNNING = "Running"
@@ -54,7 +56,8 @@ class Condition(Model):
     """One statement about the job."""
 
     type: ConditionType
-    """Admitted: the spec is sound. PodsReady: all wanted pods run. TopologyKnown: every node of a pod bears every
+    """Admitted: the spec is sound. Suspended: the job has no pods, or is ending those that it has, because its spec
+    says so. PodsReady: all wanted pods run. TopologyKnown: every node of a pod bears every
     layer's label, and no domain lies in two domains of an outer layer. Running: the training function runs on all
     active ranks. Recovering: an interruption is being repaired. Degraded: the job runs with fewer ranks than it wants.
     SparesExhausted: spares are wanted and none is ready. SparesSpread: every domain of every layer in which active pods
@@ -178,6 +181,10 @@ class Status(Model):
         ),
     ] = ()
     """Statements about the job; see type."""
+    start_time: Time | None = None
+    """When the job was first seen unsuspended, or was resumed; empty while it is suspended."""
+    completion_time: Time | None = None
+    """When it was seen that the job is over."""
     iteration: int | None = None
     """Number of the training function's current run; +1 at every restart, -1 before the first."""
     ranks: Ranks | None = None
@@ -197,4 +204,6 @@ class Status(Model):
     next_rendezvous_ordinal: Count | None = None
     """Number of the next rendezvous pod."""
     rendezvous: RendezvousStatus | None = None
+    ended_generation: Count | None = None
+    """Highest generation of the coordinators that ended with a suspension: what they still say is not heard."""
     accepted: Accepted | None = None

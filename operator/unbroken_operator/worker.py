@@ -16,10 +16,10 @@ from typing import Any
 
 from unbroken_operator import layout
 from unbroken_operator.actions import CreatePod, CreateSecret, CreateService, Decision, PushObservation
-from unbroken_operator.assessment import job_outcome
 from unbroken_operator.cluster import JobKey, version_of
 from unbroken_operator.errors import KubeError, KubeNotFound, KubeUnavailable
 from unbroken_operator.executor import Executor, Services
+from unbroken_operator.lifecycle import job_outcome
 from unbroken_operator.memory import JobMemory
 from unbroken_operator.plan import plan
 from unbroken_operator.poller import Poller
@@ -140,7 +140,7 @@ class JobWorker:
             unreachable_because=self._poller.unreachable_because,
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
-        self._memory.update(owned, self._poller.report, job_outcome(snapshot)[0] is not None, now_s)
+        self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
 
     def _target(self, pods: tuple[PodView, ...]) -> Target | None:

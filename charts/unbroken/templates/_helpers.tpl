@@ -31,7 +31,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "unbroken.jobRules" -}}
 - apiGroups: [unbroken.dev]
   resources: [resilienttrainingjobs]
-  verbs: [get, list, watch]
+  # Deleted is only what has ended, after spec.ttlSecondsAfterFinished.
+  verbs: [get, list, watch, delete]
 - apiGroups: [unbroken.dev]
   resources: [resilienttrainingjobs/status]
   verbs: [patch]

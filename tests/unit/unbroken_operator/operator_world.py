@@ -14,6 +14,7 @@ from unbroken_operator.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    DeleteJob,
     DeletePod,
     PatchPod,
     PostEvent,
@@ -132,6 +133,13 @@ class World:
             case WriteStatus(patch):
                 self.job["status"] = merge_patch(self.job.get("status") or {}, patch)
                 self.num_status_writes += 1
+            case _:
+                self._apply_to_objects(action)
+
+    def _apply_to_objects(
+        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | DeleteJob
+    ) -> None:
+        match action:
             case CreateSecret(manifest):
                 self.secret = self.secret or self._owned(manifest)
             case CreateService(manifest):
@@ -144,6 +152,10 @@ class World:
                 if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
                     patch = {"metadata": {"labels": labels, "annotations": annotations}}
                     self.pods[name] = merge_patch(self.pods[name], patch)
+            case DeleteJob(uid, version):
+                metadata = self.job["metadata"]
+                if (metadata["uid"], metadata["resourceVersion"]) == (uid, version):
+                    metadata["deletionTimestamp"] = self.now
             case _:
                 assert_never(action)
 

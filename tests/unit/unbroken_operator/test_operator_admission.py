@@ -97,7 +97,7 @@ def template(**fields: Any) -> dict[str, Any]:
             "domain can have more, got 7",
             id="minRanks above all",
         ),
-        pytest.param({"suspend": True}, "spec.suspend: unknown field", id="not built yet"),
+        pytest.param({"queueName": "q"}, "spec.queueName: unknown field", id="not built yet"),
     ],
 )
 def test_a_violation_says_where_seen_and_wanted(spec: dict[str, Any], message: str) -> None:

@@ -111,7 +111,34 @@ def completed(world: World) -> None:
         world.end_pod(name, "Succeeded")
 
 
-SITUATIONS = [fresh, running, pod_failed, node_died, scaled, broken, completed]
+def suspended(world: World) -> None:
+    """The user suspends the job."""
+    running(world)
+    world.settle()
+    world.job["spec"]["suspend"] = True
+    world.job["metadata"]["generation"] = 2
+
+
+def resumed(world: World) -> None:
+    """The job is resumed."""
+    suspended(world)
+    world.settle()
+    for name in (*world.names(), *world.names(layout.RENDEZVOUS)):
+        world.remove_pod(name)
+    world.settle()
+    world.job["spec"]["suspend"] = False
+    world.job["metadata"]["generation"] = 3
+
+
+def late(world: World) -> None:
+    """The job's time is over."""
+    running(world)
+    world.settle()
+    world.job["spec"]["activeDeadlineSeconds"] = 60
+    world.now = "2026-01-01T00:01:00Z"
+
+
+SITUATIONS = [fresh, running, pod_failed, node_died, scaled, broken, completed, suspended, resumed, late]
 
 
 def outcome(world: World) -> Any:
