@@ -7,6 +7,7 @@ import os
 import sys
 
 from unbroken.inprocess import groups, sockets
+from unbroken.inprocess.flight_recorder import FlightRecorder
 from unbroken.inprocess.state import FrozenState
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,17 @@ class AbortTorchDistributed(Abort):
 
     Args:
         timeout: time box for NCCL's aborts; what has not ended by then is left to timeouts.hard.
+        flight_recorder_dir: folder for what torch's flight recorder knows, written before anything is aborted; default:
+            the environment's UNBROKEN_FLIGHT_RECORDER_DIR. Off without either.
     """
 
-    def __init__(self, timeout: datetime.timedelta = datetime.timedelta(seconds=10)) -> None:
+    def __init__(
+        self,
+        timeout: datetime.timedelta = datetime.timedelta(seconds=10),
+        flight_recorder_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._timeout = timeout
+        self._flight_recorder = FlightRecorder(flight_recorder_dir)
 
     @property
     def timeout(self) -> datetime.timedelta:
@@ -45,6 +53,7 @@ class AbortTorchDistributed(Abort):
         """Free every thread that is blocked in torch.distributed."""
         if "torch.distributed" not in sys.modules:
             return state
+        self._flight_recorder.dump(state)
         free_sockets()
         if not groups.abort_nccl(self.timeout.total_seconds()):
             logger.error(

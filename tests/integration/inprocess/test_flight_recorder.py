@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,11 @@ from unbroken.inprocess.state import FrozenState, Mode
 
 
 @pytest.fixture
-def reduced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def reduced(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A group of one rank that has reduced something."""
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    store = torch._C._distributed_c10d.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     dist.all_reduce(torch.ones(3))
     yield
     take_groups()
@@ -35,7 +35,7 @@ def test_collectives_of_the_rank_are_written_before_they_are_aborted(tmp_path: P
     AbortTorchDistributed(flight_recorder_dir=tmp_path)(at(iteration=7))
     (dump,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert dump == tmp_path / "iteration-7" / "rank_3"
-    recorded = pickle.loads(dump.read_bytes())  # noqa: S301 - written by this test
+    recorded = pickle.loads(dump.read_bytes())
     assert "gloo:all_reduce" in {entry["profiling_name"] for entry in recorded["entries"]}
 
 
