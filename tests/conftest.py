@@ -14,6 +14,7 @@ import pytest
 NEEDS = {
     "cluster": r"UNBROKEN_TEST_KUBECONFIGS",
     "helm": r"\bhelm\b",
+    "prometheus": r"\bpromtool\b",
     "netns": r"network namespaces",
     "gpu": r"\b(CUDA|GPU|NVML|NCCL)\b",
     "python3.10": r"Python 3\.10",
