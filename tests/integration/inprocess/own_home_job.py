@@ -18,11 +18,14 @@ import psutil
 import pytest
 from tests.waiting import wait_until
 
+from .forked import ForkedProcess, Forks
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "own_home_script.py"
 NUM_PORTS = 12
 LIMIT_S = 150.0
 """For anything that must happen; torch takes long to import on a busy machine."""
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Job:
         # Not below pytest's own folder: the path of a Unix socket must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="ubh-", dir="/tmp"))
         self.port = _free_port()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
+        self._forks: Forks | None = None
 
     def __enter__(self) -> "Job":
         return self
@@ -54,6 +58,8 @@ class Job:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        if self._forks is not None:
+            self._forks.close()
         for left in self.all_processes():
             left.kill()
         shutil.rmtree(self.temporary, ignore_errors=True)
@@ -65,8 +71,18 @@ class Job:
         options = ["--standalone", f"--nproc-per-node={num_workers}", f"--max-restarts={max_restarts}"]
         self._start([sys.executable, "-m", "torch.distributed.run", *options, *command], {})
 
-    def plain(self, num_workers: int, mode: str, variables: Callable[[int], Mapping[str, str]] = lambda _: {}) -> None:
-        """Start workers with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `variables` adds some by rank."""
+    def plain(
+        self,
+        num_workers: int,
+        mode: str,
+        variables: Callable[[int], Mapping[str, str]] = lambda _: {},
+        *,
+        is_forked: bool = True,
+    ) -> None:
+        """Start workers with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `variables` adds some by rank.
+
+        Forked ones differ from those that an interpreter starts in nothing but the time that torch takes to import.
+        """
         for rank in range(num_workers):
             base = {
                 "RANK": str(rank),
@@ -74,9 +90,10 @@ class Job:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
             }
-            self._start([sys.executable, str(SCRIPT), mode], {**base, **variables(rank)})
+            words = [str(SCRIPT), mode]
+            self._start(words if is_forked else [sys.executable, *words], {**base, **variables(rank)}, is_forked)
 
-    def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+    def _start(self, command: Sequence[str], variables: Mapping[str, str], is_forked: bool = False) -> None:
         index = len(self.processes)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")},
@@ -88,7 +105,12 @@ class Job:
             "UNBROKEN_LOG_DIR": str(self.folder / "logs"),
             **variables,
         }
-        with (self.folder / f"out-{index}").open("wb") as output:
+        path = self.folder / f"out-{index}"
+        if is_forked:
+            self._forks = self._forks or Forks()
+            self.processes.append(self._forks.start(command, environment, path))
+            return
+        with path.open("wb") as output:
             self.processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
 
     # ----------------------------------------------------------------------------------------------------------- look

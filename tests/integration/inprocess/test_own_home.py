@@ -1,41 +1,24 @@
 """Wrapped functions without launcher and agent beside them: torchrun, and workers with nothing but the variables."""
 
 import contextlib
-import importlib.util
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import psutil
 import pytest
+
+from .own_home_job import SCRIPT, Job
 
 pytestmark = pytest.mark.timeout(600)
 """Above the sum of the job's own limits, which say what they waited for."""
 
 
-def _load_job() -> ModuleType:
-    """Import the file beside this one, which is no package."""
-    name = "inprocess_own_home_job"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("own_home_job.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-own_home = _load_job()
-
-
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Any]:
+def job(tmp_path: Path) -> Iterator[Job]:
     """Return a job that has not started."""
-    with own_home.Job(tmp_path) as started:
+    with Job(tmp_path) as started:
         yield started
 
 
@@ -51,9 +34,9 @@ def two_hosts(rank: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])
-def test_torchrun_job_restarts_in_its_processes(job: Any, num_workers: int) -> None:
+def test_torchrun_job_restarts_in_its_processes(job: Job, num_workers: int) -> None:
     """2.4, 2.20: no launcher, agent or rendezvous was there, and none is left."""
-    job.torchrun(num_workers, str(own_home.SCRIPT), "exception")
+    job.torchrun(num_workers, str(SCRIPT), "exception")
     job.wait()
     assert job.values() == [f"{rank} in 1" for rank in range(num_workers)]
     pids = {event.rank: event.pid for event in job.events("started") if event.iteration == 0}
@@ -62,9 +45,9 @@ def test_torchrun_job_restarts_in_its_processes(job: Any, num_workers: int) -> N
     assert not list(job.temporary.glob("unbroken-*/*"))
 
 
-def test_torchrun_starts_the_script_again_in_a_new_home(job: Any) -> None:
+def test_torchrun_starts_the_script_again_in_a_new_home(job: Job) -> None:
     """2.30: it ends all workers when one of them ends; the home of those before is not mistaken for a new one."""
-    job.torchrun(2, str(own_home.SCRIPT), "steps", max_restarts=1)
+    job.torchrun(2, str(SCRIPT), "steps", max_restarts=1)
     before = {event.pid for event in job.wait_for_started(0, 2)}
     psutil.Process(min(before)).kill()
     job.wait_for(lambda: len({event.pid for event in job.events("started")} - before) == 2, "two new workers")
@@ -74,15 +57,15 @@ def test_torchrun_starts_the_script_again_in_a_new_home(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_variables_alone_are_enough(job: Any) -> None:
+def test_variables_alone_are_enough(job: Job) -> None:
     """2.4, 2.5: neither LOCAL_RANK nor LOCAL_WORLD_SIZE is set; the workers of the host are counted."""
-    job.plain(3, "exception")
+    job.plain(3, "exception", is_forked=False)
     job.wait()
     assert job.values() == ["0 in 1", "1 in 1", "2 in 1"]
     job.wait_for_nobody()
 
 
-def test_hosts_meet_at_the_first_one(job: Any) -> None:
+def test_hosts_meet_at_the_first_one(job: Job) -> None:
     """2.5, 2.9: one host process a host, one root in the job."""
     job.plain(4, "steps", two_hosts)
     started = job.wait_for_started(0, 4)
@@ -96,7 +79,7 @@ def test_hosts_meet_at_the_first_one(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_hosts_may_have_different_numbers_of_workers(job: Any) -> None:
+def test_hosts_may_have_different_numbers_of_workers(job: Job) -> None:
     """2.5, 2.20: nobody says how many there are."""
     job.plain(3, "exception", lambda rank: {"GROUP_RANK": str(rank // 2)})
     job.wait_for(lambda: len(job.home_processes()["host"]) == 2, "two host processes")
@@ -105,7 +88,7 @@ def test_hosts_may_have_different_numbers_of_workers(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_killed_rank_0_is_a_fault_like_any_other(job: Any) -> None:
+def test_killed_rank_0_is_a_fault_like_any_other(job: Job) -> None:
     """2.24: the others go on, with the rendezvous that its host had started."""
     job.plain(3, "steps")
     job.wait_for_started(0, 3)
@@ -117,7 +100,7 @@ def test_killed_rank_0_is_a_fault_like_any_other(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Any) -> None:
+def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Job) -> None:
     """2.24: its host process ends with them, the root does not."""
     job.plain(4, "steps", two_hosts)
     job.wait_for_started(0, 4)
@@ -133,7 +116,7 @@ def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Any) -> 
     job.wait_for_nobody()
 
 
-def test_killed_root_is_started_again(job: Any) -> None:
+def test_killed_root_is_started_again(job: Job) -> None:
     """2.24: training goes on meanwhile, and the next fault finds a rendezvous."""
     job.plain(3, "steps")
     job.wait_for_started(0, 3)
@@ -152,7 +135,7 @@ def test_killed_root_is_started_again(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_loss_of_the_first_host_has_an_end(job: Any) -> None:
+def test_loss_of_the_first_host_has_an_end(job: Job) -> None:
     """2.24: without a rendezvous nobody waits for ever."""
     job.plain(4, "adrift", two_hosts)
     job.wait_for_started(0, 4)
@@ -167,7 +150,7 @@ def test_loss_of_the_first_host_has_an_end(job: Any) -> None:
 
 
 @pytest.mark.parametrize("victims", ["workers", "workers and host processes"])
-def test_nothing_is_left_when_the_whole_job_is_killed(job: Any, victims: str) -> None:
+def test_nothing_is_left_when_the_whole_job_is_killed(job: Job, victims: str) -> None:
     """2.24: no wait is without an end."""
     job.plain(4, "steps", two_hosts)
     job.wait_for_started(0, 4)
@@ -180,7 +163,7 @@ def test_nothing_is_left_when_the_whole_job_is_killed(job: Any, victims: str) ->
     job.wait_for_nobody(60.0)
 
 
-def test_stopped_worker_is_ended_and_the_others_go_on(job: Any) -> None:
+def test_stopped_worker_is_ended_and_the_others_go_on(job: Job) -> None:
     """2.22: the timeouts are those of the wrapper's options; SIGTERM, SIGCONT, SIGKILL."""
     job.plain(3, "hang")
     job.wait_for_started(0, 3)
@@ -195,7 +178,7 @@ def test_stopped_worker_is_ended_and_the_others_go_on(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_second_call_is_a_job_of_its_own(job: Any) -> None:
+def test_second_call_is_a_job_of_its_own(job: Job) -> None:
     """2.3: repeated calls work."""
     job.plain(3, "twice", lambda rank: {"LOCAL_RANK": str(rank)})
     job.wait()
@@ -203,7 +186,7 @@ def test_second_call_is_a_job_of_its_own(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_ranks_beyond_the_policy_are_spares(job: Any) -> None:
+def test_ranks_beyond_the_policy_are_spares(job: Job) -> None:
     """0.8, 2.4, 2.27: all workers join, the policy says who is active; a spare returns None when all are done."""
     job.plain(3, "spare")
     job.wait()
@@ -211,7 +194,7 @@ def test_ranks_beyond_the_policy_are_spares(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_end_of_retries_ends_every_worker(job: Any) -> None:
+def test_end_of_retries_ends_every_worker(job: Job) -> None:
     """2.20: RetryController(max_iterations=3) lets the function run three times."""
     job.plain(2, "abort")
     job.wait([1, 1])
@@ -220,7 +203,7 @@ def test_end_of_retries_ends_every_worker(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_unhealthy_worker_leaves_and_the_others_go_on(job: Any) -> None:
+def test_unhealthy_worker_leaves_and_the_others_go_on(job: Job) -> None:
     """2.14, 2.18: its process is its own afterwards."""
     job.plain(3, "unhealthy")
     job.wait([0, 1, 0])
@@ -229,7 +212,7 @@ def test_unhealthy_worker_leaves_and_the_others_go_on(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_worker_that_never_calls_is_named(job: Any) -> None:
+def test_worker_that_never_calls_is_named(job: Job) -> None:
     """2.5: the barrier of the start has an end, and says who is missing."""
     job.plain(3, "missing")
     job.wait([1, 0, 1])
@@ -250,7 +233,7 @@ def occupied(port: int, count: int) -> Iterator[None]:
         yield
 
 
-def test_port_in_use_is_passed_over(job: Any) -> None:
+def test_port_in_use_is_passed_over(job: Job) -> None:
     """2.5: on every host."""
     with occupied(job.port + 2, 2):
         job.plain(4, "exception", lambda rank: {**two_hosts(rank), "MASTER_ADDR": "127.0.0.1"})
@@ -259,7 +242,7 @@ def test_port_in_use_is_passed_over(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_ports_in_use_are_named(job: Any) -> None:
+def test_ports_in_use_are_named(job: Job) -> None:
     """2.5, 2.20: a store that cannot be made is an error of the call."""
     with occupied(job.port + 2, 8):
         job.plain(2, "exception")
@@ -271,7 +254,7 @@ def test_ports_in_use_are_named(job: Any) -> None:
     job.wait_for_nobody()
 
 
-def test_script_of_the_reference_runs_with_another_import(job: Any, tmp_path: Path) -> None:
+def test_script_of_the_reference_runs_with_another_import(job: Job, tmp_path: Path) -> None:
     """2.1, 2.4: one line differs."""
     text = Path(__file__).with_name("reference_script.txt").read_text()
     theirs, ours = "import nvidia_resiliency_ext.inprocess as inprocess", "import unbroken.inprocess as inprocess"
