@@ -1,15 +1,18 @@
 """Who is which rank, asked of one worker, where the script has a rank assignment in Python.
 
 The lowest healthy active rank is asked, and the next one when it is lost or silent. What it says is checked: workers
-that are there, none twice, within all limits of the spec. An error of the script ends the job: all would make it.
+that are there, none twice, within all limits of the spec. An error of the script ends the job: all would make it. Too
+few workers with a rank are no error while others may come: they are waited for as if too few were healthy.
 """
 
+from collections.abc import Iterator
+
 from unbroken_core.history import FaultRecord
-from unbroken_core.job import Consultation, Job
+from unbroken_core.job import Consultation, Job, Objection
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Answer, Consult, Question
 from unbroken_core.planning import condemn, finish
-from unbroken_core.ranking import Worker
+from unbroken_core.ranking import Shortage, Worker
 from unbroken_core.reasons import Cause, JobPhase, Reason
 
 MAX_SILENT = 3
@@ -17,7 +20,10 @@ MAX_SILENT = 3
 
 
 def consult(job: Job, now_s: float) -> list[Worker] | None:
-    """Return the worker of each rank in the next plan; None while nobody has said, or when the job has failed."""
+    """Return the worker of each rank in the next plan.
+
+    None while nobody has said, when the answer makes no world (`objection`), and when the job has failed.
+    """
     talk = job.consultation
     if talk is None or talk.version != job.census.ranking.version:
         talk = job.consultation = _ask(job, talk, now_s)
@@ -33,6 +39,12 @@ def consult(job: Job, now_s: float) -> list[Worker] | None:
         return None
     _give_up(job, member, place, now_s - talk.asked_at_s, now_s)
     return None
+
+
+def objection(job: Job) -> Shortage | None:
+    """Return why the script makes no world of what is ready; None when it was not asked since the last change."""
+    last = job.objection
+    return None if last is None or last.version != job.census.ranking.version else last.shortage
 
 
 def ask_again(job: Job, member: Member) -> None:
@@ -61,10 +73,21 @@ def _ask(job: Job, former: Consultation | None, now_s: float) -> Consultation:
         len(workers),
         len(roll.active),
         tuple(roll.lost),
+        *_keys(job, workers),
     )
     version = job.census.ranking.version
     job.send(member, Consult(job.generation, local_rank, incarnation, question))
     return Consultation(version, question, workers, uid, local_rank, incarnation, asked_at_s)
+
+
+def _keys(job: Job, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """Return what the key functions of workers have said, each combination once, and whose is which."""
+    said = job.script.keys
+    if not said:
+        return (), ()
+    places: dict[tuple[str, ...], int] = {}
+    keys = tuple(places.setdefault(said[worker], len(places)) if worker in said else -1 for worker in workers)
+    return tuple(places), keys
 
 
 def _is_there(job: Job, former: Consultation, healthy: list[Worker]) -> bool:
@@ -74,31 +97,54 @@ def _is_there(job: Job, former: Consultation, healthy: list[Worker]) -> bool:
 
 
 def _take(job: Job, talk: Consultation, answer: Answer) -> list[Worker] | None:
-    settings = job.settings
     numbers = answer.workers[: job.rules.world_size(len(answer.workers))]
-    chosen = [talk.workers[number] for number in numbers if 0 <= number < len(talk.workers)]
-    lost = sorted(set(talk.question.terminated).intersection(answer.workers))
-    # As elsewhere, those count that the world's size cuts off.
-    num_pods = len({talk.workers[number][0] for number in answer.workers if 0 <= number < len(talk.workers)})
-    checks = (
-        (not answer.error, answer.error),
-        (len(set(answer.workers)) == len(answer.workers), "want each worker once, got one twice"),
-        (len(chosen) == len(numbers), f"want workers 0 to {len(talk.workers) - 1}, got others"),
-        (not lost, f"want healthy workers, got {lost[:5]}, which are lost"),
-        (
-            num_pods >= max(settings.minimum_replicas, 1),
-            f"want ranks on at least {settings.minimum_replicas} pods (minReplicas), got {num_pods}",
-        ),
-    )
-    for is_sound, text in checks:
-        if not is_sound:
-            pod = job.census.by_uid[talk.uid].pod
-            message = f"{pod} worker {talk.local_rank}: rank_assignment: {text}"
-            finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, message)
-            return None
+    for message in _faults(talk, answer):
+        pod = job.census.by_uid[talk.uid].pod
+        finish(
+            job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"{pod} worker {talk.local_rank}: rank_assignment: {message}"
+        )
+        return None
     job.num_silent = 0
     job.consultation = None
-    return chosen
+    shortage = _shortage(job, talk, answer, len(numbers))
+    if shortage is None:
+        by_uid = job.census.by_uid
+        job.script.keys = {worker: keys for worker, keys in job.script.keys.items() if worker[0] in by_uid}
+        return [talk.workers[number] for number in numbers]
+    if len(job.census.ready) >= job.settings.replicas:
+        # All are there: it would say the same for ever.
+        finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
+        return None
+    job.objection = Objection(job.census.ranking.version, shortage)
+    return None
+
+
+def _faults(talk: Consultation, answer: Answer) -> Iterator[str]:
+    """Yield why this cannot be an answer."""
+    if answer.error:
+        yield answer.error
+    if len(set(answer.workers)) != len(answer.workers):
+        yield "want each worker once, got one twice"
+    if any(not 0 <= number < len(talk.workers) for number in answer.workers):
+        yield f"want workers 0 to {len(talk.workers) - 1}, got others"
+    lost = sorted(set(talk.question.terminated).intersection(answer.workers))
+    if lost:
+        yield f"want healthy workers, got {lost[:5]}, which are lost"
+
+
+def _shortage(job: Job, talk: Consultation, answer: Answer, world_size: int) -> Shortage | None:
+    """Return why an answer makes no world; None when it does."""
+    settings, num_ranks = job.settings, len(answer.workers)
+    # As elsewhere, those count that the world's size cuts off.
+    num_pods = len({talk.workers[number][0] for number in answer.workers})
+    what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
+    if num_pods < max(settings.minimum_replicas, 1):
+        return Shortage(
+            num_pods, num_ranks, f"{what}, at least {settings.minimum_replicas} pods are wanted (minReplicas)"
+        )
+    if world_size < 1:
+        return Shortage(num_pods, num_ranks, f"{what}, a multiple of {job.rules.divisible_by} is wanted")
+    return None
 
 
 def _give_up(job: Job, member: Member, place: Place, waited_s: float, now_s: float) -> None:

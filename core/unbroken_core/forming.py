@@ -1,6 +1,6 @@
 """Before the first plan: waiting for the pods, or taking over a job that runs already."""
 
-from unbroken_core.consulting import consult
+from unbroken_core.consulting import consult, objection
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.planning import cut_plan, finish
@@ -57,7 +57,7 @@ def first_outcome(job: Job) -> Outcome:
     """Return the world of what is ready now, regardless of earlier ones."""
     observed = job.observed or {}
     preferred = {uid for uid, pod in observed.items() if pod.role is Role.ACTIVE}
-    return job.census.ranking.first(preferred)
+    return objection(job) or job.census.ranking.first(preferred)
 
 
 def hopeless_text(job: Job) -> str:
@@ -161,7 +161,9 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         _form(job, now_s)
     else:
         waited_s = job.settings.timeouts.startup_s
-        message = f"after {waited_s:.0f} s {_count_text(job)}{_missing_text(job)}{_hint(job)}"
+        refused = objection(job)
+        why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
+        message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
         finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
 
 

@@ -1,6 +1,6 @@
 """From a fault to the next plan."""
 
-from unbroken_core.consulting import consult
+from unbroken_core.consulting import consult, objection
 from unbroken_core.errors import assert_never
 from unbroken_core.forming import first_outcome, hopeless_text
 from unbroken_core.history import FaultRecord, Incident
@@ -252,6 +252,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     possible = job.ladder.possible(now_s) | interruption.charged
     is_job_rung = interruption.job_rung_began is not None
     outcome = _outcome(job, interruption, possible, now_s)
+    refused = objection(job)
     # After the job rung nobody asks for them, and they are all pods of the job.
     broken = () if is_job_rung else census.broken
     waitable = [uid for uid in broken if uid in census.active and uid not in census.hopeless]
@@ -280,7 +281,8 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=job.startup_due_s(shortage_began),
         startup_s=settings.timeouts.startup_s,
-        is_kept_apart=_is_kept_apart(job, outcome, possible),
+        is_kept_apart=refused is None and _is_kept_apart(job, outcome, possible),
+        objection="" if refused is None else refused.detail,
         standing=job.standing_text(),
         last_call_until_s=_last_call_until_s(interruption, outcome, settings.timeouts.last_call_s, now_s),
         spent=job.ladder.spent(now_s),
@@ -321,7 +323,7 @@ def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], no
         return first_outcome(job)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     ranking.exclude({} if Rung.PROCESS in possible else interruption.respawned)
-    return ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+    return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
 
 
 def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:

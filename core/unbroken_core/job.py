@@ -9,7 +9,7 @@ from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
 from unbroken_core.messages import Plan, PodObservation, Policy, Question, RendezvousMessage
 from unbroken_core.pod_clock import PodClock
-from unbroken_core.ranking import Worker
+from unbroken_core.ranking import Shortage, Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
@@ -31,6 +31,8 @@ class Script:
     """Worker that asked first; "" before any has spoken."""
     iteration: int = -1
     """Highest iteration of those who ask for it."""
+    keys: dict[Worker, tuple[str, ...]] = field(default_factory=dict)
+    """What the key functions of code have said in each worker, those included that were lost since the last plan."""
 
     @property
     def names_domains(self) -> bool:
@@ -51,6 +53,15 @@ class Consultation:
     local_rank: int
     incarnation: int
     asked_at_s: float
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Too few workers have a rank, as the script sees it: no world until something changes."""
+
+    version: int
+    """Of the ranking that was judged."""
+    shortage: Shortage
 
 
 @dataclass
@@ -98,6 +109,7 @@ class Job:
         self.rules = Rules.of(settings)
         self.script = Script()
         self.consultation: Consultation | None = None
+        self.objection: Objection | None = None
         self.num_questions = 0
         self.num_silent = 0
         """Workers in a row that did not answer in time."""
@@ -152,6 +164,7 @@ class Job:
         self.adoption = None
         self.interruption = None
         self.consultation = None
+        self.objection = None
         self.started_s = self.planned_s = now_s
         self.forming_began = self.pod_clock.read(now_s)
         self.last_call_s = self.running_s = None

@@ -76,6 +76,10 @@ class Question:
     """So many of them were active; 0 before the first plan."""
     terminated: tuple[int, ...]
     """Numbers of those that are lost, or whose domain stands aside; ascending."""
+    names: tuple[tuple[str, ...], ...] = ()
+    """What key functions of the script have said, each combination once."""
+    keys: tuple[int, ...] = ()
+    """By worker, the index in `names`; -1: not known. Empty where no step has keys."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class WorkerState:
     policy: Policy | None = None
     """What its script asks for; None: nothing, or not known in this phase."""
     keys: tuple[str, ...] = ()
-    """Name of its domain in each layer of the policy but the first."""
+    """Name of its domain in each layer of the policy but the first. Of code: what its key functions say."""
     answer: Answer | None = None
     """To the last question that it was asked, while it is READY."""
 

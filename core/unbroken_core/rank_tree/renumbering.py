@@ -30,8 +30,8 @@ def fill_gap_rank(rank: int, world_size: int, terminated: Collection[int]) -> in
     if rank < new_size:
         return rank
     # There are as many gaps below the new size as survivors at or above it, which this one is the n-th of.
-    nth = sum(1 for other in range(new_size, rank) if other not in terminated)
-    return lost[nth]
+    num_lost_between = bisect_left(lost, rank) - bisect_left(lost, new_size)
+    return lost[rank - new_size - num_lost_between]
 
 
 def max_active_world_size(world_size: int, active_world_size: int | None, limit: int | None) -> int:

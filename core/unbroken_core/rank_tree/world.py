@@ -60,6 +60,19 @@ class RankedWorld:
         """Return the initial ranks in the order of the tree."""
         return tuple(self._initial_rank)
 
+    def adopt(self, num_active: int) -> None:
+        """Take over a world in which the lowest initial ranks are active, each as the rank of its number.
+
+        Comes before the first step. All others may be appended: they came later, or were active once.
+        """
+        ranks: dict[str, dict[int, int]] = {}
+        for rank in range(num_active):
+            key, local_rank = self.tree.worker(self._leaf[rank])
+            ranks.setdefault(key, {})[local_rank] = rank
+        if ranks:
+            self.tree.adopt(ranks)
+            self.tree.let_spares_grow()
+
     def step(self, terminated_ranks: Iterable[int]) -> TreePlan:
         """Take out these workers, by their rank among the living, and cut the plan; the first step hands out ranks.
 
@@ -68,7 +81,7 @@ class RankedWorld:
         """
         leaves = [self._leaf_of(rank) for rank in terminated_ranks]
         tree = self.tree
-        if not self._is_started:
+        if not self._is_started and not tree.by_rank:
             tree.activate(only_usable=False)
         self._is_started = True
         tree.lose_leaves(leaves)

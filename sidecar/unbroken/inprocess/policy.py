@@ -5,6 +5,7 @@ for, as numbers; of a policy of the user's own it sends the name, and one worker
 Wrapped functions inside of another one come too late for that: what they ask for is held against each plan.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +22,10 @@ from unbroken.inprocess.rank_assignment import (
     LayerFlag,
     MaxActiveWorldSize,
     RankAssignment,
+    RankFilter,
     ShiftRanks,
     Tree,
+    key_functions,
     steps_of,
 )
 from unbroken.inprocess.size_filter import NO_FILTER, tabulate
@@ -41,21 +44,21 @@ class Asked:
 
     policy: Policy | None = None
     keys: tuple[str, ...] = ()
-    """Names of its domains in the layers of a Tree below the root."""
+    """Names of its domains in the layers of a Tree below the root. Of code: what the key functions of its steps say."""
 
 
 def refuse_policy(name: str, policy: RankAssignment | None) -> None:
-    """Raises ValueError for a policy that neither settings nor one worker alone can decide."""
-    for step in _steps(policy):
-        # Not isinstance: what a subclass decides, nobody knows.
-        if isinstance(step, FilterCountGroupedByKey) or (isinstance(step, Tree) and type(step) is not Tree):
-            raise ValueError(
-                f"{name}: want no {type(step).__name__}, because its keys are true in each process only and ranks are "
-                f"assigned in one place; want Tree itself with min_ranks, or minRanks of a layer in topology.layers of "
-                f"the job's spec, got {step!r}"
-            )
+    """Raises ValueError for a policy that could not work at the first loss."""
+    steps = list(_steps(policy))
+    for place, step in enumerate(steps):
         if isinstance(step, Tree) and not step.layers:
             raise ValueError(f"{name}: Tree: layers: want at least the root, got none")
+        is_renumbered = any(not isinstance(other, (RankFilter, FilterCountGroupedByKey)) for other in steps[:place])
+        if isinstance(step, FilterCountGroupedByKey) and not is_renumbered:
+            raise ValueError(
+                f"{name}: {type(step).__name__}: want ShiftRanks or another step that renumbers to the left of it, "
+                f"because it terminates ranks, got {[type(other).__name__ for other in steps]}"
+            )
 
 
 def refuse_beside_tree(assignment: RankAssignment | None, rank_filter: RankAssignment | None) -> None:
@@ -77,26 +80,27 @@ def refuse_inside(assignment: RankAssignment | None) -> None:
 def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, state: State) -> Asked:
     """Return what a wrapper asks for; `state` is this worker before the first plan.
 
-    Raises ValueError that names the layer when a key function of a Tree fails, and what its world_size_filter did.
+    Raises ValueError that names the step when a key function fails, and what the world_size_filter of a Tree did.
     """
     steps = [*_steps(rank_filter), *_steps(assignment)]
+    said = tuple(_key(where, key, state) for step in steps for where, key in key_functions(step))
     if any(map(_is_own, steps)):
-        return Asked(Policy(code=", ".join(f"{type(step).__module__}.{type(step).__qualname__}" for step in steps)))
+        code = ", ".join(f"{type(step).__module__}.{type(step).__qualname__}" for step in steps)
+        return Asked(Policy(code=code), said)
     tree = next((step for step in steps if isinstance(step, Tree)), None)
     sizes = NO_FILTER if tree is None or tree.world_size_filter is None else tabulate(tree.world_size_filter)
     limits = [step.max_active_world_size for step in steps if isinstance(step, MaxActiveWorldSize)] + [sizes.max_ranks]
     divisors = [step.divisor for step in steps if isinstance(step, ActiveWorldSizeDivisibleBy)] + [sizes.divisible_by]
-    keys = () if tree is None else tuple(_key(depth, layer, state) for depth, layer in enumerate(tree.layers))
     policy = Policy(
         max_ranks=min((limit for limit in limits if limit is not None), default=None),
         divisible_by=math.lcm(*divisors),
         # The first step that renumbers, the rightmost, leaves no gap to those after it.
         fills_gaps=any(isinstance(step, FillGaps) for step in _renumbering(steps)[-1:]),
         layers=() if tree is None else tuple(_layer(layer) for layer in tree.layers),
-        root_key=keys[0] if keys else "",
+        root_key=said[0] if said else "",
         sizes=sizes.steps,
     )
-    return Asked(None if policy == Policy() else policy, keys[1:])
+    return Asked(None if policy == Policy() else policy, said[1:])
 
 
 def first_state(environment: Mapping[str, str], place: Place) -> State:
@@ -116,13 +120,12 @@ def violation(policy: RankAssignment | None, active_world_size: int) -> str:
     return next(filter(None, found), "")
 
 
-def _key(depth: int, layer: Layer, state: State) -> str:
+def _key(where: str, key_or_fn: str | Callable[[State], str], state: State) -> str:
     try:
-        return str(layer.key_or_fn(state)) if callable(layer.key_or_fn) else layer.key_or_fn
+        return str(key_or_fn(state)) if callable(key_or_fn) else key_or_fn
     except Exception as error:
         raise ValueError(
-            f"rank_assignment: Tree: layers[{depth}].key_or_fn: want a name for {state}, "
-            f"got {type(error).__name__}: {error} ({_FIRST_PLAN})"
+            f"rank_assignment: {where}: want a name for {state}, got {type(error).__name__}: {error} ({_FIRST_PLAN})"
         ) from error
 
 
@@ -169,7 +172,13 @@ _CHECKS: dict[type[Any], Callable[[Any, int], str]] = {
 
 
 def _is_own(step: RankAssignment) -> bool:
-    return type(step) not in _CHECKS
+    # Not isinstance: what a subclass decides, nobody knows. One that only adds to Tree decides as Tree does.
+    is_as_tree = isinstance(step, Tree) and all(
+        getattr(type(step), name) is member
+        for name, member in vars(Tree).items()
+        if inspect.isfunction(member) and name != "__init__"
+    )
+    return type(step) not in _CHECKS and not is_as_tree
 
 
 def _steps(policy: RankAssignment | None) -> Iterator[Any]:

@@ -16,12 +16,15 @@ import abc
 import datetime
 import enum
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from unbroken.inprocess.exception import RestartError
 from unbroken.inprocess.rank_exchange import Exchange, exchange_keys
+from unbroken.inprocess.roll_call import RollCall
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import TreeLayer
@@ -49,7 +52,8 @@ class RankAssignmentCtx:
 
     state: State
     store: Any = None
-    """Distributed store of this iteration, for Tree's first call and for FilterCountGroupedByKey."""
+    """Distributed store of this iteration, for Tree's first call and for FilterCountGroupedByKey; in a wrapper, where
+    one worker answers for all, what the others have said."""
     terminated_ranks: set[int] = field(default_factory=set)
     """Empty after a step that renumbers."""
     num_groupings: int = field(default=0, repr=False, compare=False)
@@ -157,6 +161,10 @@ class FilterCountGroupedByKey(RankAssignment):
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Add to the terminated ranks."""
         rank = _checked_rank(ctx)
+        if isinstance(ctx.store, RollCall):
+            judge = partial(self._judge, ctx.store, ctx.terminated_ranks)
+            ctx.terminated_ranks = ctx.terminated_ranks | ctx.store.once(self, ctx.terminated_ranks, judge)
+            return ctx
         place = str(ctx.num_groupings) if self.name is None else f"name-{self.name}"
         ctx.num_groupings += 1
         exchange = Exchange(ctx.store, f"unbroken/group/{ctx.state.iteration}/{place}", self.timeout)
@@ -173,6 +181,11 @@ class FilterCountGroupedByKey(RankAssignment):
         if not self.condition(exchange.count(f"count/{key}")):
             exchange.append("terminate", str(rank))
         exchange.barrier("judged", num_healthy)
+
+    def _judge(self, roll: RollCall, terminated: set[int]) -> set[int]:
+        keys = roll.keys_of_healthy(self, terminated)
+        is_enough = {key: self.condition(count) for key, count in Counter(keys.values()).items()}
+        return {rank for rank, key in keys.items() if not is_enough[key]}
 
 
 class LayerFlag(enum.Flag):
@@ -222,19 +235,14 @@ class Tree(RankAssignment):
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         """Set rank, world size, mode, active rank and active world size in a new state."""
         state, terminated = ctx.state, set(ctx.terminated_ranks)
-        if self._world is None:
-            rank = _checked_rank(ctx)
-            keys_by_rank = self._exchange(ctx, rank)
-            self._world = self._build(keys_by_rank)
-            leaving = [int(keys_by_rank[rank][0]) for rank in sorted(terminated) if rank in keys_by_rank]
-            terminated |= set(range(state.world_size)) - keys_by_rank.keys()
+        if isinstance(ctx.store, RollCall):
+            world = ctx.store.once(self, terminated, partial(self._consider, ctx.store, state.world_size, terminated))
         else:
-            leaving = sorted(terminated)
-        self._world.step(leaving)
+            world = self._follow(ctx, terminated)
         initial_rank = state.initial_rank
         standing = None
-        if initial_rank is not None and initial_rank in self._world:
-            standing = self._world.standing(initial_rank)
+        if initial_rank is not None and initial_rank in world:
+            standing = world.standing(initial_rank)
         if standing is None:
             raise RankDiscarded(f"rank {state.rank} was discarded: terminated ranks are {sorted(terminated)}")
         # A shallow copy: the exception belongs to the caller, and neither is copied nor kept.
@@ -248,6 +256,34 @@ class Tree(RankAssignment):
         )
         ctx.terminated_ranks = set()
         return ctx
+
+    def _follow(self, ctx: RankAssignmentCtx, terminated: set[int]) -> RankedWorld:
+        """Return the world after these losses; in the first call those are added who never said where they are."""
+        if self._world is not None:
+            self._world.step(sorted(terminated))
+            return self._world
+        rank = _checked_rank(ctx)
+        keys_by_rank = self._exchange(ctx, rank)
+        self._world = self._build(keys_by_rank)
+        _warn_of_another_order(self._world, [int(keys[0]) for _rank, keys in sorted(keys_by_rank.items())])
+        leaving = [int(keys_by_rank[rank][0]) for rank in sorted(terminated) if rank in keys_by_rank]
+        terminated |= set(range(ctx.state.world_size)) - keys_by_rank.keys()
+        self._world.step(leaving)
+        return self._world
+
+    def _consider(self, roll: RollCall, world_size: int, terminated: set[int]) -> RankedWorld:
+        """Return the world after these losses, as one worker sees it that was told what all others are."""
+        said = roll.keys_of_all(self, world_size, terminated)
+        root_key = next((keys[0] for keys in said.values() if keys is not None), "")
+        keys_by_rank = {
+            # Nobody knows any more where the lost one was: near to nobody.
+            number: [str(number), *(keys or (root_key, *(f"lost-{number}" for _ in self.layers[1:])))]
+            for number, keys in said.items()
+        }
+        world = self._build(keys_by_rank)
+        world.adopt(roll.num_active)
+        world.step(sorted(terminated))
+        return world
 
     def _exchange(self, ctx: RankAssignmentCtx, rank: int) -> dict[int, list[str]]:
         """Return (initial rank, key of each layer) by rank; ranks that never said where they are, are missing."""
@@ -274,20 +310,32 @@ class Tree(RankAssignment):
             for depth, layer in enumerate(self.layers)
         ]
         paths = {int(keys[0]): tuple(keys[2:]) for _rank, keys in sorted(keys_by_rank.items())}
-        world = RankedWorld(layers, paths, self.world_size_filter)
-        for topology_rank, (by_tree, environment_rank) in enumerate(zip(world.order_of_tree(), paths, strict=True)):
-            if by_tree != environment_rank:
-                warnings.warn(
-                    f"Tree: the ranks given by the environment do not follow the topology, which decides: "
-                    f"topology_rank={topology_rank} environment_rank={by_tree}",
-                    stacklevel=3,
-                )
-        return world
+        return RankedWorld(layers, paths, self.world_size_filter)
 
 
 def steps_of(policy: RankAssignment) -> tuple[Any, ...]:
     """Return the steps of a composition, from left to right; of anything else itself."""
     return tuple(_flatten((policy,)))
+
+
+def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]], ...]:
+    """Return what a step asks of each rank: (where, key or function), in an order that is the same on all ranks."""
+    name = type(step).__name__
+    if isinstance(step, FilterCountGroupedByKey):
+        return ((f"{name}: key_or_fn", step.key_or_fn),)
+    if isinstance(step, Tree):
+        return tuple((f"{name}: layers[{depth}].key_or_fn", layer.key_or_fn) for depth, layer in enumerate(step.layers))
+    return ()
+
+
+def _warn_of_another_order(world: RankedWorld, environment: Iterable[int]) -> None:
+    for topology_rank, (by_tree, environment_rank) in enumerate(zip(world.order_of_tree(), environment, strict=True)):
+        if by_tree != environment_rank:
+            warnings.warn(
+                f"Tree: the ranks given by the environment do not follow the topology, which decides: "
+                f"topology_rank={topology_rank} environment_rank={by_tree}",
+                stacklevel=4,
+            )
 
 
 def _key(key_or_fn: str | Callable[[State], str], state: State) -> str:

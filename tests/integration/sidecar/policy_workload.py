@@ -1,12 +1,12 @@
-"""Trains in gloo under the rank assignment that TEST_POLICY names; appends "name rank iteration pid" to TEST_EVENTS."""
+"""Trains nothing under the rank assignment that TEST_POLICY names; appends "name rank iteration pid" to TEST_EVENTS.
+
+Without torch: who is which rank is in the environment.
+"""
 
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from unbroken import inprocess
 from unbroken.inprocess import rank_assignment as ra
@@ -17,6 +17,11 @@ POD = int(os.environ["UNBROKEN_POD"].rpartition("-")[2])
 def rack(_state: inprocess.State) -> str:
     """Say where this pod is; evaluated in this process only."""
     return f"rack-{POD % 2}"
+
+
+def company(state: inprocess.State) -> str:
+    """Say with whom this worker counts: those of pod 0 alone, all others together; true in this process only."""
+    return f"alone-{state.rank}" if POD == 0 else "together"
 
 
 class Backwards(ra.RankAssignment):
@@ -41,15 +46,18 @@ class Backwards(ra.RankAssignment):
 
 RESERVE = ra.LayerFlag.RESERVE
 POLICIES: dict[str, Callable[[], ra.RankAssignment]] = {
-    "narrowed": lambda: inprocess.Compose(ra.ActiveWorldSizeDivisibleBy(4), ra.MaxActiveWorldSize(6), ra.ShiftRanks()),
+    "narrowed": lambda: inprocess.Compose(ra.ActiveWorldSizeDivisibleBy(4), ra.MaxActiveWorldSize(5), ra.ShiftRanks()),
     "tree": lambda: ra.Tree(
-        [ra.Layer(key_or_fn="all", flag=RESERVE), ra.Layer(max_ranks=4, key_or_fn=rack, flag=RESERVE)]
+        [ra.Layer(key_or_fn="all", flag=RESERVE), ra.Layer(max_ranks=2, key_or_fn=rack, flag=RESERVE)]
     ),
     "powers": lambda: ra.Tree(
         [ra.Layer(key_or_fn="all", flag=RESERVE)], world_size_filter=lambda size: 1 << (size.bit_length() - 1)
     ),
     "gaps": ra.FillGaps,
     "own": Backwards,
+    "counted": lambda: inprocess.Compose(
+        ra.ShiftRanks(), ra.FilterCountGroupedByKey(company, lambda count: count != 2)
+    ),
     "different": lambda: ra.MaxActiveWorldSize(2 + POD),
 }
 
@@ -63,21 +71,12 @@ def note(name: str, rank: int) -> None:
 
 @inprocess.Wrapper(rank_assignment=POLICIES[os.environ["TEST_POLICY"]]())
 def train(call: inprocess.CallWrapper) -> None:
-    """Reduce until told to stop; the world must agree in every step."""
-    dist.init_process_group("gloo")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    is_noted = False
-    while True:
-        total = torch.ones(2)
-        total[1] = float(rank == 0 and Path(os.environ["TEST_DONE"]).exists())
-        dist.all_reduce(total)
-        assert total[0].item() == size
+    """Run until told to stop."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert (rank, size) == (call.state.active_rank, call.state.active_world_size)
+    note(f"started-{POD}", rank)
+    while not Path(os.environ["TEST_DONE"]).exists():
         call.ping()
-        if not is_noted:
-            note(f"started-{POD}", rank)
-            is_noted = True
-        if total[1].item() > 0:
-            return
         time.sleep(0.01)
 
 

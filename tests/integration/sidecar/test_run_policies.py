@@ -34,8 +34,8 @@ def kill_pod(job: Any, number: int) -> None:
 
 @pytest.mark.timeout(250)
 def test_limit_and_divisor_of_the_script_hold_in_every_plan(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.8: eight workers, at most six, in fours: four train, before and after a pod is lost."""
-    job = start(start_job, monkeypatch, "narrowed", "--pods", "4", "--min-pods", "1", "--max-replacements", "0")
+    """2.8: six workers, at most five, in fours: four train, before and after a pod is lost."""
+    job = start(start_job, monkeypatch, "narrowed", "--pods", "3", "--min-pods", "1", "--max-replacements", "0")
     job.wait_started(0, 4)
     assert job.status()["world_size"] == 4
     kill_pod(job, 0)
@@ -49,12 +49,12 @@ def test_spare_of_the_domain_that_the_scripts_keys_name_takes_over(
     start_job: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.26, 0.35: each process knows its own rack; nobody told the job."""
-    job = start(start_job, monkeypatch, "tree", "--pods", "4", "--spares", "2")
-    job.wait_started(0, 8)
-    assert pods_by_rank(job, 0) == {0: 0, 1: 0, 2: 2, 3: 2, 4: 1, 5: 1, 6: 3, 7: 3}
-    kill_pod(job, 3)
-    job.wait_started(1, 8)
-    assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 2, 3: 2, 4: 1, 5: 1, 6: 5, 7: 5}
+    job = start(start_job, monkeypatch, "tree", "--pods", "2", "--spares", "2")
+    job.wait_started(0, 4)
+    assert pods_by_rank(job, 0) == {0: 0, 1: 0, 2: 1, 3: 1}
+    kill_pod(job, 1)
+    job.wait_started(1, 4)
+    assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 3, 3: 3}
     assert job.complete() == 0
 
 
@@ -107,6 +107,17 @@ def test_own_policy_gives_the_ranks_after_a_killed_worker(start_job: Start, monk
     # Workers are numbered by rank, then the idle ones: 1 on pod 2, 2 and 3 on pod 1, 4 and 5 on pod 0.
     assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 1, 3: 1}
     assert len({event.pid for event in job.events("asked-")}) == 1
+    assert job.complete() == 0
+
+
+@pytest.mark.timeout(250)
+def test_groups_are_counted_by_what_each_worker_said(start_job: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.15, 0.16: only pods 1 and 2 know that they are together, and without pod 2 they are too few."""
+    job = start(start_job, monkeypatch, "counted", "--pods", "3", "--min-pods", "1", "--max-replacements", "0")
+    job.wait_started(0, 6)
+    kill_pod(job, 2)
+    job.wait_started(1, 2)
+    assert pods_by_rank(job, 1) == {0: 0, 1: 0}
     assert job.complete() == 0
 
 

@@ -35,10 +35,6 @@ SECONDS = {
 }
 
 
-class OwnTree(ra.Tree):
-    """Its keys are true in each process only."""
-
-
 class OwnPolicy(ShiftRanks):
     """Nobody but its author knows what it decides."""
 
@@ -111,10 +107,17 @@ def test_option_of_a_wrong_type_is_refused_by_name(options: dict[str, Any], mess
             "rank_filter: want None, because Tree decides who is active, got <.*MaxActiveWorldSize",
         ),
         (
-            {"rank_assignment": inprocess.Compose(ShiftRanks(), ra.FilterCountGroupedByKey("", bool))},
-            "want no FilterCountGroupedByKey, .* want Tree itself with min_ranks",
+            {"rank_assignment": ra.FilterCountGroupedByKey("", bool)},
+            r"FilterCountGroupedByKey: want ShiftRanks or another step that renumbers to the left of it, .* got",
         ),
-        ({"rank_assignment": OwnTree([ra.Layer()])}, "want no OwnTree, .* keys are true in each process only"),
+        (
+            {"rank_assignment": inprocess.Compose(MaxActiveWorldSize(4), ra.FilterCountGroupedByKey("", bool))},
+            "FilterCountGroupedByKey: want ShiftRanks or another step that renumbers to the left of it",
+        ),
+        (
+            {"rank_assignment": inprocess.Compose(ra.FilterCountGroupedByKey("", bool), ShiftRanks())},
+            "FilterCountGroupedByKey: want ShiftRanks or another step that renumbers to the left of it",
+        ),
     ],
 )
 def test_option_out_of_order_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -135,6 +135,7 @@ def test_own_policy_is_named_and_its_steps_are_not_said_in_numbers() -> None:
         pytest.param(Backwards(), ra.ActiveWorldSizeDivisibleBy(3), (5, 4, 3), id="filter in its own option"),
         pytest.param(None, Even(), (0, 4), id="a filter alone stands after ShiftRanks"),
         pytest.param(Compose(ra.FillGaps(), Backwards()), None, (5, 4, 3, 0), id="nothing left to fill"),
+        pytest.param(ra.ShiftRanks(), ra.MaxActiveWorldSize(0), (), id="nobody: the coordinator waits for others"),
     ],
 )
 def test_one_worker_answers_for_all_as_each_would_for_itself(
@@ -159,7 +160,6 @@ def _set(name: str, value: object) -> Callable[[ra.RankAssignmentCtx], object]:
             _set("rank", 0), "ValueError: want each rank once, got rank 0 for ranks 0 and 3", id="all the first"
         ),
         pytest.param(_set("rank", None), "TypeError: want a number as rank, got None for rank 0", id="no rank"),
-        pytest.param(_set("mode", Mode.INACTIVE), "ValueError: want ranks 0 to n-1, at least one, got []", id="nobody"),
         pytest.param(
             _set("terminated_ranks", {1}), "ValueError: want no terminated ranks after renumb", id="left over"
         ),

@@ -3,9 +3,8 @@
 import datetime
 import inspect
 import itertools
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -33,41 +32,10 @@ from unbroken.inprocess.rank_assignment import (
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.errors import InputError
 
+from .rank_threads import Job, MemoryStore
+
 R, B = LayerFlag.RESERVE, LayerFlag.BACKFILL
 PATIENT = datetime.timedelta(seconds=60)
-
-
-class MemoryStore:
-    """A store as torch.distributed has them, in memory; `num_reads` counts what it was asked for."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-        self.num_reads = 0
-
-    def set(self, key: str, value: str, /) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str, /) -> bytes:
-        with self._changed:
-            self.num_reads += 1
-            return self._values[key].encode()
-
-    def add(self, key: str, amount: int, /) -> int:
-        with self._changed:
-            self._values[key] = str(int(self._values.get(key, "0")) + amount)
-            return int(self._values[key])
-
-    def check(self, keys: list[str], /) -> bool:
-        with self._changed:
-            return all(key in self._values for key in keys)
-
-    def wait(self, keys: list[str], timeout: datetime.timedelta, /) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: all(key in self._values for key in keys), timeout.total_seconds()):
-                raise RuntimeError("wait timeout")
 
 
 def ctx(rank: int, world_size: int, terminated: Iterable[int] = (), store: object = None) -> RankAssignmentCtx:
@@ -83,39 +51,6 @@ def new_rank(step: Callable[[RankAssignmentCtx], RankAssignmentCtx], context: Ra
 
 def new_ranks(step: RankAssignment, world_size: int, terminated: set[int]) -> list[int | None]:
     return [new_rank(step, ctx(rank, world_size, terminated)) for rank in range(world_size)]
-
-
-class Job:
-    """All ranks of a job, each with a policy and a thread of its own, on one store."""
-
-    def __init__(self, num_ranks: int, policy: Callable[[], Callable[[RankAssignmentCtx], RankAssignmentCtx]]) -> None:
-        self.states: dict[int, State] = {rank: State(rank, num_ranks) for rank in range(num_ranks)}
-        self.policies = {rank: policy() for rank in range(num_ranks)}
-        self.errors: dict[int, BaseException] = {}
-        self.store: Any = MemoryStore()
-
-    def step(self, terminated: Set[int], absent: Set[int] = frozenset()) -> dict[int, RankAssignmentCtx]:
-        """Let every rank that is not absent call its policy; those that were discarded leave."""
-        done: dict[int, RankAssignmentCtx] = {}
-
-        def call(initial_rank: int) -> None:
-            context = RankAssignmentCtx(self.states[initial_rank], self.store, set(terminated))
-            try:
-                done[initial_rank] = self.policies[initial_rank](context)
-            except BaseException as error:
-                self.errors[initial_rank] = error
-
-        self.errors = {}
-        threads = [threading.Thread(target=call, args=(rank,)) for rank in self.states if rank not in absent]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.states = {rank: context.state for rank, context in done.items()}
-        return done
-
-    def active_ranks(self, num_ranks: int) -> list[int | None]:
-        return [self.states[rank].active_rank if rank in self.states else None for rank in range(num_ranks)]
 
 
 # ----------------------------------------------------------------------------------------------------- names and types

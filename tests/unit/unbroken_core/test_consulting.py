@@ -199,7 +199,6 @@ def test_policy_that_never_answers_fails_the_job_and_names_the_time_limit() -> N
         pytest.param((0, 1, 1), "", "want each worker once, got one twice", id="twice"),
         pytest.param((0, 6), "", "want workers 0 to 5, got others", id="nobody"),
         pytest.param((-1, 0), "", "want workers 0 to 5, got others", id="negative"),
-        pytest.param((), "", "want ranks on at least 1 pods (minReplicas), got 0", id="empty"),
     ],
 )
 def test_answer_that_cannot_be_fails_the_job(workers: tuple[int, ...], error: str, message: str) -> None:
@@ -209,6 +208,101 @@ def test_answer_that_cannot_be_fails_the_job(workers: tuple[int, ...], error: st
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.POLICY_REFUSED)
     assert status.message == f"p-0 worker 0: rank_assignment: {message}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "message"),
+    [
+        pytest.param(
+            replace(SETTINGS, min_replicas=2),
+            (0, 1),
+            "2 workers of 1 pods a rank, at least 2 pods are wanted (minReplicas)",
+            id="too few pods",
+        ),
+        pytest.param(SETTINGS, (), "0 workers of 0 pods a rank, at least 1 pods are wanted (minReplicas)", id="nobody"),
+        pytest.param(
+            replace(SETTINGS, divisible_by=4),
+            (3, 0, 1),
+            "3 workers of 2 pods a rank, a multiple of 4 is wanted",
+            id="no multiple: never a world of nobody",
+        ),
+    ],
+)
+def test_script_that_gives_too_few_a_rank_though_all_are_there_fails_the_job(
+    settings: JobSettings, workers: tuple[int, ...], message: str
+) -> None:
+    """0.45"""
+    bench = Bench(settings)
+    bench.gather()
+    bench.answer(*workers)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.POLICY_REFUSED)
+    assert status.message == f"the rank assignment of the script gives {message}"
+    assert not bench.plans
+
+
+def test_script_that_gives_too_few_a_rank_after_a_loss_waits_for_another_pod_and_is_asked_again() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=2))
+    bench.form()
+    bench.lose("p-2")
+    num_asked = len(bench.asked)
+    bench.answer(2, 3)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
+    text = "the rank assignment of the script gives 2 workers of 1 pods a rank, at least 2 pods are wanted"
+    assert status.message.endswith(f"2 of 3 are there (0 starting), at least 2 are wanted; {text} (minReplicas)")
+    bench.live(SETTINGS.timeouts.startup_s / 2)
+    assert len(bench.asked) == num_asked, "nothing has changed"
+    bench.join("p-3", bench.workers(READY))
+    assert (len(bench.asked) > num_asked, bench.asked[-1][1].question.world_size) == (True, 8)
+    bench.answer(2, 3, 4, 5, 6, 7)
+    assert bench.ranks(1) == {"p-0": [3, 2], "p-1": [1, 0], "p-3": [4, 5]}
+
+
+def test_script_that_gives_too_few_a_rank_ends_the_job_when_no_other_pod_comes_in_time() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=2))
+    bench.form()
+    bench.lose("p-2")
+    bench.answer(2, 3)
+    num_answered = len(bench.asked)
+    for _try in range(int(SETTINGS.timeouts.startup_s / 10.0) * 4):
+        bench.live(10.0)
+        for pod in bench.sessions:
+            bench.report(pod, bench.states[pod])
+        # The rung of the whole job starts every process again, at last.
+        for pod, respawn in bench.respawned:
+            _local_rank, incarnation = respawn.places[0]
+            if bench.states[pod][0].incarnation <= incarnation:
+                bench.report(pod, bench.workers(READY, -1, incarnation + 1))
+        if len(bench.asked) > num_answered:
+            num_answered = len(bench.asked)
+            question = bench.asked[-1][1].question
+            healthy = [number for number in range(question.world_size) if number not in question.terminated]
+            bench.answer(*healthy[:2])
+    status = bench.status()
+    assert status.phase is JobPhase.FAILED
+    assert "the rank assignment of the script gives 2 workers of 1 pods a rank" in status.message
+
+
+def test_keys_of_all_workers_go_with_the_question_those_of_the_lost_included() -> None:
+    """0.16: each combination once, and whose is which; a pod that said nothing is not known."""
+    bench = Bench()
+    for number, keys in enumerate(("aa", "", "ab")):
+        workers = bench.workers(READY)
+        bench.join(f"p-{number}", [replace(state, keys=tuple(keys[state.local_rank :][:1])) for state in workers])
+    question = bench.asked[-1][1].question
+    assert (question.names, question.keys) == ((("a",), ("b",)), (0, 0, -1, -1, 0, 1))
+    bench.answer(5, 4, 3, 2, 1, 0)
+    for pod in bench.sessions:
+        bench.report(pod, bench.workers(RUNNING, 0))
+    bench.lose("p-2")
+    question = bench.asked[-1][1].question
+    assert (question.terminated, question.names, question.keys) == ((0, 1), (("b",), ("a",)), (0, 1, -1, -1, 1, 1))
+    bench.answer(2, 3, 4, 5)
+    for pod in bench.sessions:
+        bench.report(pod, bench.workers(RUNNING, 1))
+    bench.lose("p-1")
+    assert bench.asked[-1][1].question.keys == (-1, -1, 0, 0)
 
 
 def test_answer_with_a_lost_worker_fails_the_job() -> None:
