@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import sys
+import uuid
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
@@ -15,6 +18,7 @@ from unbroken_operator.errors import KubeError, KubeNotFound
 from unbroken_operator.handlers import run_operator
 from unbroken_operator.jobs import Jobs, has_native_sidecars
 from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.lease import Lease
 from unbroken_operator.metrics import OperatorMetrics
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.snapshot import OperatorOptions
@@ -24,16 +28,20 @@ logger = logging.getLogger(__name__)
 RETRY_S = 2.0
 
 
+STATUS_LEASE_LOST = 3
+
+
 @dataclass(frozen=True)
 class Flags:
     """Set when the operator is to stop, and when it watches."""
 
     stop: asyncio.Event
     ready: asyncio.Event
+    may_act: Callable[[], bool] = lambda: True
 
 
-async def run(config: Config) -> None:
-    """Run the operator until SIGTERM or SIGINT. Raises InputError."""
+async def run(config: Config) -> int:
+    """Run until SIGTERM or SIGINT, or until another operator leads; return the exit status. Raises InputError."""
     metrics = OperatorMetrics()
     stop, ready = asyncio.Event(), asyncio.Event()
     _stop_on_signals(stop)
@@ -41,16 +49,54 @@ async def run(config: Config) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
         client = await stack.enter_async_context(RendezvousClient())
+        identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        lease = None if config.lease is None else Lease(kube, config.lease, identity, config.lease_s)
+
+        def is_ready() -> bool:
+            # One who waits for the lease is ready to take over.
+            return ready.is_set() or (lease is not None and lease.is_in_touch and not lease.may_act)
+
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
-            await stack.enter_async_context(serving(address, metrics.registry, ready.is_set, has_metrics))
-        work = asyncio.create_task(_work(config, kube, client, metrics, Flags(stop, ready)), name="operator")
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not ready.is_set():
-            work.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
+            await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
+        if lease is None:
+            await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
+            return 0
+        metrics.show_lead(lambda: lease.may_act)
+        flags = Flags(stop, ready, lambda: lease.may_act)
+        return await _lead(lease, lambda: _work(config, kube, client, metrics, flags), flags)
+
+
+async def _lead(lease: Lease, work: Callable[[], Coroutine[None, None, None]], flags: Flags) -> int:
+    """Work as long as this process leads; return the exit status."""
+    await _until_stopped(lease.acquire(), flags.stop)
+    if flags.stop.is_set():
+        await lease.release()
+        return 0
+    keeping = asyncio.create_task(lease.keep(), name="lease")
+    # All that the jobs' tasks do is at an end before the next leader begins.
+    keeping.add_done_callback(lambda _: flags.stop.set())
+    await _until_stopped(work(), flags.stop, flags.ready)
+    if keeping.done():
+        logger.warning("lease is lost, ending to be started again holder=%s", keeping.result())
+        return STATUS_LEASE_LOST
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await lease.release()
+    return 0
+
+
+async def _until_stopped(
+    what: Coroutine[None, None, None], stop: asyncio.Event, ready: asyncio.Event | None = None
+) -> None:
+    """Run to the end, or until told to stop; what is ready then ends by itself."""
+    work = asyncio.create_task(what, name="operator")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if ready is None or not ready.is_set():
+        work.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
 
 
 async def _work(
@@ -64,7 +110,7 @@ async def _work(
     options = OperatorOptions(
         config.sidecar_image, has_native_sidecars=is_native, force_delete_after_s=config.force_delete_after_s
     )
-    jobs = Jobs(kube, client, options, metrics, config.namespaces)
+    jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     ending = None
     try:
         await jobs.start()
@@ -109,15 +155,14 @@ async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
 
 
 def main() -> int:
-    """Return the exit status: 0 after a signal, 2 for wrong settings."""
+    """Return the exit status: 0 after a signal, 2 for wrong settings, 3 when another operator leads."""
     try:
         config = parse()
         logs.configure(config.is_json_log, config.log_level)
-        asyncio.run(run(config))
+        return asyncio.run(run(config))
     except InputError as error:
         print(f"unbroken_operator: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from unbroken_core.errors import InputError
 from unbroken_core.images import image_of
+from unbroken_operator.lease import LeaseName
 from unbroken_operator.models import DNS_LABEL
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
@@ -35,6 +36,9 @@ class Config:
     is_json_log: bool
     log_level: str
     force_delete_after_s: float
+    lease: LeaseName | None = None
+    """None means that no other operator serves these namespaces."""
+    lease_s: int = 8
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -61,6 +65,17 @@ def parse(arguments: list[str] | None = None) -> Config:
         default=30.0,
         help="a pod that is being deleted on a dead node is forced away after this (default: 30)",
     )
+    parser.add_argument(
+        "--lease",
+        metavar="NAMESPACE/NAME",
+        help="act only while holding this Lease, so that several operators may run (default: this one is alone)",
+    )
+    parser.add_argument(
+        "--lease-seconds",
+        type=int,
+        default=8,
+        help="another operator takes over when the holder was silent for so long (default: 8)",
+    )
     options = parser.parse_args(arguments)
     namespaces = tuple(dict.fromkeys(options.namespace or ()))
     for name in namespaces:
@@ -70,6 +85,8 @@ def parse(arguments: list[str] | None = None) -> Config:
         raise InputError("--sidecar-image: want an image, got an empty string")
     if not options.force_delete_after_seconds >= 0:
         raise InputError(f"--force-delete-after-seconds: want at least 0, got {options.force_delete_after_seconds}")
+    if not 1 <= options.lease_seconds <= 3600:
+        raise InputError(f"--lease-seconds: want 1 to 3600, got {options.lease_seconds}")
     return Config(
         namespaces=namespaces,
         kubeconfig=_kubeconfig(options.kubeconfig),
@@ -79,7 +96,18 @@ def parse(arguments: list[str] | None = None) -> Config:
         is_json_log=options.log_format == "json",
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
+        lease=_lease(options.lease),
+        lease_s=options.lease_seconds,
     )
+
+
+def _lease(text: str | None) -> LeaseName | None:
+    if text is None:
+        return None
+    namespace, _, name = text.partition("/")
+    if not re.match(DNS_LABEL, namespace) or not re.match(DNS_LABEL, name):
+        raise InputError(f"--lease: want NAMESPACE/NAME, such as unbroken-system/unbroken-operator, got {text!r}")
+    return LeaseName(namespace, name)
 
 
 def _kubeconfig(option: str | None) -> str | None:

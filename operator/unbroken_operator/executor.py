@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from unbroken_operator.actions import (
     WriteStatus,
 )
 from unbroken_operator.cluster import NodeStore, PodStore, ServiceStore
-from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, RendezvousUnreachable
+from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable, RendezvousUnreachable
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.memory import JobMemory
 from unbroken_operator.metrics import OperatorMetrics
@@ -47,6 +47,8 @@ class Services:
     nodes: NodeStore
     options: OperatorOptions
     metrics: OperatorMetrics
+    may_act: Callable[[], bool] = lambda: True
+    """Whether this process is the one operator that writes."""
 
 
 class Executor:
@@ -87,6 +89,8 @@ class Executor:
         return ()
 
     async def _do(self, action: Action) -> None:
+        if not self._shared.may_act():
+            raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
         await self._dispatch(action)
         self._shared.metrics.actions.labels(type(action).__name__).inc()
 

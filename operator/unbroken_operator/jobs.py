@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from unbroken_operator import layout
@@ -32,10 +32,12 @@ class Jobs:
         options: OperatorOptions,
         metrics: OperatorMetrics,
         namespaces: tuple[str, ...],
+        *,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         pods, services, nodes = PodStore(self.wake), ServiceStore(self.wake), NodeStore(self._wake_on_node)
         self._kube = kube
-        self._shared = Services(kube, client, pods, services, nodes, options, metrics)
+        self._shared = Services(kube, client, pods, services, nodes, options, metrics, may_act)
         self._namespaces = namespaces
         self._workers: dict[JobKey, tuple[JobWorker, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -43,6 +43,11 @@ class OperatorMetrics:
     def count_call(self, verb: str, resource: str, outcome: str) -> None:
         """Count one call to the API server."""
         self.api_calls.labels(verb, resource, outcome).inc()
+
+    def show_lead(self, may_act: Callable[[], bool]) -> None:
+        """Show from now on whether this process leads."""
+        gauge = Gauge("unbroken_operator_leads", "1 while this operator holds the lease", registry=self.registry)
+        gauge.set_function(may_act)
 
     def show_jobs(self, statuses: JobStatuses) -> None:
         """Show the jobs from now on."""

@@ -69,6 +69,7 @@ def test_the_arguments_of_the_deployment_are_those_of_the_operator(helm: str, mo
         assert config.is_json_log
         assert config.metrics_listen is not None
         assert config.metrics_listen.port == container["ports"][0]["containerPort"]
+        assert str(config.lease) == "ops/unbroken"
 
 
 def test_images_come_from_the_registry_that_was_named(helm: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +97,10 @@ def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> 
     items = rendered(helm, "--set", "scope=Namespaces", "--set", "namespaces={a}")
     (rule,) = one(items, "ClusterRole")["rules"]
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
-    role = one(items, "Role")
+    lease, role = (item for item in items if item["kind"] == "Role")
     assert role["metadata"]["namespace"] == "a"
+    assert lease["metadata"]["namespace"] == "ops"
+    assert {resource for rule in lease["rules"] for resource in rule["resources"]} == {"leases"}
     (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
     assert secrets["verbs"] == ["get", "create"]
 
@@ -142,6 +145,7 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                 limited = tmp_path / "service-account.kubeconfig"
                 await _service_account_kubeconfig(made.kube, admin, made.namespace, account, limited)
                 arguments = ["--all-namespaces"] if scope == "Cluster" else ["--namespace", made.namespace]
+                arguments += ["--lease", f"{made.namespace}/{release}"]
                 with tools.operator(made, *arguments, kubeconfig=limited) as running:
                     await made.apply("digits", replicas=2, spares={"count": 1})
                     await made.wait_for_pods("digits-0", "digits-1", "digits-2")
@@ -162,9 +166,8 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                     ):
                         with pytest.raises(KubeRefused):
                             await other.list(path)
-                    job = await made.job("digits")
                     with pytest.raises(KubeRefused):
-                        await other.delete(made.path(layout.PLURAL, "digits"), job["metadata"]["uid"])
+                        await other.merge(made.path(layout.PLURAL, "digits"), {"spec": {"replicas": 3}})
                 finally:
                     await other.close()
             finally:

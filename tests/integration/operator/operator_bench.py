@@ -216,8 +216,11 @@ class OperatorProcess:
 
 
 @contextlib.contextmanager
-def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None) -> Any:
-    """Run the operator for the bench's namespace; at the end it must leave on SIGTERM with status 0."""
+def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None, wanted_status: int | None = None) -> Any:
+    """Run the operator for the bench's namespace; at the end it must leave on SIGTERM with status 0.
+
+    With a wanted status, the operator is to have ended with it by itself.
+    """
     port = free_port()
     log = made.output / f"operator-{port}.log"
     environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
@@ -241,7 +244,7 @@ def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None) -> An
         )
         try:
             yield OperatorProcess(process, port, log)
-            assert process.poll() is None, f"the operator ended by itself:\n{log.read_text()[-4000:]}"
+            assert process.poll() == wanted_status, f"the operator ended by itself:\n{log.read_text()[-4000:]}"
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -250,7 +253,7 @@ def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None) -> An
                 process.kill()
                 process.wait()
                 raise
-        assert status == 0, log.read_text()[-4000:]
+        assert status == (wanted_status or 0), log.read_text()[-4000:]
 
 
 class Rendezvous:

@@ -14,7 +14,8 @@ WALL = {
 }
 FOR_PEOPLE = {
     "sidecar/unbroken/rendezvous/service.py": {"time.time"},  # instants in the status
-    "operator/unbroken_operator/worker.py": {"datetime.now"},  # instants in conditions
+    "operator/unbroken_operator/worker.py": {"datetime.now"},  # instants in conditions; the user's deadline
+    "operator/unbroken_operator/lease.py": {"datetime.now"},  # instants in the Lease
     "operator/unbroken_operator/logs.py": {"time.gmtime", "time.strftime"},  # log lines
 }
 

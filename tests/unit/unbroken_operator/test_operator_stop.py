@@ -22,7 +22,7 @@ def test_jobs_are_stopped_while_kopf_still_runs_since_it_would_wait_for_their_ta
     told: list[str] = []
 
     class Jobs:
-        def __init__(self, *_: object) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             self.worker: asyncio.Task[None] | None = None
 
         async def start(self) -> None:

@@ -1,0 +1,56 @@
+"""Several operators as processes, of which one acts."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.waiting import eventually
+
+from unbroken_operator import layout
+
+from .operator_bench import OperatorProcess, bench, operator
+
+pytestmark = pytest.mark.parametrize("kubeconfig", [pytest.param("full", marks=pytest.mark.cluster)], indirect=True)
+
+
+async def wait_for(process: OperatorProcess, page: str, text: str) -> None:
+    """Wait until a page of the operator has this text."""
+
+    async def look() -> bool:
+        url = f"http://127.0.0.1:{process.metrics_port}{page}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                return answer.status == 200 and text in await answer.text()
+        except aiohttp.ClientError:
+            return False
+
+    await eventually(look, f"{text} at {page}")
+
+
+def test_the_next_operator_leads_when_the_first_stalls_and_no_pod_is_touched(kubeconfig: Path, tmp_path: Path) -> None:
+    """One that was stopped for longer than its lease does nothing when it goes on: it ends, to be started again."""
+
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            arguments = ("--namespace", made.namespace, "--lease", f"{made.namespace}/operator", "--lease-seconds", "5")
+            await made.apply("digits", replicas=2)
+            with operator(made, *arguments, wanted_status=3) as first:
+                await made.wait_for_pods("digits-0", "digits-1")
+                with operator(made, *arguments) as second:
+                    await wait_for(second, "/readyz", "ok")
+                    await wait_for(second, "/metrics", "unbroken_operator_leads 0.0")
+                    before = [pod["metadata"]["uid"] for pod in await made.pods()]
+                    first.process.send_signal(signal.SIGSTOP)
+                    await wait_for(second, "/metrics", "unbroken_operator_leads 1.0")
+                    first.process.send_signal(signal.SIGCONT)
+                    assert await asyncio.to_thread(first.process.wait, 60) == 3
+                    pod = (await made.pods())[1]
+                    await made.kube.delete(made.path("pods", "digits-1"), pod["metadata"]["uid"], is_forced=True)
+                    await made.wait_for_pods("digits-0", "digits-2")
+                    assert (await made.pods())[0]["metadata"]["uid"] == before[0]
+                    assert pod["metadata"]["uid"] == before[1]
+                    assert await made.pod_names(layout.RENDEZVOUS) == ["digits-rendezvous-0"]
+
+    asyncio.run(scenario())
