@@ -1,6 +1,6 @@
 """The root: waits until all workers of the job are on some host, deals out the places, and is their rendezvous.
 
-    FORMING ──all ranks present──> SERVING ──job over, or nobody connected for LINGER_S──> end
+    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or nobody connected for LINGER_S──> end
        └──its owner has gone, or time over──> end
 
 It takes no host in before its owner, the host that has started it, so that hosts of a job cannot meet at a root that a
@@ -47,7 +47,10 @@ logger = logging.getLogger(__name__)
 
 JOB_NAME = "inprocess"
 LINGER_S = 12.0
-"""So long the root waits without any agent: more than an agent may be away before its pod is lost."""
+"""So long the root waits without any agent: more than one may be away before its pod is lost. A host that takes leave
+does not come back: when all have, there is nobody to wait for."""
+FIRST_S = 60.0
+"""So long it waits for the first agent, which comes when all workers of its host have imported torch."""
 OWNER_S = 30.0
 _GREET_TIMEOUT_S = 5.0
 _SHUTDOWN_S = 1.0
@@ -137,7 +140,7 @@ class Root:
         """Go on where a root that was killed has ended: agents know everything else."""
         self._formed.set_result(True)
         note = functools.partial(logger.info, "resumed: port=%d", deal.port)
-        await self._listen_while(self._serve(deal.settings, deal.token, listener, note))
+        await self._listen_while(self._serve(deal.settings, deal.token, listener, note, LINGER_S))
 
     async def _form(self) -> None:
         await asyncio.wait((self._formed,), timeout=OWNER_S)
@@ -258,12 +261,12 @@ class Root:
                 write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
             logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
 
-        await self._serve(settings, token, listener, tell)
+        await self._serve(settings, token, listener, tell, FIRST_S)
 
     async def _serve(
-        self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None]
+        self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None], first_s: float
     ) -> None:
-        """Be the rendezvous; `on_up` is called once agents may come."""
+        """Be the rendezvous; `on_up` is called once agents may come, the first within `first_s`."""
         token_file = self._folder / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token)
@@ -275,7 +278,7 @@ class Root:
         try:
             await web.SockSite(runner, listener, backlog=4096).start()
             on_up()
-            await self._until_over(service)
+            await self._until_over(service, settings.replicas, first_s)
         finally:
             service.close()
             await runner.cleanup()
@@ -285,17 +288,17 @@ class Root:
         for guest in guests:
             write_message(guest.writer, message)
 
-    async def _until_over(self, service: Service) -> None:
-        """Return when the job is over and told, or when nobody has been connected for too long."""
-        seen_s = self._loop.time()
+    async def _until_over(self, service: Service, num_hosts: int, first_s: float) -> None:
+        """Return when the job is over and told, when all hosts have left, or nobody was connected for too long."""
+        until_s = self._loop.time() + first_s
         while not service.failure.done():
             await asyncio.wait((service.failure,), timeout=_CHECK_S)
             now_s = self._loop.time()
             if service.num_agents:
-                seen_s = now_s
+                until_s = now_s + LINGER_S
                 continue
             is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
-            if is_over or now_s - seen_s >= LINGER_S:
+            if is_over or service.num_left >= num_hosts or now_s >= until_s:
                 return
         logger.error("the coordinator has failed: see above")
 

@@ -29,6 +29,8 @@ class Service:
         self._coordinator = coordinator
         self._refusals = refusals
         self._peers: dict[str, Peer] = {}
+        self._left: set[str] = set()
+        """Pods whose last word was that they leave."""
         self._num_sessions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -48,12 +50,15 @@ class Service:
         session = f"{hello.session[:64]}#{self._num_sessions}"
         peer = Peer(session, hello.pod, transport, self._loop.time())
         self._peers[session] = peer
+        self._left.discard(hello.pod)
         self._step(AgentJoined(session, hello))
         return peer
 
     def hear(self, peer: Peer, message: Report | Heartbeat) -> None:
         """Take in what a member says."""
         peer.heard_at_s = self._loop.time()
+        if isinstance(message, Report) and message.is_leaving:
+            self._left.add(peer.pod)
         self._step(AgentReported(peer.session, message))
 
     def leave(self, peer: Peer) -> None:
@@ -85,6 +90,11 @@ class Service:
     def num_agents(self) -> int:
         """Agents that are connected."""
         return len(self._peers)
+
+    @property
+    def num_left(self) -> int:
+        """Pods that have taken leave, and did not come back."""
+        return len(self._left)
 
     @property
     def max_heartbeat_age_s(self) -> float:

@@ -18,15 +18,15 @@ from unbroken import inprocess
 FIRST_RANK = os.environ.get("RANK", "-1")
 MODE = sys.argv[1] if len(sys.argv) > 1 else "exception"
 SHORT = {
-    "soft_timeout": datetime.timedelta(seconds=8),
-    "hard_timeout": datetime.timedelta(seconds=16),
+    "soft_timeout": datetime.timedelta(seconds=4),
+    "hard_timeout": datetime.timedelta(seconds=8),
     "barrier_timeout": datetime.timedelta(seconds=60),
     "termination_grace_time": datetime.timedelta(seconds=1),
 }
 SHORTEST = {
     **SHORT,
-    "heartbeat_timeout": datetime.timedelta(seconds=10),
-    "barrier_timeout": datetime.timedelta(seconds=20),
+    "heartbeat_timeout": datetime.timedelta(seconds=8),
+    "barrier_timeout": datetime.timedelta(seconds=12),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "hang": SHORT,

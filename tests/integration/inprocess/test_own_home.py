@@ -33,12 +33,11 @@ def two_hosts(rank: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("num_workers", [2, 4])
-def test_torchrun_job_restarts_in_its_processes(job: Job, num_workers: int) -> None:
+def test_torchrun_job_restarts_in_its_processes(job: Job) -> None:
     """2.4, 2.20: no launcher, agent or rendezvous was there, and none is left."""
-    job.torchrun(num_workers, str(SCRIPT), "exception")
+    job.torchrun(3, str(SCRIPT), "exception")
     job.wait()
-    assert job.values() == [f"{rank} in 1" for rank in range(num_workers)]
+    assert job.values() == ["0 in 1", "1 in 1", "2 in 1"]
     pids = {event.rank: event.pid for event in job.events("started") if event.iteration == 0}
     assert {event.rank: event.pid for event in job.events("returned")} == pids
     job.wait_for_nobody()

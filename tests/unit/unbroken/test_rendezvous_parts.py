@@ -1,17 +1,21 @@
 """Parts of the rendezvous that need no socket."""
 
+import asyncio
 import logging
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import GRACE_S, TokenFile
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import InputError
+from unbroken_core.messages import PROTOCOL, Hello, Report
 from unbroken_core.rank_tree import Place, RankTree, TreeLayer
 from unbroken_core.settings import JobSettings
 
@@ -116,6 +120,24 @@ def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
     answers = [peer.send(b"x" * (300 << 10)) for _ in range(4)]
     assert (answers, transport.is_aborted) == ([True, True, True, False], True)
     assert peer.send(b"x")
+
+
+def test_pods_that_have_taken_leave_are_counted_until_they_come_back() -> None:
+    async def run() -> list[int]:
+        service = Service(Coordinator(JobSettings("digits", replicas=2), 0.0), Refusals())
+        seen = []
+        for pod in ("digits-0", "digits-1", "digits-1"):
+            hello = Hello(PROTOCOL, "digits", pod, f"uid of {pod}", "s", "node", 1)
+            transport: Any = SlowTransport()
+            peer = service.join(hello, transport)
+            seen.append(service.num_left)
+            service.hear(peer, Report(1, (), is_leaving=True))
+            service.leave(peer)
+            seen.append(service.num_left)
+        service.close()
+        return seen
+
+    assert asyncio.run(run()) == [0, 1, 1, 2, 1, 2]
 
 
 def a_tree(num_pods: int) -> RankTree:
