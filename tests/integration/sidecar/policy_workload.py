@@ -1,15 +1,43 @@
 """Trains nothing under the rank assignment that TEST_POLICY names; appends "name rank iteration pid" to TEST_EVENTS.
 
-Without torch: who is which rank is in the environment.
+Who is which rank is in the environment. Nothing here asks torch, whose import costs each process more than all else:
+a stand-in without groups takes its place.
 """
 
+import importlib.abc
 import os
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import MagicMock
 
 from unbroken import inprocess
 from unbroken.inprocess import rank_assignment as ra
+
+
+class Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes modules of torch that do nothing."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch and all below it."""
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "torch" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module."""
+        module.__getattr__ = lambda name: MagicMock(name=f"{module.__name__}.{name}")  # type: ignore[method-assign]
+        if module.__name__ == "torch.distributed":
+            module.is_available = lambda: True  # type: ignore[attr-defined]
+            module.is_initialized = module.is_nccl_available = lambda: False  # type: ignore[attr-defined]
+            module.TCPStore = lambda *_, master_listen_fd, **__: socket.socket(fileno=master_listen_fd)  # type: ignore[attr-defined]
+
+
+sys.meta_path.insert(0, Torch())
 
 POD = int(os.environ["UNBROKEN_POD"].rpartition("-")[2])
 
