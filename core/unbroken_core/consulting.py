@@ -12,8 +12,8 @@ from unbroken_core.job import Consultation, Job, Objection
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Answer, Consult, Question
 from unbroken_core.planning import condemn, finish
-from unbroken_core.ranking import Shortage, Worker
 from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.worlds import Shortage, Worker
 
 MAX_SILENT = 3
 """Workers in a row that may leave a question without an answer."""

@@ -4,9 +4,9 @@ from unbroken_core.consulting import consult, objection
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.planning import cut_plan, finish
-from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery import shorten_names
+from unbroken_core.worlds import Outcome, Shortage
 
 
 def while_forming(job: Job, now_s: float) -> None:

@@ -9,9 +9,9 @@ from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
 from unbroken_core.planning import condemn, cut_plan, finish, late_fault
-from unbroken_core.ranking import Outcome, Shortage
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
+from unbroken_core.worlds import Outcome, Shortage
 
 MAX_PLANS = 8
 """Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress

@@ -9,10 +9,10 @@ from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
 from unbroken_core.messages import Plan, PodObservation, Policy, Question, RendezvousMessage
 from unbroken_core.pod_clock import PodClock
-from unbroken_core.ranking import Shortage, Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
+from unbroken_core.worlds import Shortage, Worker
 
 
 @dataclass

@@ -9,10 +9,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
-from unbroken_core.ranking import Locals, Move, Ranking
+from unbroken_core.ranking import Ranking
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings
+from unbroken_core.worlds import Locals, Move
 
 MAX_START_ATTEMPTS = 5
 """Processes in a row that may end at one place before they were ready."""

@@ -7,9 +7,9 @@ from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job, build_plan
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Finish
-from unbroken_core.ranking import Cut, Worker, World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery import shorten_names
+from unbroken_core.worlds import Cut, Worker, World
 
 
 def cut_plan(job: Job, rung: Rung | None, now_s: float, order: Sequence[Worker] | None = None) -> None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Union
 
-from unbroken_core.ranking import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
+from unbroken_core.worlds import Outcome, Shortage, World
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The operator derives it from the ResilientTrainingJob, `unbroken run` from its o
 environment variable UNBROKEN_SETTINGS. All durations are seconds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.errors import InputError
@@ -108,77 +108,102 @@ class JobSettings:
 
 def violations(settings: JobSettings) -> list[str]:
     """Return one message for each broken rule, in a fixed order; empty when the settings are sound."""
-    timeouts = settings.timeouts
-    minimum = settings.minimum_replicas
-    world = settings.replicas * settings.ranks_per_pod
-    found: list[str] = []
-
-    def check(is_sound: bool, message: str) -> None:
-        if not is_sound:
-            found.append(message)
-
-    check(bool(settings.job), "job: want a name, got an empty string")
-    check(1 <= settings.replicas <= MAX_PODS, f"replicas: want 1 to {MAX_PODS}, got {settings.replicas}")
-    check(
-        1 <= minimum <= max(settings.replicas, 1),
-        f"minReplicas: want 1 to replicas ({settings.replicas}), got {minimum}",
-    )
-    check(0 <= settings.spares <= MAX_PODS, f"spares.count: want 0 to {MAX_PODS}, got {settings.spares}")
-    check(
-        1 <= settings.ranks_per_pod <= MAX_RANKS_PER_POD,
-        f"ranksPerPod: want 1 to {MAX_RANKS_PER_POD}, got {settings.ranks_per_pod}",
-    )
-    check(
-        1 <= settings.minimum_ranks_per_pod <= settings.ranks_per_pod,
-        f"world.minRanksPerPod: want 1 to ranksPerPod ({settings.ranks_per_pod}), got {settings.minimum_ranks_per_pod}",
-    )
-    check(
-        1 <= settings.divisible_by <= max(world, 1),
-        f"world.divisibleBy: want 1 to replicas x ranksPerPod ({world}), got {settings.divisible_by}",
-    )
-    check(
-        settings.max_ranks is None or settings.max_ranks >= settings.divisible_by,
-        f"world.maxRanks: want at least world.divisibleBy ({settings.divisible_by}), got {settings.max_ranks}",
-    )
     names = [layer.name for layer in settings.layers]
-    check(len(set(names)) == len(names), f"topology.layers: want distinct names, got {names}")
-    found += (message for layer in settings.layers for message in _layer_violations(settings, layer))
-    check(bool(settings.rungs), "restart.rungs: want at least one rung, got an empty list")
-    rung_names = [budget.rung.value for budget in settings.rungs]
-    check(
-        len(set(rung_names)) == len(rung_names),
-        f"restart.rungs: want each rung at most once, got {rung_names}",
-    )
-    check(
-        settings.no_progress_limit is None or settings.no_progress_limit >= 1,
-        f"restart.noProgressLimit: want at least 1, got {settings.no_progress_limit}",
-    )
-    for budget in settings.rungs:
-        check(
-            budget.limit is None or budget.limit >= 0,
-            f"restart.rungs[{budget.rung}].limit: want at least 0, got {budget.limit}",
+    is_distinct = len(set(names)) == len(names)
+    return [
+        *_size_violations(settings),
+        *([] if is_distinct else [f"topology.layers: want distinct names, got {names}"]),
+        *(message for layer in settings.layers for message in _layer_violations(settings, layer)),
+        *_restart_violations(settings),
+        *_timeout_violations(settings.timeouts),
+    ]
+
+
+def _broken(checks: Iterable[tuple[bool, str]]) -> Iterator[str]:
+    return (message for is_sound, message in checks if not is_sound)
+
+
+def _size_violations(settings: JobSettings) -> Iterator[str]:
+    """Yield what is wrong with the numbers of pods and workers."""
+    replicas, minimum, spares = settings.replicas, settings.minimum_replicas, settings.spares
+    per_pod, least_per_pod = settings.ranks_per_pod, settings.minimum_ranks_per_pod
+    divisor, limit, world = settings.divisible_by, settings.max_ranks, replicas * per_pod
+    return _broken(
+        (
+            (bool(settings.job), "job: want a name, got an empty string"),
+            (1 <= replicas <= MAX_PODS, f"replicas: want 1 to {MAX_PODS}, got {replicas}"),
+            (
+                1 <= minimum <= max(replicas, 1),
+                f"minReplicas: want 1 to replicas ({replicas}), got {minimum}",
+            ),
+            (0 <= spares <= MAX_PODS, f"spares.count: want 0 to {MAX_PODS}, got {spares}"),
+            (
+                1 <= per_pod <= MAX_RANKS_PER_POD,
+                f"ranksPerPod: want 1 to {MAX_RANKS_PER_POD}, got {per_pod}",
+            ),
+            (
+                1 <= least_per_pod <= per_pod,
+                f"world.minRanksPerPod: want 1 to ranksPerPod ({per_pod}), got {least_per_pod}",
+            ),
+            (
+                1 <= divisor <= max(world, 1),
+                f"world.divisibleBy: want 1 to replicas x ranksPerPod ({world}), got {divisor}",
+            ),
+            (
+                limit is None or limit >= divisor,
+                f"world.maxRanks: want at least world.divisibleBy ({divisor}), got {limit}",
+            ),
         )
-        check(
-            budget.window_s > 0,
-            f"restart.rungs[{budget.rung}].windowSeconds: want more than 0, got {budget.window_s}",
+    )
+
+
+def _restart_violations(settings: JobSettings) -> Iterator[str]:
+    """Yield what is wrong with the ladder."""
+    rungs, limit = settings.rungs, settings.no_progress_limit
+    names = [budget.rung.value for budget in rungs]
+    yield from _broken(
+        (
+            (bool(rungs), "restart.rungs: want at least one rung, got an empty list"),
+            (len(set(names)) == len(names), f"restart.rungs: want each rung at most once, got {names}"),
+            (limit is None or limit >= 1, f"restart.noProgressLimit: want at least 1, got {limit}"),
         )
-    for name, value in (
-        ("soft", timeouts.soft_s),
+    )
+    for budget in rungs:
+        where = f"restart.rungs[{budget.rung}]"
+        yield from _broken(
+            (
+                (
+                    budget.limit is None or budget.limit >= 0,
+                    f"{where}.limit: want at least 0, got {budget.limit}",
+                ),
+                (budget.window_s > 0, f"{where}.windowSeconds: want more than 0, got {budget.window_s}"),
+            )
+        )
+
+
+def _timeout_violations(timeouts: Timeouts) -> Iterator[str]:
+    """Yield what is wrong with the time boxes."""
+    soft_s, hard_s, barrier_s = timeouts.soft_s, timeouts.hard_s, timeouts.barrier_s
+    positive = (
+        ("soft", soft_s),
         ("heartbeat", timeouts.heartbeat_s),
         ("completion", timeouts.completion_s),
         ("startup", timeouts.startup_s),
         ("reconnect", timeouts.reconnect_s),
-    ):
-        check(value > 0, f"timeouts.{name}Seconds: want more than 0 seconds, got {value}")
-    check(
-        timeouts.soft_s < timeouts.hard_s,
-        f"timeouts.softSeconds: want less than timeouts.hardSeconds ({timeouts.hard_s}), got {timeouts.soft_s}",
     )
-    check(
-        timeouts.hard_s < timeouts.barrier_s,
-        f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({timeouts.barrier_s}), got {timeouts.hard_s}",
+    return _broken(
+        (
+            *(
+                (value > 0, f"timeouts.{name}Seconds: want more than 0 seconds, got {value}")
+                for name, value in positive
+            ),
+            (soft_s < hard_s, f"timeouts.softSeconds: want less than timeouts.hardSeconds ({hard_s}), got {soft_s}"),
+            (
+                hard_s < barrier_s,
+                f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({barrier_s}), got {hard_s}",
+            ),
+        )
     )
-    return found
 
 
 def _layer_violations(settings: JobSettings, layer: Layer) -> Iterator[str]:

@@ -5,9 +5,10 @@ import pytest
 from unbroken_core.errors import InputError
 from unbroken_core.rank_tree import Place, RankTree, TreeLayer, explain
 from unbroken_core.rank_tree.world import RankedWorld
-from unbroken_core.ranking import Ranking, Shortage, World
+from unbroken_core.ranking import Ranking
 from unbroken_core.rules import Rules
 from unbroken_core.settings import Layer
+from unbroken_core.worlds import Shortage, World
 
 LAYERS = [
     TreeLayer("job", 1, 8, replace_from=True),

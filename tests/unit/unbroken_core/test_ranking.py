@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.ranking import Cut, Outcome, Ranking, Shortage, World, pod_order
+from unbroken_core.ranking import Ranking, pod_order
 from unbroken_core.reasons import RankReason
 from unbroken_core.rules import Rules
 from unbroken_core.settings import Layer
+from unbroken_core.worlds import Cut, Outcome, Shortage, World
 
 LAYERS = (Layer("rack", "rack"), Layer("nvlink", "nvlink"))
 EIGHT = {f"p{n}": f"r{n // 4}/n{n // 2}" for n in range(8)}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.ranking import Shortage, World
 from unbroken_core.reasons import Reason, Rung
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
+from unbroken_core.worlds import Shortage, World
 
 ALL = frozenset(Rung)
 SAME = World(2, 2)
