@@ -3,6 +3,7 @@
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -18,9 +19,13 @@ MAX_MESSAGE_BYTES = 4 << 20
 T = TypeVar("T")
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
+"""Messages are dataclasses of JSON types, words that are strings, and other such dataclasses."""
+
+
 def encode(message: object) -> str:
     """Return one line of JSON: {"type": class name, field: value, ...}."""
-    return json.dumps({"type": type(message).__name__, **_to_json(message)}, separators=(",", ":"))
+    return _ENCODER.encode({"type": type(message).__name__, **vars(message)})
 
 
 def decode(text: str | bytes, expected: Any) -> Any:
@@ -37,16 +42,20 @@ def decode(text: str | bytes, expected: Any) -> Any:
         raise WireError(f"message: want JSON, got {_shorten(text)}") from error
     if not isinstance(data, dict):
         raise WireError(f"message: want a JSON object, got {_shorten(text)}")
-    kinds = {kind.__name__: kind for kind in _union_members(expected)}
+    kinds = _kinds(expected)
     name = data.pop("type", None)
     if not isinstance(name, str) or name not in kinds:
         raise WireError(f"type: want one of {sorted(kinds)}, got {_shorten(name)}")
-    return _from_json(data, kinds[name], name)
+    try:
+        return _reader(kinds[name])(data)
+    except _Refused:
+        # Once more, to say what is wrong where.
+        return _from_json(data, kinds[name], name)
 
 
 def settings_to_json(settings: JobSettings) -> str:
     """Return the text of UNBROKEN_SETTINGS."""
-    return json.dumps(_to_json(settings), separators=(",", ":"))
+    return _ENCODER.encode(vars(settings))
 
 
 def settings_from_json(text: str) -> JobSettings:
@@ -57,16 +66,104 @@ def settings_from_json(text: str) -> JobSettings:
         raise InputError(f"UNBROKEN_SETTINGS: {error}") from error
 
 
-def _to_json(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (tuple, list)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _to_json(item) for key, item in value.items()}
-    return value
+# A restart is mostly waiting for messages, so reading one is prepared once for each of its types.
+
+
+class _Refused(Exception):
+    """Not what was expected."""
+
+
+@cache
+def _kinds(expected: Any) -> dict[str, type]:
+    return {kind.__name__: kind for kind in _union_members(expected)}
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads a value of this type, or raises _Refused; the same as `_from_json` but for the words."""
+    if kind is float:
+        return _read_float
+    if kind in (int, str, bool):
+        return _plain_reader(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _word_reader(kind)
+    return _object_reader(kind) if is_dataclass(kind) else _reader_of_parts(kind)
+
+
+def _reader_of_parts(kind: Any) -> Callable[[Any], Any]:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return _tuple_reader(parts)
+    if origin is dict:
+        return _dict_reader(_reader(parts[1]))
+    if origin not in (Union, types.UnionType):
+        raise TypeError(f"{kind!r} is not a message type")
+    (inner,) = (_reader(member) for member in parts if member is not type(None))
+    return lambda data: None if data is None else inner(data)
+
+
+def _plain_reader(kind: type) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        if type(data) is not kind:
+            raise _Refused
+        return data
+
+    return read
+
+
+def _read_float(data: Any) -> float:
+    if type(data) not in (int, float) or not abs(data) < float("inf"):
+        raise _Refused
+    return float(data)
+
+
+def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
+    is_uniform = len(kinds) == 2 and kinds[1] is Ellipsis
+    readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
+
+    def read(data: Any) -> Any:
+        if type(data) is not list or not (is_uniform or len(data) == len(readers)):
+            raise _Refused
+        if is_uniform:
+            return tuple(map(readers[0], data))
+        return tuple(reader(item) for reader, item in zip(readers, data, strict=True))
+
+    return read
+
+
+def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(data: Any) -> Any:
+        if type(data) is not dict:
+            raise _Refused
+        return {key: reader(item) for key, item in data.items()}
+
+    return read
+
+
+def _word_reader(kind: type[Enum]) -> Callable[[Any], Any]:
+    words = {word.value: word for word in kind}
+
+    def read(data: Any) -> Any:
+        word = words.get(data) if type(data) is str else None
+        if word is None:
+            raise _Refused
+        return word
+
+    return read
+
+
+def _object_reader(kind: Any) -> Callable[[Any], Any]:
+    readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
+
+    def read(data: Any) -> Any:
+        if type(data) is not dict:
+            raise _Refused
+        try:
+            return kind(**{name: readers[name](item) for name, item in data.items()})
+        except (KeyError, TypeError):
+            raise _Refused from None
+
+    return read
 
 
 def _from_json(data: Any, kind: Any, where: str) -> Any:
