@@ -146,12 +146,14 @@ class RunningJob:
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Callable[..., RunningJob]]:
-    """Start `unbroken run` with the workload `plain` or `wrapped`, or with a command of its own."""
+    """Start `unbroken run` with the workload `bare`, `plain` or `wrapped`, or with a command of its own."""
     jobs: list[RunningJob] = []
 
-    def start(*options: str, workload: str = "plain", command: list[str] | None = None) -> RunningJob:
-        rungs = ["--rungs", "process,pod,world,job"] if workload == "plain" else []
-        job = RunningJob(tmp_path, [*rungs, *options], command or [str(WORKLOAD), workload])
+    def start(*options: str, workload: str = "bare", command: list[str] | None = None) -> RunningJob:
+        rungs = [] if workload == "wrapped" else ["--rungs", "process,pod,world,job"]
+        folder = tmp_path / f"job-{len(jobs)}" if jobs else tmp_path
+        folder.mkdir(exist_ok=True)
+        job = RunningJob(folder, [*rungs, *options], command or [str(WORKLOAD), workload])
         jobs.append(job)
         return job
 

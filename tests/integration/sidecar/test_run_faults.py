@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 Start = Callable[..., Any]
-BOTH = pytest.mark.parametrize("workload", ["plain", "wrapped"])
+BOTH = pytest.mark.parametrize("workload", ["bare", "wrapped"])
 
 
 def is_gone(pid: int) -> bool:
@@ -26,13 +27,13 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.timeout(200)
 def test_killed_worker_of_a_torchrun_script_restarts_all_processes(start_job: Start) -> None:
     """A script written for torchrun runs unchanged and survives a SIGKILL by the process rung."""
-    job = start_job("--pods", "4", "--ranks-per-pod", "2", "--last-call", "1")
-    before = job.wait_started(0, 8)
+    job = start_job("--pods", "2", "--ranks-per-pod", "2", "--last-call", "1", workload="plain")
+    before = job.wait_started(0, 4)
     os.kill(before[3], signal.SIGKILL)
-    after = job.wait_started(1, 8)
+    after = job.wait_started(1, 4)
     assert set(before.values()).isdisjoint(after.values())
     assert job.complete() == 0
-    assert [event.iteration for event in job.events("finished")] == [1] * 8
+    assert [event.iteration for event in job.events("finished")] == [1] * 4
     assert "fault 1: process-signal of rank 3 in sidecar-workload-1: killed by signal 9 (SIGKILL)" in job.text()
     assert "recovered 1: rung process" in job.text()
 
@@ -61,8 +62,8 @@ def test_spare_takes_over_a_killed_pod_in_local_order(start_job: Start, workload
 def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
     start_job: Start, workload: str, part: str
 ) -> None:
-    job = start_job("--pods", "2", "--ranks-per-pod", "2", "--reconnect-timeout", "30", workload=workload)
-    before = job.wait_started(0, 4)
+    job = start_job("--pods", "2", "--reconnect-timeout", "30", workload=workload)
+    before = job.wait_started(0, 2)
     victim = job.parts(part)[0]
     victim.kill()
     job.wait_for(lambda: "SIGKILL: started again" in job.text(), "restart")
@@ -86,15 +87,15 @@ def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
 
 @pytest.mark.timeout(200)
 def test_fault_after_an_agent_and_the_rendezvous_were_restarted_is_recovered(start_job: Start) -> None:
-    job = start_job("--pods", "2", "--ranks-per-pod", "2", "--reconnect-timeout", "30", workload="wrapped")
-    before = job.wait_started(0, 4)
+    job = start_job("--pods", "3", "--reconnect-timeout", "30", workload="wrapped")
+    before = job.wait_started(0, 3)
     for part in ("unbroken.agent", "unbroken.rendezvous"):
         job.parts(part)[0].kill()
     job.wait_for(lambda: job.text().count("SIGKILL: started again") == 2, "restart of both")
     os.kill(before[1], signal.SIGKILL)
-    after = job.wait_started(1, 4)
+    after = job.wait_started(1, 3)
     assert after[1] != before[1]
-    assert {rank: after[rank] for rank in (0, 2, 3)} == {rank: before[rank] for rank in (0, 2, 3)}
+    assert (after[0], after[2]) == (before[0], before[2])
     assert job.complete() == 0
 
 
@@ -148,9 +149,9 @@ def test_hang_is_told_with_the_place_where_the_culprit_stands(start_job: Start, 
         "--last-call",
         "1",
         "--soft-timeout",
-        "6",
+        "4",
         "--hard-timeout",
-        "14",
+        "8",
         "--log-dir",
         str(tmp_path),
     )
@@ -186,39 +187,31 @@ def test_initialize_that_always_fails_ends_the_job_with_its_words(start_job: Sta
 
 
 @pytest.mark.timeout(200)
-def test_script_that_exits_at_once_fails_the_job_with_its_exit_code(start_job: Start, tmp_path: Path) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text("raise SystemExit('no data')\n")
-    job = start_job("--pods", "2", "--last-call", "1", workload="wrapped", command=[str(script)])
-    assert job.wait_for_exit() == 1
-    assert "exited with code 1: no data" in job.text()
-
-
-@pytest.mark.timeout(200)
-def test_script_without_wrapper_in_an_in_process_job_is_told_about_it(start_job: Start, tmp_path: Path) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text("print('done')\n")
-    job = start_job("--pods", "1", "--last-call", "1", workload="wrapped", command=[str(script)])
-    assert job.wait_for_exit() == 1
-    assert "does the script call unbroken.inprocess.Wrapper?" in job.text()
-
-
-@pytest.mark.timeout(200)
-def test_command_that_cannot_be_started_fails_the_job_with_its_name(start_job: Start, tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("#!/no/such/interpreter\n")
-    script.chmod(0o755)
-    job = start_job("--pods", "1", "--last-call", "1", "--startup-timeout", "20", command=[str(script)])
-    assert job.wait_for_exit() == 1
-    assert "exited with code 127" in job.text()
-    assert "the interpreter named in its first line does not exist" in job.text()
+def test_script_that_cannot_get_ready_fails_the_job_with_its_reason(start_job: Start, tmp_path: Path) -> None:
+    """Three jobs at once: each of them waits longer and longer before it tries again."""
+    scripts = {
+        "exits.py": "raise SystemExit('no data')\n",
+        "plain.py": "print('done')\n",
+        "script": "#!/no/such/interpreter\n",
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    exits = start_job("--pods", "2", "--last-call", "1", workload="wrapped", command=[str(tmp_path / "exits.py")])
+    plain = start_job("--pods", "1", "--last-call", "1", workload="wrapped", command=[str(tmp_path / "plain.py")])
+    missing = start_job("--pods", "1", "--last-call", "1", command=[str(tmp_path / "script")])
+    assert [job.wait_for_exit() for job in (exits, plain, missing)] == [1, 1, 1]
+    assert "exited with code 1: no data" in exits.text()
+    assert "does the script call unbroken.inprocess.Wrapper?" in plain.text()
+    assert "exited with code 127" in missing.text()
+    assert "the interpreter named in its first line does not exist" in missing.text()
 
 
 @pytest.mark.timeout(200)
 def test_grandchildren_die_with_their_worker_and_nothing_outlives_the_run(start_job: Start) -> None:
     """4.27: the process group is killed, so that no data loader survives."""
     workload = Path(__file__).with_name("sidecar_workload.py")
-    job = start_job("--pods", "1", "--ranks-per-pod", "2", command=[str(workload), "plain", "--grandchild"])
+    job = start_job("--pods", "1", "--ranks-per-pod", "2", command=[str(workload), "bare", "--grandchild"])
     before = job.wait_started(0, 2)
     old = [int(event.name.split("-")[1]) for event in job.events("grandchild") if event.pid == before[0]]
     assert len(old) == 1
@@ -236,7 +229,7 @@ def test_grandchildren_die_with_their_worker_and_nothing_outlives_the_run(start_
 
 @pytest.mark.timeout(200)
 def test_interrupt_from_the_keyboard_ends_everything_and_leaves_no_file(start_job: Start) -> None:
-    job = start_job("--pods", "2", "--ranks-per-pod", "2", workload="wrapped")
+    job = start_job("--pods", "2", "--ranks-per-pod", "2")
     job.wait_started(0, 4)
     everything = psutil.Process(job.process.pid).children(recursive=True)
     job.process.send_signal(signal.SIGINT)
@@ -247,7 +240,7 @@ def test_interrupt_from_the_keyboard_ends_everything_and_leaves_no_file(start_jo
 
 @pytest.mark.timeout(200)
 def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_job: Start) -> None:
-    job = start_job("--pods", "1", workload="wrapped")
+    job = start_job("--pods", "1")
     job.wait_started(0, 1)
     revision = job.status()["revision"]
     assert job.request("/v1/status", token="wrong")[0] == 401
@@ -258,8 +251,6 @@ def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_jo
     assert (code, body) == (400, b"after: want an integer, got 'x'\n")
     assert job.status()["revision"] == revision
     metrics = job.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_METRICS_LISTEN"]
-    import urllib.request
-
     with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=30) as response:
         text = response.read().decode()
     assert 'unbroken_refused_total{reason="unauthorized"} 2.0' in text
