@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.launch.python_command import modules_in
 from unbroken_core.errors import InputError
 from unbroken_core.settings import MAX_RANKS_PER_POD
 
@@ -30,6 +31,8 @@ class LaunchConfig:
     """So long the launcher waits for its agent at the start."""
     environment: Mapping[str, str]
     """What the workers inherit."""
+    preimport: tuple[str, ...] | None
+    """Modules to import once, in the process that workers are forked from; (): none is; None: what the script says."""
 
 
 def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> LaunchConfig:
@@ -59,7 +62,17 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         grace_s=parsed.grace,
         agent_timeout_s=parsed.agent_timeout,
         environment=source,
+        preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
+
+
+def _preimport(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        return modules_in(text)
+    except ValueError as error:
+        raise InputError(f"UNBROKEN_PREIMPORT: {error}") from None
 
 
 def _want(source: Mapping[str, str], name: str) -> str:

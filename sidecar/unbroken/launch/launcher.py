@@ -48,6 +48,7 @@ class Launcher:
         """Run until the agent or a signal says so, and no worker is left; return the exit code."""
         adopt_orphans()
         wake = self._take_signals()
+        self._workers.prepare(time.monotonic())
         try:
             while not self._is_over():
                 self._turn(wake)
@@ -55,6 +56,7 @@ class Launcher:
         finally:
             signal.set_wakeup_fd(-1)
             self._link.close()
+            self._workers.close()
             wake.close()
         return self._exit_code or 0
 
@@ -82,6 +84,7 @@ class Launcher:
             self._link.flush()
             for order in self._link.receive(time.monotonic()):
                 self._obey(order)
+        self._workers.advance_starts(time.monotonic())
         self._move_output(ready)
         # Always: a byte of SIGCHLD may have been lost in a full socket, and looking costs one call.
         self._workers.reap()
@@ -94,6 +97,8 @@ class Launcher:
         poller.register(wake, select.POLLIN)
         if self._link.socket is not None:
             poller.register(self._link.socket, select.POLLIN | (select.POLLOUT if self._link.has_unsent else 0))
+        for descriptor in self._workers.descriptors:
+            poller.register(descriptor, select.POLLIN)
         self._streams += self._workers.take_new_streams()
         for stream in self._streams:
             if stream.is_open and not stream.console.is_full:
@@ -162,7 +167,7 @@ class Launcher:
         match order:
             case Spawn():
                 if not self._is_leaving and self._exit_code is None:
-                    self._workers.spawn(order)
+                    self._workers.spawn(order, now_s)
             case End(local_rank=local_rank, incarnation=incarnation, grace_s=grace_s):
                 self._workers.end(local_rank, incarnation, grace_s, now_s)
             case DumpStack():
@@ -171,6 +176,7 @@ class Launcher:
                 if self._exit_code is None:
                     complain(self._stderr, f"the job is over: {message}")
                     self._exit_code, self._end_at_s = exit_code, now_s + max(grace_s, 0.0)
+                    self._workers.cancel_starts()
             case _:
                 assert_never(order)
 

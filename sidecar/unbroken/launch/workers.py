@@ -4,15 +4,17 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.launch.config import LaunchConfig
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
+from unbroken.launch.forking import Forking, Started
 from unbroken.launch.lineage import die_with_parent, signal_group
 from unbroken.launch.output import Console, Log, LogFile, Stream, complain
 from unbroken.launch.ports import HeldPort
+from unbroken.launch.preimport import plan_forking
 from unbroken.launch.stack_dump import request_stack
 from unbroken_core.messages import DumpStack, ProcessState, Spawn
 from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
@@ -20,6 +22,9 @@ from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 _LOG_STACK_AFTER_S = 0.3
+_CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
+_FORK_WORDS = "forked subprocess"
+"""What torch says of a GPU that was in use before the fork."""
 
 
 @dataclass
@@ -37,6 +42,11 @@ class _Worker:
     kill_at_s: float | None = None
     log: Log | None = None
     log_stack_at_s: float | None = None
+    ordered: Spawn | None = None
+    """The process that is being forked; it is neither known nor told of before it runs."""
+    is_forked: bool = False
+    has_crashed: bool = False
+    """Whether a forked process crashed here: the next one is started by itself, in case that the fork was to blame."""
 
     @property
     def is_alive(self) -> bool:
@@ -58,6 +68,19 @@ class Workers:
         self._workers = [_Worker(rank, HeldPort()) for rank in range(config.ranks_per_pod)]
         self._is_log_refused = False
         self._new_streams: list[Stream] = []
+        self._forking: Forking | None = None
+
+    def prepare(self, now_s: float) -> None:
+        """Start what workers are forked from, where that serves the command."""
+        self._forking = plan_forking(self._config, self._common_environment(), self._tie, self._complain)
+        if self._forking is not None:
+            self._forking.start_server(now_s)
+            self._show_server()
+
+    def close(self) -> None:
+        """End the fork server; called when no worker is alive."""
+        if self._forking is not None:
+            self._forking.close()
 
     @property
     def states(self) -> tuple[ProcessState, ...]:
@@ -71,9 +94,16 @@ class Workers:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `kill_overdue` or `log_stacks` has something to do."""
-        due = (at_s for worker in self._workers for at_s in (worker.kill_at_s, worker.log_stack_at_s))
+        """When `kill_overdue`, `log_stacks` or `advance_starts` has something to do."""
+        due = [at_s for worker in self._workers for at_s in (worker.kill_at_s, worker.log_stack_at_s)]
+        if self._forking is not None:
+            due.append(self._forking.next_deadline_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What to wait for until `advance_starts` has something to do."""
+        return [] if self._forking is None else self._forking.descriptors
 
     def take_new_streams(self) -> list[Stream]:
         """Return the streams opened since the last call, for the event loop to read."""
@@ -82,27 +112,69 @@ class Workers:
 
     # ----------------------------------------------------------------------------------------------------------- start
 
-    def spawn(self, order: Spawn) -> None:
+    def spawn(self, order: Spawn, now_s: float) -> None:
         """Start a process, unless this or a newer incarnation was started, or an older one still runs."""
         if not 0 <= order.local_rank < len(self._workers):
             complain(self._stderr, f"spawn: want local rank 0 to {len(self._workers) - 1}, got {order.local_rank}")
             return
         worker = self._workers[order.local_rank]
-        if order.incarnation <= worker.incarnation or worker.is_alive:
+        newest = worker.incarnation if worker.ordered is None else worker.ordered.incarnation
+        if order.incarnation <= newest or worker.is_alive:
             return
+        self._cancel_start(worker)
+        environment = self._environment(worker, order)
+        if self._forking is None or worker.has_crashed or not self._forking.ask(order.local_rank, environment, now_s):
+            self._start(worker, order)
+        else:
+            worker.ordered = order
+        self._show_server()
+
+    def advance_starts(self, now_s: float) -> None:
+        """Go on with the processes that are being forked."""
+        if self._forking is None:
+            return
+        for outcome in self._forking.advance(now_s):
+            worker = self._workers[outcome.local_rank]
+            order, worker.ordered = worker.ordered, None
+            if order is not None and isinstance(outcome, Started):
+                self._renew(worker, order)
+                self._adopt(worker, outcome.pid, (outcome.stdout, outcome.stderr))
+                worker.is_forked = True
+            elif order is not None:
+                self._start(worker, order)
+        self._show_server()
+
+    def cancel_starts(self) -> None:
+        """Forget the processes that do not run yet."""
+        for worker in self._workers:
+            self._cancel_start(worker)
+
+    def _cancel_start(self, worker: _Worker) -> None:
+        if worker.ordered is not None and self._forking is not None:
+            self._forking.cancel(worker.local_rank)
+        worker.ordered = None
+
+    @staticmethod
+    def _renew(worker: _Worker, order: Spawn) -> None:
+        """Forget the process before."""
         for stream in worker.streams:
             stream.drain()
         worker.incarnation, worker.exit_code, worker.error = order.incarnation, None, ""
         worker.pid, worker.streams, worker.kill_at_s = 0, [], None
-        environment = self._environment(worker, order.environment)
+        worker.is_forked, worker.has_crashed = False, False
+
+    def _start(self, worker: _Worker, order: Spawn) -> None:
+        """Start a process by itself; a failure becomes its exit code."""
+        self._renew(worker, order)
+        environment = self._environment(worker, order)
         try:
-            self._start(worker, environment)
+            self._popen(worker, environment)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             worker.exit_code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             worker.error = self._cannot_start(error, environment)
             complain(self._stderr, worker.error)
 
-    def _start(self, worker: _Worker, environment: Mapping[str, str]) -> None:
+    def _popen(self, worker: _Worker, environment: Mapping[str, str]) -> None:
         process = subprocess.Popen(
             self._config.command,
             env=environment,
@@ -115,35 +187,54 @@ class Workers:
             # No thread of this process can hold a lock across the fork: it has one thread only.
             preexec_fn=self._tie,  # noqa: PLW1509 - see above
         )
-        worker.pid = process.pid
         # Reaped by `reap`; this keeps Popen from waiting for it.
         process.returncode = 0
+        output: list[int] = []
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                output.append(os.dup(pipe.fileno()))
+                pipe.close()
+        self._adopt(worker, process.pid, output)
+
+    def _adopt(self, worker: _Worker, pid: int, output: Sequence[int]) -> None:
+        """Take a process that runs, and the ends of its stdout and stderr."""
+        worker.pid = pid
         log = worker.log = Log(self._open_log(worker), self._stderr)
         prefix = f"[{self._config.pod}/{worker.local_rank}] ".encode()
-        for pipe, console in ((process.stdout, self._stdout), (process.stderr, self._stderr)):
-            if pipe is not None:
-                worker.streams.append(Stream(os.dup(pipe.fileno()), prefix, console, log))
-                pipe.close()
+        for descriptor, console in zip(output, (self._stdout, self._stderr), strict=True):
+            worker.streams.append(Stream(descriptor, prefix, console, log))
         self._new_streams += worker.streams
 
-    def _environment(self, worker: _Worker, ordered: Mapping[str, str]) -> dict[str, str]:
-        count = str(self._config.ranks_per_pod)
+    def _show_server(self) -> None:
+        """Read what a fork server prints: warnings of imports, which are its own and no worker's."""
+        if self._forking is None:
+            return
+        prefix = f"[{self._config.pod}/fork server] ".encode()
+        for descriptor, console in zip(self._forking.take_output(), (self._stdout, self._stderr), strict=False):
+            self._new_streams.append(Stream(descriptor, prefix, console, Log(None, self._stderr)))
+
+    def _complain(self, message: str) -> None:
+        complain(self._stderr, message)
+
+    def _common_environment(self) -> dict[str, str]:
+        """Return what all workers have in common."""
+        defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return {**defaults, **self._config.environment, "LOCAL_WORLD_SIZE": str(self._config.ranks_per_pod)}
+
+    def _environment(self, worker: _Worker, order: Spawn) -> dict[str, str]:
         errors = self._config.directory / "errors"
         with contextlib.suppress(OSError):
             errors.mkdir(parents=True, exist_ok=True)
-        worker.error_file = errors / f"rank-{worker.local_rank}-{worker.incarnation}.json"
+        worker.error_file = errors / f"rank-{worker.local_rank}-{order.incarnation}.json"
         with contextlib.suppress(OSError):
             worker.error_file.unlink(missing_ok=True)
-        defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         return {
-            **defaults,
-            **self._config.environment,
+            **self._common_environment(),
             "LOCAL_RANK": str(worker.local_rank),
-            "LOCAL_WORLD_SIZE": count,
             "TORCHELASTIC_ERROR_FILE": str(worker.error_file),
-            **ordered,
+            **order.environment,
             "UNBROKEN_LOCAL_RANK": str(worker.local_rank),
-            "UNBROKEN_INCARNATION": str(worker.incarnation),
+            "UNBROKEN_INCARNATION": str(order.incarnation),
         }
 
     def _cannot_start(self, error: Exception, environment: Mapping[str, str]) -> str:
@@ -181,7 +272,8 @@ class Workers:
             self._end(worker, signal.SIGTERM, grace_s, now_s)
 
     def end_all(self, grace_s: float, now_s: float, number: int = signal.SIGTERM) -> None:
-        """Tell all processes to end."""
+        """Tell all processes to end, and start no more."""
+        self.cancel_starts()
         for worker in self._workers:
             if worker.is_alive:
                 self._end(worker, number, grace_s, now_s)
@@ -242,6 +334,8 @@ class Workers:
             if worker is not None:
                 # Before it is reaped: until then nobody else can get the number of its group.
                 signal_group(pid, signal.SIGKILL)
+            elif self._forking is not None:
+                self._forking.note_end(pid)
             _, status = os.waitpid(pid, 0)
             if worker is not None:
                 self._note_exit(worker, os.waitstatus_to_exitcode(status))
@@ -258,10 +352,19 @@ class Workers:
         if not worker.error and exit_code > 0:
             # Most scripts write no error file; the last line of a traceback says it as well.
             worker.error = worker.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
+        self._doubt_fork(worker, exit_code)
         # Another port for the next process: a worker of the old world that still tries must not meet the new store.
         fresh = HeldPort()
         worker.port.release()
         worker.port = fresh
+
+    def _doubt_fork(self, worker: _Worker, exit_code: int) -> None:
+        """A fork that may be why a process failed must not be why the next one fails, too."""
+        if not worker.is_forked or self._forking is None:
+            return
+        worker.has_crashed = -exit_code in _CRASHES
+        if _FORK_WORDS in worker.error:
+            self._forking.switch_off(f"does not suit the script: {worker.error}")
 
 
 def _ended_child() -> int | None:

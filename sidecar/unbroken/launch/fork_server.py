@@ -1,0 +1,340 @@
+"""A process that has imported what is expensive, and forks workers that go on as if started by themselves.
+
+    python [options of the worker's command] fork_server.py DESCRIPTOR PADDING
+
+Run by the interpreter of the user's command, without anything but the standard library, until its launcher hangs up.
+
+    launcher ──setup──> imports ──ready or refused──> launcher                       one packet each, on DESCRIPTOR
+             ──order: environment, stdout, stderr, talk──> fork ──> fork ──pid on talk──> launcher ──go──> the script
+                                                            └──ends, so that the launcher adopts the worker
+
+A worker that does not hear "go" ends before the first line of the script: the launcher may have started another one.
+"""
+
+import sys
+
+if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    # The folder of this file: what the user's modules are called must not be found here.
+    del sys.path[0]
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import types
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+GO = b"go"
+PACKET_BYTES = 128 << 10
+"""A setup, or a notice, is not longer."""
+_PR_SET_PDEATHSIG = 1
+_MAX_ORDER_BYTES = 16 << 20
+_HARMLESS_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
+_MAIN = "__main__"
+
+
+# ------------------------------------------------------------------------------------------------------ what it becomes
+
+
+class Program:
+    """The user's command."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self._words: list[str] = setup["words"]
+        self._target: str = setup["target"]
+        self._is_module: bool = setup["is_module"]
+        self._arguments: list[str] = setup["arguments"]
+        self._area = _argument_area()
+
+    def install(self) -> None:
+        """Make arguments, path and `__main__` what the interpreter makes them before it runs the first line."""
+        sys.argv = ["-m" if self._is_module else self._target, *self._arguments]
+        sys.orig_argv = list(self._words)
+        if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+            folder = os.getcwd() if self._is_module else os.path.dirname(os.path.realpath(self._target))  # noqa: PTH109, PTH120
+            sys.path.insert(0, folder)
+        main = types.ModuleType(_MAIN)
+        main.__dict__["__builtins__"] = builtins
+        if sys.version_info < (3, 14):
+            vars(main)["__annotations__"] = {}
+        if not self._is_module:
+            main.__file__ = _absolute(self._target)
+            main.__dict__["__cached__"] = None
+            main.__loader__ = SourceFileLoader(_MAIN, main.__file__)
+        sys.modules[_MAIN] = main
+
+    def rename_process(self) -> None:
+        """Show the user's command where `ps` looks for it, as far as there is room."""
+        start, size = self._area
+        if size > 1:
+            title = " ".join(self._words).encode(errors="surrogateescape")[: size - 2]
+            # No NUL as the last byte tells the kernel that the text ends at the first one.
+            text = title + bytes(size - 1 - len(title)) + b"."
+            with contextlib.suppress(OSError), open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+                os.pwrite(memory.fileno(), text, start)
+
+    def run(self) -> None:
+        """Run it to its end. Raises what makes the interpreter end as it does after the script itself."""
+        is_interrupt = False
+        try:
+            if self._is_module:
+                # What the interpreter itself calls for -m.
+                runpy._run_module_as_main(self._target)  # type: ignore[attr-defined] # not in the types
+            else:
+                _run_script(sys.modules[_MAIN].__dict__)
+            return
+        except SystemExit:
+            raise
+        except BaseException as error:
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            report(error)
+        if is_interrupt:
+            # The interpreter then ends itself with SIGINT; it has been reported already.
+            sys.excepthook = lambda *_: None
+            raise KeyboardInterrupt
+        raise SystemExit(1)
+
+
+def _run_script(namespace: dict[str, Any]) -> None:
+    path = namespace["__file__"]
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
+
+
+def report(error: BaseException) -> None:
+    """Do what the interpreter does about an exception that nobody caught, without the frames of this file."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, frames)
+    except SystemExit:
+        raise
+    except BaseException as hooks:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(hooks), hooks, hooks.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, frames)
+
+
+def _absolute(path: str) -> str:
+    """Return the path as the interpreter makes `__file__` of it."""
+    return path if path.startswith("/") else f"{os.getcwd()}/{path[2:] if path.startswith('./') else path}"  # noqa: PTH109
+
+
+def _argument_area() -> tuple[int, int]:
+    """Return address and size of this process' arguments; (0, 0) where the kernel does not tell."""
+    try:
+        with open("/proc/self/stat", "rb") as stat, open("/proc/self/cmdline", "rb") as shown:  # noqa: PTH123
+            fields = stat.read().rpartition(b")")[2].split()
+            arguments = shown.read()
+        start, end = int(fields[45]), int(fields[46])
+        with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+            seen = os.pread(memory.fileno(), len(arguments), start)
+    except (OSError, ValueError, IndexError, OverflowError):
+        return 0, 0
+    return (start, end - start) if arguments and end - start == len(arguments) and seen == arguments else (0, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- imports
+
+
+def import_all(names: list[str]) -> str:
+    """Import what can be found; return why a worker cannot be forked from here, "" when it can."""
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    num_found = 0
+    for name in names:
+        try:
+            if importlib.util.find_spec(name) is None:
+                continue
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        except BaseException as error:
+            return f"import {name}: {type(error).__name__}: {error}"[:500]
+        num_found += 1
+    if not num_found:
+        return f"none of {', '.join(names)} can be imported"
+    return _opened(before) or _threads()
+
+
+def _opened(before: set[str]) -> str:
+    """Return what the imports hold open that two processes must not share."""
+    for number in sorted(set(os.listdir("/proc/self/fd")) - before):  # noqa: PTH208
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        except OSError:
+            continue
+        if target not in _HARMLESS_FILES and not os.path.isfile(target):  # noqa: PTH113
+            return f"the imports hold {target} open"
+    return ""
+
+
+def _threads() -> str:
+    """Return which threads would be lost in a fork."""
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+        # Some end their threads before a fork and start them again when there is work, as OpenBLAS does.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    names = []
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # noqa: PTH123
+            names.append(file.read().strip())
+    return (
+        "" if len(names) <= 1 else f"the imports started threads ({len(names)} run: {', '.join(sorted(names))[:200]})"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- forks
+
+
+class Server:
+    """What serves orders; the worker leaves it through the `return` of `serve`."""
+
+    def __init__(self, control: socket.socket, launcher_pid: int) -> None:
+        self._control = control
+        self._launcher_pid = launcher_pid
+        self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._umask = os.umask(0)
+        os.umask(self._umask)
+        # Found before any fork: a child does as little as it can.
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def say(self, **facts: object) -> None:
+        """Tell the launcher."""
+        self._control.send(json.dumps(facts).encode())
+
+    def serve(self, program: Program) -> None:
+        """Fork workers for ever; returns in a worker, once it may run. The server ends when the launcher hangs up."""
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 16, 4)
+            if not data:
+                os._exit(0)
+            if len(descriptors) == 4 and self._fork(descriptors, program):
+                return
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fork(self, descriptors: list[int], program: Program) -> bool:
+        """Fork a worker that the launcher adopts; return whether this is it."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        refusal = _threads()
+        if refusal:
+            os.write(descriptors[3], json.dumps({"refused": refusal}).encode())
+            return False
+        adopted, adopting = os.pipe()
+        try:
+            middle = os.fork()
+        except OSError as error:
+            os.close(adopted)
+            os.close(adopting)
+            os.write(descriptors[3], json.dumps({"refused": f"fork: {error.strerror}"}).encode())
+            return False
+        if middle:
+            os.close(adopted)
+            os.waitpid(middle, 0)
+            # The end of the pipe tells the worker that it has another parent now.
+            os.close(adopting)
+            return False
+        try:
+            if os.fork():
+                os._exit(0)
+            os.close(adopting)
+            os.read(adopted, 1)
+            os.close(adopted)
+            self._become(descriptors, program)
+        except BaseException:
+            os._exit(1)
+        return True
+
+    def _become(self, descriptors: list[int], program: Program) -> None:
+        """Turn into the worker that was ordered, and wait for the word."""
+        self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self._launcher_pid:
+            # The launcher has ended, or is not the one that adopts orphans here.
+            os._exit(1)
+        os.setsid()
+        order_file, output, errors, talk = descriptors
+        order = json.loads(os.pread(order_file, _MAX_ORDER_BYTES, 0))
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.fchdir(self._folder)
+        os.umask(self._umask)
+        _set_environment(order["environment"])
+        _part_ways()
+        program.rename_process()
+        self._control.close()
+        for descriptor in (order_file, output, errors, self._folder):
+            os.close(descriptor)
+        os.write(talk, json.dumps({"pid": os.getpid()}).encode())
+        if os.read(talk, len(GO)) != GO:
+            os._exit(1)
+        os.close(talk)
+
+
+def _set_environment(wanted: dict[str, str]) -> None:
+    """Make the environment, the C library's as well, what was ordered."""
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _part_ways() -> None:
+    """Give this process a chance of its own where the imports have drawn one that all would share."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+    importlib.invalidate_caches()
+
+
+def main() -> None:
+    """Import, then serve; in a worker, run the user's program."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    setup = json.loads(control.recv(PACKET_BYTES))
+    server, program = Server(control, setup["launcher"]), Program(setup)
+    program.install()
+    refusal = import_all(setup["modules"])
+    if refusal:
+        server.say(refused=refusal)
+        os._exit(0)
+    # What is garbage now would be collected in each worker, and what is not would be copied by each collection.
+    gc.collect()
+    gc.freeze()
+    server.say(ready=True)
+    server.serve(program)
+    del server, control, setup
+    program.run()
+
+
+if __name__ == "__main__":
+    main()
