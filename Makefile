@@ -48,12 +48,14 @@ format: $(STAMP) ## Format the code and mend what the linter can mend
 
 ##@ Generated files
 .PHONY: generate verify lock
-GENERATED = crds/*.yaml charts/unbroken/files/*.yaml docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
+GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/*.json charts/unbroken/README.md docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
     docs/topology/*.svg
 
-generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics and behaviours, pictures of the topology
+generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics, values and behaviours, dashboards, pictures
 	$(BIN)/python -m unbroken_operator.generate
 	$(BIN)/python tools/metrics_reference.py
+	$(BIN)/python tools/dashboards.py
+	$(BIN)/python tools/chart_values.py
 	$(BIN)/python tools/behaviours.py
 	$(BIN)/python tools/topology_pictures.py
 
@@ -69,9 +71,12 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 	$(BIN)/python tools/lock.py
 
 ##@ Deeper
-.PHONY: cluster-test e2e soak bench images
+.PHONY: cluster-test chart-test e2e soak bench images
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
+
+chart-test: $(STAMP) ## Try chart, alerts and dashboards; wants helm (tools/get-helm.sh), prometheus and promtool, and a cluster for all of it
+	$(PYTEST) tests/integration/chart tests/unit/house/test_alerts.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) tests/e2e --junitxml=$(REPORT) $(ARGS)

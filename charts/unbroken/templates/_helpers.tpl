@@ -14,6 +14,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{- define "unbroken.testSelector" -}}
+app.kubernetes.io/name: unbroken-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* The labels of the chart and those of .labels, which your Prometheus or Grafana selects by. */ -}}
+{{- define "unbroken.monitorLabels" -}}
+{{ include "unbroken.labels" .root }}
+{{- with .labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "unbroken.wantMonitoring" -}}
+{{- if not (.capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
+{{- fail (printf "%s: want the API monitoring.coreos.com/v1 of the Prometheus Operator, got none in this cluster; install it first, leave %s false, or, where helm does not ask the cluster, give --api-versions monitoring.coreos.com/v1" .value .value) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "unbroken.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "unbroken.name" .) .Values.serviceAccount.name -}}

@@ -28,6 +28,11 @@ JsonObject = dict[str, Any]
 @pytest.fixture
 def helm() -> str:
     """Path of helm."""
+    return helm_or_skip()
+
+
+def helm_or_skip() -> str:
+    """Return the path of helm, or skip the test."""
     found = os.environ.get("UNBROKEN_TEST_HELM") or shutil.which("helm")
     if found is None:
         pytest.skip("needs helm in PATH or UNBROKEN_TEST_HELM; tools/get-helm.sh fetches it")
@@ -103,15 +108,6 @@ def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> 
     assert {resource for rule in lease["rules"] for resource in rule["resources"]} == {"leases"}
     (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
     assert secrets["verbs"] == ["get", "create"]
-
-
-@pytest.mark.parametrize(
-    "option",
-    ["scope=Everywhere", "scope=Namespaces", "logLevel=loud", "metrics.port=0", "nonsense=1", "namespaces={a}"],
-)
-def test_wrong_values_are_refused(helm: str, option: str) -> None:
-    result = run(helm, "template", "unbroken", str(CHART), "--set", option)
-    assert result.returncode != 0
 
 
 async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:

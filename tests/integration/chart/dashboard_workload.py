@@ -1,0 +1,26 @@
+"""Trains nothing, with steps; the rank that a file in FLAGS names raises, and all end when the file "done" is there."""
+
+import os
+import time
+from pathlib import Path
+
+from unbroken import inprocess
+
+FLAGS = Path(os.environ["FLAGS"])
+
+
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper) -> None:
+    """Count steps, again from the first after each fault, as after a restart from a checkpoint."""
+    step = 0
+    fault = FLAGS / f"raise-{os.environ['RANK']}"
+    while not (FLAGS / "done").exists():
+        step += 1
+        call.ping(step=step)
+        if fault.exists():
+            fault.unlink()
+            raise RuntimeError("a fault of the test")
+        time.sleep(0.05)
+
+
+train()

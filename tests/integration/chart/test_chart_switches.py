@@ -1,0 +1,144 @@
+"""What each switch of the chart adds, takes away or changes, as YAML files in snapshots/.
+
+UNBROKEN_UPDATE_SNAPSHOTS=1 writes them again: look at the difference before you commit it.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .test_chart import CHART, helm_or_skip, rendered, run
+
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+MONITORING = ("--api-versions", "monitoring.coreos.com/v1")
+CASES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "namespaces": ("scope=Namespaces", "namespaces={a,b}", "podMonitor.enabled=true"),
+    "service-monitor": (
+        "serviceMonitor.enabled=true",
+        "serviceMonitor.labels.release=stack",
+        "serviceMonitor.interval=15s",
+    ),
+    "pod-monitor": ("podMonitor.enabled=true", "podMonitor.labels.release=stack", "podMonitor.interval=15s"),
+    "pod-monitor-without-agents": ("podMonitor.enabled=true", "podMonitor.agents=false"),
+    "rules": (
+        "prometheusRule.enabled=true",
+        "prometheusRule.recoveryObjectiveSeconds=5",
+        "prometheusRule.runbookUrl=https://example.com/books/",
+    ),
+    "dashboards": ("dashboards.enabled=true", "dashboards.annotations.grafana_folder=Unbroken"),
+    "without-disruption-budget": ("podDisruptionBudget.enabled=false",),
+    "network-policy": ("networkPolicy.enabled=true",),
+    "network-policy-from": (
+        "networkPolicy.enabled=true",
+        "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
+    ),
+    "without-service": ("metrics.service=false",),
+    "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
+    "pod": (
+        "imagePullSecrets[0].name=pull",
+        "podAnnotations.team=a",
+        "priorityClassName=high",
+        "nodeSelector.pool=cpu",
+        "tolerations[0].operator=Exists",
+        "affinity.nodeAffinity.x=y",
+        "image.tag=1.2.3",
+        "sidecarImage.tag=1.2.4",
+    ),
+}
+Objects = dict[str, Any]
+
+
+def objects(helm: str, *options: str) -> Objects:
+    """Return what the chart becomes, by kind and name; long texts are cut, since other tests read them."""
+    sets = [word for option in options for word in ("--set", option)]
+    found = {}
+    for item in rendered(helm, *MONITORING, "--set", "crd.install=false", *sets):
+        if item["kind"] == "ConfigMap":
+            item["data"] = dict.fromkeys(item["data"], "...")
+        if item["kind"] == "PrometheusRule":
+            for group in item["spec"]["groups"]:
+                group["rules"] = [{key: rule[key] for key in rule if key != "labels"} for rule in group["rules"][:2]]
+        found[f"{item['kind']} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"] = item
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> Objects:
+    """The chart without options."""
+    return objects(helm_or_skip())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_switch_changes_what_it_says(name: str, plain: Objects) -> None:
+    seen = objects(helm_or_skip(), *CASES[name]) if CASES[name] else plain
+    before = {} if name == "default" else plain
+    changed = {key: item for key, item in seen.items() if item != before.get(key)}
+    changed |= dict.fromkeys(before.keys() - seen.keys(), "left out")
+    text = yaml.safe_dump(changed, sort_keys=True, width=120)
+    file = SNAPSHOTS / f"{name}.yaml"
+    if os.environ.get("UNBROKEN_UPDATE_SNAPSHOTS"):
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_every_snapshot_belongs_to_a_switch() -> None:
+    assert {path.stem for path in SNAPSHOTS.iterdir()} == set(CASES)
+
+
+def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: Objects) -> None:
+    pods = [plain["Pod ops/unbroken-test"]["spec"], plain["Deployment ops/unbroken"]["spec"]["template"]["spec"]]
+    for pod in pods:
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert all(volume.keys() == {"name", "emptyDir"} for volume in pod.get("volumes", ()))
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert {"requests", "limits"} <= container["resources"].keys()
+    assert {"livenessProbe", "readinessProbe"} <= pods[1]["containers"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("scope=Everywhere", r"scope.*(must be one of|one of the following).*Cluster"),
+        ("scope=Namespaces", r"namespaces"),
+        ("namespaces={a}", r"namespaces"),
+        ("logLevel=loud", r"logLevel"),
+        ("metrics.port=0", r"metrics.port.*|/metrics/port"),
+        ("nonsense=1", r"nonsense"),
+        ("podMonitor.interval=often", r"interval"),
+        ("prometheusRule.recoveryObjectiveSeconds=0", r"recoveryObjectiveSeconds"),
+        ("serviceAccount.create=false", r"serviceAccount\.name: want the name"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(option: str, wanted: str) -> None:
+    result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", option)
+    assert result.returncode != 0
+    assert re.search(wanted, result.stderr, flags=re.DOTALL), result.stderr
+
+
+def test_a_monitor_in_a_cluster_without_its_operator_is_refused_with_what_to_do() -> None:
+    for switch in ("serviceMonitor", "podMonitor", "prometheusRule"):
+        result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", f"{switch}.enabled=true")
+        assert f"{switch}.enabled: want the API monitoring.coreos.com/v1" in result.stderr
+
+
+def test_a_cluster_that_is_too_old_is_refused() -> None:
+    result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--kube-version", "1.19.0")
+    assert "requires kubeVersion: >=1.20" in result.stderr
+
+
+def test_the_dashboards_of_the_configmaps_are_the_files() -> None:
+    maps = [
+        item for item in rendered(helm_or_skip(), "--set", "dashboards.enabled=true") if item["kind"] == "ConfigMap"
+    ]
+    data = {name.removeprefix("unbroken-"): text for item in maps for name, text in item["data"].items()}
+    assert data == {path.name: path.read_text() for path in (CHART / "dashboards").glob("*.json")}
