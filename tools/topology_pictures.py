@@ -59,7 +59,7 @@ def no_spare() -> tuple[RankTree, str, list[str]]:
     tree.lose("digits-1")
     tree.lose("digits-4")
     tree.lose("digits-7")
-    return tree, "No spare in reach: the ranks move up, and the world stays a multiple of 12", explain(tree.plan())
+    return tree, "No spare in reach: ranks move down, and the world stays a multiple of 12", explain(tree.plan())
 
 
 SCENES: dict[str, Callable[[], tuple[RankTree, str, list[str]]]] = {

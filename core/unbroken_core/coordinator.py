@@ -160,6 +160,10 @@ class Coordinator:
         """Who has which rank and where, to look at until the next step; None before the first plan."""
         return self._job.census.ranking.tree
 
+    def explanation(self) -> list[str]:
+        """Return what the last plan has changed and why, in sentences; empty where a script's own code made it."""
+        return self._job.census.ranking.explanation()
+
     def status(self, now_s: float, wall: Callable[[float], str]) -> JobStatus:
         """Return what is known now. `wall` turns a time of the coordinator's clock into RFC 3339 UTC."""
         return build_status(self._job, self._revision, now_s, wall)

@@ -9,9 +9,9 @@ The tree is built when the first ranks are handed out, or taken over.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from unbroken_core.rank_tree import RankTree, TreePlan
+from unbroken_core.rank_tree import RankTree, TreePlan, explain
 from unbroken_core.rank_tree.layers import replacement_depth
 from unbroken_core.rank_tree.places import OrderKey, Place, natural_key
 from unbroken_core.reasons import RankReason
@@ -30,6 +30,7 @@ from unbroken_core.worlds import (
     cut_of,
     ranks_of,
     refuse_crowds,
+    shown_name,
 )
 
 
@@ -76,6 +77,7 @@ class Ranking:
         """Pods that were removed and are back: nobody who forgot them knows that they may have kept their ranks."""
         self._line_size = 0
         self._line_pods = 0
+        self._last_plan: TreePlan | None = None
 
     # ---------------------------------------------------------------------------------------------- what is known
 
@@ -190,6 +192,7 @@ class Ranking:
         is_first = pending.tree is not self._tree
         tree = self._tree = pending.tree
         cut = cut_of(tree, pending.plan, pending.outcome, is_first)
+        self._last_plan = replace(pending.plan, draft=None)
         for uid in self._returned:
             if uid in tree.places:
                 cut.ranks[uid] = ranks_of(tree, uid)
@@ -235,6 +238,7 @@ class Ranking:
             if uid in self._seats and before.get(worker) != after.get(worker):
                 moves.setdefault(uid, {})[local_rank] = Move(self._word(worker, after, is_first))
         self._tree = tree
+        self._last_plan = None
         self._returned = {}
         self._version += 1
         were_active = {uid for uid, _local_rank in before}
@@ -269,6 +273,7 @@ class Ranking:
         for uid in unknown:
             tree.remove(uid)
         self._tree = tree
+        self._last_plan = None
         self._version += 1
         return ranks
 
@@ -282,6 +287,10 @@ class Ranking:
         """The world that counts, to look at until the next change; None before the first. Names are those of places."""
         self._take_back()
         return self._tree
+
+    def explanation(self) -> list[str]:
+        """Return what the world that counts has changed, in sentences; empty where no plan of the tree made it."""
+        return [] if self._last_plan is None else explain(self._last_plan, shown_name)
 
     @property
     def rank_0(self) -> tuple[str, int]:

@@ -186,6 +186,7 @@ class Draft:
             reasons=reasons,
             origins=self.origin,
             barred=tuple(self.barred),
+            barred_healthy=tuple(domain.healthy for domain in self.barred),
             broken_spares=tuple(host.path for host in broken),
             draft=self,
         )

@@ -1,44 +1,58 @@
-"""A plan in sentences."""
+"""A plan in sentences. Costs some 30 ms for a plan that changes 100,000 ranks."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
 
-from unbroken_core.rank_tree.plan import RankChange, TreePlan
+from unbroken_core.rank_tree.domain import Domain
+from unbroken_core.rank_tree.picture import Label, name_or_unknown
+from unbroken_core.rank_tree.plan import TreePlan
 from unbroken_core.reasons import RankReason
 
 MAX_SENTENCES = 50
 """Longer explanations end with the number of what is left out."""
 
-_Group = tuple[RankReason, tuple[str, ...], tuple[str, ...]]
+_FAR_AND_WIDE = (RankReason.SHIFTED, RankReason.FIRST)
+"""One sentence for all workers, wherever they are."""
+_TAKEN = (RankReason.REPLACED, RankReason.FILLED_GAP)
 
 
 @dataclass
-class _Ranks:
-    """Ranks of one group, before and after."""
+class _Group:
+    """Workers of which one sentence speaks."""
 
-    before: list[int]
-    after: list[int]
+    reason: RankReason
+    host: Domain
+    """Where they are; of no meaning for what is far and wide."""
+    origin: Domain
+    """Where their ranks were."""
+    before: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
 
 
-def explain(plan: TreePlan) -> list[str]:
+def explain(plan: TreePlan, label: Label = name_or_unknown) -> list[str]:
     """Return one sentence for each thing that happened: which ranks, where, why; at most MAX_SENTENCES and one more."""
     if plan.shortfall:
         return [f"Plan {plan.number} is not possible: {plan.shortfall}."]
     sentences = [_headline(plan)]
     sentences += [
-        f"{_name(domain.path)}: {domain.healthy} healthy of at least {domain.minimum} workers; it stands aside."
-        for domain in plan.barred
-        if domain.healthy
+        f"{_name(domain.path, label)}: {healthy} healthy of at least {domain.minimum} workers; it stands aside."
+        for domain, healthy in zip(plan.barred, plan.barred_healthy, strict=True)
+        if healthy
     ]
-    sentences += [_sentence(group, ranks) for group, ranks in _grouped(plan)]
+    barred = set(plan.barred)
+    groups = _grouped(plan)
+    wide = [_sentence(group, barred, label) for group in groups if group.reason in _FAR_AND_WIDE]
+    near = [group for group in groups if group.reason not in _FAR_AND_WIDE]
+    sentences += [_sentence(group, barred, label) for group in near[: MAX_SENTENCES + 1]]
     sentences += [
-        f"{_name(path)} was wholly spare and is now in part: no spare that is in use already was as near."
+        f"{_name(path, label)} was wholly spare and is now in part: no spare that is in use already was as near."
         for path in plan.broken_spares
     ]
-    if len(sentences) > MAX_SENTENCES:
-        left_out = len(sentences) - MAX_SENTENCES
-        sentences = [*sentences[:MAX_SENTENCES], f"{left_out} more changes are not listed."]
-    return sentences
+    room = MAX_SENTENCES - len(wide)
+    num_left_out = len(sentences) + len(near[MAX_SENTENCES + 1 :]) - room
+    if num_left_out > 0:
+        sentences = [*sentences[:room], f"{num_left_out} more changes are not listed."]
+    return sentences + wide
 
 
 def _headline(plan: TreePlan) -> str:
@@ -47,50 +61,65 @@ def _headline(plan: TreePlan) -> str:
     return f"Plan {plan.number}: {size}; {changed}."
 
 
-def _grouped(plan: TreePlan) -> Iterator[tuple[_Group, _Ranks]]:
-    groups: dict[_Group, _Ranks] = {}
-    for change in plan:
-        ranks = groups.setdefault(_group(change), _Ranks([], []))
-        if change.before is not None:
-            ranks.before.append(change.before)
-        if change.after is not None:
-            ranks.after.append(change.after)
-    yield from groups.items()
+def _grouped(plan: TreePlan) -> list[_Group]:
+    groups: dict[object, _Group] = {}
+    origins = plan.origins
+    for leaf, host, before, after, reason in zip(
+        plan.leaves, plan.hosts, plan.before, plan.after, plan.reasons, strict=True
+    ):
+        origin = origins.get(leaf, host) if reason in _TAKEN else host
+        key = reason if reason in _FAR_AND_WIDE else (reason, host, origin)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = _Group(reason, host, origin)
+        if before >= 0:
+            group.before.append(before)
+        if after >= 0:
+            group.after.append(after)
+    return list(groups.values())
 
 
-def _group(change: RankChange) -> _Group:
-    if change.reason in (RankReason.SHIFTED, RankReason.FIRST):
-        return change.reason, (), ()
-    origin = change.origin if change.reason in (RankReason.REPLACED, RankReason.FILLED_GAP) else ()
-    return change.reason, change.domains, origin
+def _sentence(group: _Group, barred: Set[Domain], label: Label) -> str:
+    before, after = _spans(group.before), _spans(group.after)
+    here, there = _name(group.host.path, label), _name(group.origin.path, label)
+    match group.reason:
+        case RankReason.REPLACED:
+            text = f"{here}: takes {after} of {there}, {_nearness(group, label)}."
+        case RankReason.FILLED_GAP:
+            text = f"{here}: {before} becomes {after}, closing a gap of {there}."
+        case RankReason.LOST:
+            text = f"{here}: lost {before}."
+        case RankReason.STEPPED_ASIDE:
+            verb = "steps" if len(group.before) == 1 else "step"
+            text = f"{here}: {before} {verb} aside, healthy: {_why_aside(group, barred, label)}."
+        case RankReason.RETURNED:
+            text = f"{here}: joins as {after}, because the world has room."
+        case RankReason.SHIFTED:
+            text = f"{len(group.before)} workers move down, from {before} to {after}: ranks below them found no spare."
+        case _:
+            text = f"First plan: {after}, in the order of the tree."
+    return text
 
 
-def _sentence(group: _Group, ranks: _Ranks) -> str:
-    reason, domains, origin = group
-    before, after, here = _spans(ranks.before), _spans(ranks.after), _name(domains)
-    texts = {
-        RankReason.REPLACED: f"{here}: takes {after} of {_name(origin)}, {_nearness(domains, origin)}.",
-        RankReason.FILLED_GAP: f"{here}: {before} becomes {after}, closing a gap of {_name(origin)}.",
-        RankReason.LOST: f"{here}: lost {before}.",
-        RankReason.STEPPED_ASIDE: f"{here}: {before} steps aside, healthy: a minimum, a maximum or the world's size.",
-        RankReason.RETURNED: f"{here}: joins as {after}, because the world has room.",
-        RankReason.SHIFTED: (
-            f"{len(ranks.before)} workers move down, from {before} to {after}: ranks below them found no spare."
-        ),
-        RankReason.FIRST: f"First plan: {after}, in the order of the tree.",
-    }
-    return texts[reason]
+def _why_aside(group: _Group, barred: Set[Domain], label: Label) -> str:
+    node: Domain | None = group.host
+    while node is not None:
+        if node in barred:
+            return f"{_name(node.path, label)} is below its minimum"
+        node = node.parent
+    return "a maximum, or the world's size"
 
 
-def _nearness(domains: tuple[str, ...], origin: tuple[str, ...]) -> str:
+def _nearness(group: _Group, label: Label) -> str:
+    domains, origin = group.host.path, group.origin.path
     common = 0
     while common < min(len(domains), len(origin)) and domains[common] == origin[common]:
         common += 1
-    return f"both in {_name(domains[:common])}" if common else "from another part of the tree"
+    return f"both in {_name(domains[:common], label)}" if common else "from another part of the tree"
 
 
-def _name(path: tuple[str, ...]) -> str:
-    return "/".join(name or "unknown" for name in path) if path else "the root"
+def _name(path: tuple[str, ...], label: Label) -> str:
+    return "/".join(map(label, path)) if path else "the root"
 
 
 def _spans(ranks: Iterable[int]) -> str:

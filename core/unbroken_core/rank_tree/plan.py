@@ -53,6 +53,8 @@ class TreePlan:
     """Innermost domain from which a replaced, filled or lost rank came, by leaf; others stayed where they were."""
     barred: tuple[Domain, ...] = field(default=(), repr=False)
     """Domains that changed since the last plan and are below their minimum."""
+    barred_healthy: tuple[int, ...] = field(default=(), repr=False)
+    """How many workers of each of them are healthy."""
     broken_spares: tuple[tuple[str, ...], ...] = ()
     """Paths of the innermost domains that were wholly spare, and of which this plan used a part."""
     shortfall: str = ""

@@ -1,5 +1,7 @@
 """The job's tree of ranks for people: as text of bounded length, and as a drawing while it is small."""
 
+from collections.abc import Iterable
+
 from unbroken_core.messages import JobStatus
 from unbroken_core.rank_tree import RankTree, picture, svg_picture
 from unbroken_core.worlds import shown_name
@@ -12,9 +14,14 @@ class NoPictureError(Exception):
     """There is nothing to show; says why."""
 
 
-def tree_text(tree: RankTree | None, status: JobStatus) -> str:
-    """Return a line about the job, then one a domain. Raises NoPictureError before the first plan."""
-    return f"{_title(status)}\n\n{picture(_known(tree), label=shown_name)}"
+def tree_text(tree: RankTree | None, status: JobStatus, why: Iterable[str] = ()) -> str:
+    """Return a line about the job, why ranks are as they are, and a line a domain.
+
+    Raises NoPictureError before the first plan.
+    """
+    shown = picture(_known(tree), label=shown_name)
+    parts = [_title(status), "\n".join(why), shown]
+    return "\n\n".join(filter(None, parts))
 
 
 def tree_drawing(tree: RankTree | None, status: JobStatus) -> str:

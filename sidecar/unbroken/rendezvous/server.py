@@ -118,7 +118,10 @@ class Server:
         return web.Response(text=wire.encode(status), content_type="application/json")
 
     async def _topology_text(self, _request: web.Request) -> web.StreamResponse:
-        return self._shown(tree_text, "text/plain")
+        def show(tree: RankTree | None, status: JobStatus) -> str:
+            return tree_text(tree, status, self._service.explanation())
+
+        return self._shown(show, "text/plain")
 
     async def _topology_drawing(self, _request: web.Request) -> web.StreamResponse:
         return self._shown(tree_drawing, "image/svg+xml")

@@ -123,6 +123,10 @@ class Service:
         """Who has which rank and where, to look at before anything else happens; None before the first plan."""
         return self._coordinator.tree
 
+    def explanation(self) -> list[str]:
+        """Return what the last plan has changed and why, in sentences."""
+        return self._coordinator.explanation()
+
     def _meet_stranger(self) -> None:
         # At any other time the status says nothing of strangers: they must not be able to change it.
         if self._coordinator.phase is JobPhase.FORMING:

@@ -52,9 +52,13 @@ def test_spare_of_the_domain_that_the_scripts_keys_name_takes_over(
     job = start(start_job, monkeypatch, "tree", "--pods", "2", "--spares", "2")
     job.wait_started(0, 4)
     assert pods_by_rank(job, 0) == {0: 0, 1: 0, 2: 1, 3: 1}
+    pods = job.status()["pods"]
     kill_pod(job, 1)
     job.wait_started(1, 4)
     assert pods_by_rank(job, 1) == {0: 0, 1: 0, 2: 3, 3: 3}
+    _code, text = job.request("/v1/topology")
+    lost, spare = (next(pod["pod"] for pod in pods if pod["pod"].endswith(f"-{number}")) for number in (1, 3))
+    assert f"rack-1/{spare}: takes ranks 2-3 of rack-1/{lost}, both in rack-1.\n" in text.decode()
     assert job.complete() == 0
 
 

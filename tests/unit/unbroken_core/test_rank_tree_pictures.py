@@ -26,7 +26,7 @@ def test_sentences_name_the_ranks_the_domains_and_the_reason() -> None:
     assert explain(tree.plan()) == [
         "Plan 1: 6 active, 1 spare, 1 lost ranks; 4 workers change their rank.",
         "rack-0/pod-0: 1 healthy of at least 2 workers; it stands aside.",
-        "rack-0/pod-0: rank 0 steps aside, healthy: a minimum, a maximum or the world's size.",
+        "rack-0/pod-0: rank 0 steps aside, healthy: rack-0/pod-0 is below its minimum.",
         "rack-0/pod-0: lost rank 1.",
         "rack-1/pod-3: takes ranks 0-1 of rack-0/pod-0, from another part of the tree.",
     ]
@@ -53,6 +53,20 @@ def test_long_explanations_are_cut_and_say_so() -> None:
     sentences = explain(tree.plan())
     assert len(sentences) == 51
     assert sentences[-1] == "50 more changes are not listed."
+
+
+def test_what_happened_to_most_is_said_however_much_is_left_out() -> None:
+    places = [Place(f"u{pod}", (f"pod-{pod}",), 2) for pod in range(100)]
+    tree = RankTree([TreeLayer("job"), TreeLayer("pod", 2)], places)
+    tree.start()
+    for pod in range(60):
+        tree.lose(f"u{pod}", [0])
+    sentences = explain(tree.plan())
+    assert (len(sentences), sentences[1]) == (51, "pod-0: 1 healthy of at least 2 workers; it stands aside.")
+    assert sentences[-2:] == [
+        "132 more changes are not listed.",
+        "80 workers move down, from ranks 120-199 to ranks 0-79: ranks below them found no spare.",
+    ]
 
 
 def test_picture_shows_active_spare_lost_and_idle_workers() -> None:

@@ -162,6 +162,11 @@ def test_a_lost_pods_ranks_go_to_the_nearest_spare_in_local_order() -> None:
     assert job.why("p3") == {("replaced", "r0/n1/p2")}
     assert job.why("p2") == {("lost", "")}
     assert job.why("p0") == job.why("p4") == set()
+    assert job.ranking.explanation() == [
+        "Plan 1: 6 active, 4 spare, 6 lost ranks; 4 workers change their rank.",
+        "r0/n1/p2: lost ranks 2-3.",
+        "r0/n1/p3: takes ranks 2-3 of r0/n1/p2, both in r0/n1.",
+    ]
 
 
 def test_a_lost_domain_goes_to_a_whole_spare_domain() -> None:
