@@ -15,6 +15,8 @@ from unbroken_core.wire import settings_to_json
 RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
+_USERS = ("UNBROKEN_PREIMPORT",)
+"""What a user sets; all other variables of this prefix are one job's own."""
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Recipes:
 
     def _user(self) -> dict[str, str]:
         """Return the user's environment without what would make a worker believe that it is in another job."""
-        return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_")}
+        return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_") or name in _USERS}
 
     def _common(self) -> dict[str, str]:
         return {
