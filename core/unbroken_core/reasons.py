@@ -170,3 +170,4 @@ class Reason(Word):
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    NODES_LEAVING = "NodesLeaving"

@@ -10,6 +10,7 @@ from unbroken_core.settings import JobSettings
 from unbroken_operator.admission import Accepted
 from unbroken_operator.lifecycle import Outcome, is_suspended, job_outcome
 from unbroken_operator.manifests import settings_digest
+from unbroken_operator.node_signals import troubled_pods
 from unbroken_operator.snapshot import PodView, Snapshot
 
 
@@ -28,6 +29,8 @@ class Assessment:
     """Uids of pods whose node is dead."""
     alive: tuple[PodView, ...]
     """Training pods that count as present, by ordinal."""
+    troubled: dict[str, str]
+    """Uids of present pods that are to leave their node, and why."""
     rendezvous: PodView | None
     """The rendezvous pod that is to stay."""
     stale_rendezvous: tuple[PodView, ...]
@@ -72,6 +75,7 @@ def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
         members=members,
         lost=lost,
         alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
+        troubled=troubled_pods(snapshot, verdict.spec.node_signals, alive),
         rendezvous=current,
         stale_rendezvous=stale,
         domains=domains,
@@ -109,7 +113,7 @@ def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
         return Cause.POD_LOST
     if pod.uid in lost:
         return Cause.NODE_LOST
-    return Cause.POD_LEAVING if pod.is_deleting else None
+    return Cause.POD_LEAVING if pod.is_deleting or pod.leaving else None
 
 
 def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus]) -> bool:

@@ -100,7 +100,7 @@ def _suspended(snapshot: Snapshot, verdict: Accepted) -> Iterator[Finding]:
 
 def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Finding:
     wanted = verdict.settings.replicas + verdict.settings.spares
-    running = sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive)
+    running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
     count = f"{running} of {wanted} training pods run"
 
     def finding(reason: Reason, text: str) -> Finding:
@@ -114,7 +114,7 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     ]
     if troubled:
         return finding(*_trouble(snapshot, troubled))
-    useless = _useless(snapshot, is_short=running < wanted)
+    useless = _useless(snapshot, assessment, is_short=running < wanted)
     if useless is not None:
         return finding(*useless)
     if assessment.rendezvous is None:
@@ -124,8 +124,19 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
 
 
-def _useless(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | None:
-    """Return why pods that come up are of no use."""
+def _leaving(assessment: Assessment) -> str:
+    why: dict[str, list[str]] = {}
+    for pod in assessment.alive:
+        if pod.uid in assessment.troubled:
+            why.setdefault(assessment.troubled[pod.uid], []).append(pod.name)
+    parts = _listed([f"{_listed(names)} ({text})" for text, names in why.items()])
+    return f"to be moved as soon as a spare pod elsewhere is ready: {parts}"
+
+
+def _useless(snapshot: Snapshot, assessment: Assessment, *, is_short: bool) -> tuple[Reason, str] | None:
+    """Return why pods that come up are of no use, or will not be for long."""
+    if assessment.troubled:
+        return Reason.NODES_LEAVING, _leaving(assessment)
     report = snapshot.report
     if report is not None and report.refused:
         return Reason.POD_REFUSED, f"the rendezvous refuses {_listed(report.refused, '; ')}"

@@ -57,6 +57,21 @@ class CleanPodPolicy(str, Enum):
     NONE = "None"
 
 
+class Reaction(str, Enum):
+    """What a sign that a node is about to go means for its pods."""
+
+    MOVE = "Move"
+    IGNORE = "Ignore"
+
+
+class ConditionSign(str, Enum):
+    """Value of a node's condition that is a sign."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
 class SidecarMode(str, Enum):
     """How the agent runs in a training pod."""
 
@@ -247,6 +262,36 @@ class Timeouts(Model):
     """A job that could start with the pods that are ready waits so long for more of them."""
 
 
+class NodeTaint(Model):
+    """A taint that tells that a node is about to go."""
+
+    key: LabelKey
+    """Key of the taint."""
+    effect: TaintEffect | None = None
+    """Effect of the taint; empty means any."""
+
+
+class NodeCondition(Model):
+    """A condition of a node that tells that it is about to go."""
+
+    type: Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=317)]
+    """Type of the condition, such as one of node-problem-detector's."""
+    status: ConditionSign = ConditionSign.TRUE
+    """Value that is the sign."""
+
+
+class NodeSignals(Model):
+    """Signs that a node is about to go. Its pods leave it in time: when a spare pod on another node is ready, ranks
+    move there, and then the pod is deleted. One pod more is made for this, or as many as spares.count."""
+
+    cordon: Reaction = Reaction.MOVE
+    """Whether a cordoned node (spec.unschedulable) is one."""
+    taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
+    """Taints that are."""
+    conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()
+    """Conditions that are. That a node is not ready needs no mention."""
+
+
 class Sidecar(Model):
     """The agent beside the trainer in every training pod."""
 
@@ -435,6 +480,7 @@ class Spec(Model):
             )
         ),
     ] = Timeouts()
+    node_signals: NodeSignals = NodeSignals()
     sidecar: Sidecar = Sidecar()
     rendezvous: Rendezvous = Rendezvous()
     logs: Logs | None = None

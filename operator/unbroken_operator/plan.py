@@ -33,9 +33,11 @@ from unbroken_operator.events import events
 from unbroken_operator.lifecycle import deadline_left_s, heard
 from unbroken_operator.manifests import rendezvous_pod, secret, service
 from unbroken_operator.models import Spread
+from unbroken_operator.node_signals import moves, num_extra
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.spreading import Preference, spare_preferences
 from unbroken_operator.status import Ordinals, earlier, next_status, status_patch
+from unbroken_operator.suspects import shunned
 from unbroken_operator.training_pods import training_pod
 
 MAX_RETRY_S = 300.0
@@ -117,6 +119,7 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)
+    actions += moves(snapshot, verdict.settings, assessment)
     actions += _stamps(verdict, assessment)
     ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
     checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment)) if wait > 0]
@@ -130,7 +133,12 @@ def foreign_objects(snapshot: Snapshot) -> list[str]:
 
 
 def _num_missing(verdict: Accepted, assessment: Assessment) -> int:
-    return max(0, verdict.settings.replicas + verdict.settings.spares - len(assessment.alive))
+    return max(0, _num_wanted(verdict, assessment) - len(assessment.alive))
+
+
+def _num_wanted(verdict: Accepted, assessment: Assessment) -> int:
+    settings = verdict.settings
+    return settings.replicas + settings.spares + num_extra(settings, assessment)
 
 
 def _hold_off_s(snapshot: Snapshot) -> float:
@@ -157,6 +165,7 @@ def _new_pods(
         lost = _lost_actives(snapshot, assessment)
         found = spare_preferences(verdict.settings, assessment, lost, len(spares))
         preferences = dict(zip(spares, found, strict=True))
+    shun = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {})
     return [
         CreatePod(
             training_pod(
@@ -166,6 +175,7 @@ def _new_pods(
                 role,
                 snapshot.options,
                 preferences=preferences.get(index, ()),
+                shunned=shun,
             )
         )
         for index, role in enumerate(roles)
@@ -206,6 +216,10 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
     for pod in trainers:
         if pod.uid in assessment.lost and not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, f"node {pod.node} is lost")
+    forbidden = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {}).forbidden
+    for pod in assessment.alive:
+        if not pod.node and not set(pod.avoids) <= set(forbidden):
+            yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
     yield from _old_failures(snapshot, trainers)
     yield from _surplus(verdict, assessment)
 
@@ -220,7 +234,7 @@ def _old_failures(snapshot: Snapshot, trainers: tuple[PodView, ...]) -> Iterator
 
 def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
     """Delete what is too much after scaling down: pods without work first, an active pod never while the job runs."""
-    num_surplus = len(assessment.alive) - verdict.settings.replicas - verdict.settings.spares
+    num_surplus = len(assessment.alive) - _num_wanted(verdict, assessment)
     if num_surplus <= 0:
         return
     has_run = assessment.report is not None and assessment.report.iteration >= 0

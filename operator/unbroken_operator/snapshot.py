@@ -52,6 +52,10 @@ class PodView:
     topology: str
     """The topology annotation as it is."""
     problem: Problem | None = None
+    leaving: str = ""
+    """Why the pod is to go as soon as its ranks have moved; "" when it is not."""
+    avoids: tuple[str, ...] = ()
+    """Nodes on which it was made not to run."""
     end: str = ""
     """How the containers of a failed pod ended, for people."""
 
@@ -70,6 +74,11 @@ class NodeView:
     is_ready: bool
     allocatable: Mapping[str, str] = field(default_factory=dict)
     """Quantity of each resource that its pods can have together."""
+    is_cordoned: bool = False
+    taints: tuple[tuple[str, str], ...] = ()
+    """Key and effect of each."""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """Status by type."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +203,16 @@ def node_view(item: Mapping[str, Any]) -> NodeView:
     conditions = status.get("conditions") or ()
     is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     labels, allocatable = item["metadata"].get("labels") or {}, status.get("allocatable") or {}
-    return NodeView(item["metadata"]["name"], dict(labels), is_ready, dict(allocatable))
+    spec = item.get("spec") or {}
+    return NodeView(
+        item["metadata"]["name"],
+        dict(labels),
+        is_ready,
+        dict(allocatable),
+        is_cordoned=bool(spec.get("unschedulable")),
+        taints=tuple((taint["key"], taint.get("effect", "")) for taint in spec.get("taints") or ()),
+        conditions={condition["type"]: condition["status"] for condition in conditions},
+    )
 
 
 def pod_view(item: Mapping[str, Any]) -> PodView:
@@ -217,6 +235,8 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_ready=_is_true(status, "Ready"),
         settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
+        avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
         problem=None if phase in TERMINAL_PHASES else _problem(status),
         end=_end(status) if phase == "Failed" else "",
     )

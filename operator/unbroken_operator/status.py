@@ -13,6 +13,7 @@ from unbroken_operator.conditions import findings, merge_conditions
 from unbroken_operator.lifecycle import ended_generation, is_suspension_recorded
 from unbroken_operator.snapshot import Snapshot
 from unbroken_operator.status_models import MAX_HISTORY, State
+from unbroken_operator.suspects import next_suspects, pardoned
 
 _STATES = {
     JobPhase.FORMING: State.FORMING,
@@ -55,8 +56,11 @@ def next_status(
             f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
         )
     if report is not None and snapshot.report_from:
-        status |= _mirrored(snapshot.status, report, snapshot.report_from)
+        status |= _mirrored(snapshot.status, report, snapshot.report_from, snapshot.now)
     if assessment is not None:
+        suspects = pardoned(snapshot, assessment.alive)
+        if suspects is not None:
+            status["suspectNodes"] = suspects
         status = _with_lifecycle(status, snapshot, assessment)
     status["state"] = _state(status, report, verdict).value
     return status
@@ -137,7 +141,7 @@ def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: Accepte
     return _STATES[report.phase]
 
 
-def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str) -> dict[str, Any]:
+def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str, now: str) -> dict[str, Any]:
     earlier = _earlier_restarts(before, report, pod_uid)
     by_rung = _sum(earlier["byRung"], report.restarts_by_rung)
     result: dict[str, Any] = {
@@ -159,6 +163,9 @@ def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str) -> dic
         if ended:
             result["lastRecovery"] = _record(ended[-1], report.generation)
         result["history"] = _history(before.get("history") or (), report)
+        suspects = next_suspects(before, report, now)
+        if suspects:
+            result["suspectNodes"] = suspects
     return result
 
 

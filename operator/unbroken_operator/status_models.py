@@ -14,6 +14,7 @@ Counts = Annotated[dict[Text, Count], Field(max_length=64)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 
 MAX_HISTORY = 20
+MAX_SUSPECTS = 20
 
 
 class State(str, Enum):
@@ -144,6 +145,21 @@ class RecoveryRecord(Model):
     """Seconds of each phase: detect, stop, plan, enter, first-progress."""
 
 
+class SuspectNode(Model):
+    """A node on which pods of the job failed in ways for which the node may be to blame."""
+
+    name: Text
+    """Name of the node."""
+    faults: Count
+    """So many faults."""
+    score: Annotated[float, Field(ge=0)]
+    """Their weight at scoreTime: 1 for a lost node or pod or a failed health check, less where the script may be to
+    blame. Half of it is gone after half an hour. From 0.25 on new pods avoid the node; from 1.5 on none goes there,
+    unless it could go nowhere else: then the score is lowered."""
+    score_time: Time
+    """When the score was that."""
+
+
 class RendezvousStatus(Model):
     """The coordinator that this status comes from."""
 
@@ -197,6 +213,15 @@ class Status(Model):
     last_recovery: RecoveryRecord | None = None
     history: Annotated[tuple[RecoveryRecord, ...], Field(strict=False, max_length=MAX_HISTORY)] = ()
     """The last recoveries, newest last."""
+    suspect_nodes: Annotated[
+        tuple[SuspectNode, ...],
+        Field(
+            strict=False,
+            max_length=MAX_SUSPECTS,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    """Nodes that new pods avoid, or have avoided until a while ago."""
     ettr: float | None = None
     """Seconds in which the job made first-time progress / seconds since it first ran."""
     next_pod_ordinal: Count | None = None

@@ -27,6 +27,9 @@ from unbroken_operator.manifests import (
 from unbroken_operator.models import SidecarMode, Spec, Spread
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.spreading import Preference
+from unbroken_operator.suspects import Shunned
+
+NOTHING_SHUNNED = Shunned()
 
 
 def training_pod(
@@ -37,6 +40,7 @@ def training_pod(
     options: OperatorOptions,
     *,
     preferences: Sequence[Preference] = (),
+    shunned: Shunned = NOTHING_SHUNNED,
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
@@ -56,9 +60,15 @@ def training_pod(
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
         "volumes": [*pod.get("volumes", []), *_volumes(settings)],
-        "affinity": with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences),
+        "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(template, settings, ordinal, role), "spec": pod}
+    metadata = _metadata(template, settings, ordinal, role)
+    if shunned.forbidden:
+        metadata["annotations"] = {
+            **metadata.get("annotations", {}),
+            layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden),
+        }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
 def with_affinity(
@@ -74,6 +84,26 @@ def with_affinity(
     labels = [label for label in labels if label != layout.HOSTNAME_LABEL]
     apart = _preferring(affinity, "podAntiAffinity", _near(job, role, [*labels, layout.HOSTNAME_LABEL]))
     return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
+
+
+def away_from(affinity: Manifest, shunned: Shunned) -> Manifest:
+    """Return the affinity with the nodes in it that a pod is not to run on."""
+    if shunned.avoided:
+        others = {"matchExpressions": [_not_on(shunned.avoided)]}
+        affinity = _preferring(affinity, "nodeAffinity", [{"weight": 100, "preference": others}])
+    if not shunned.forbidden:
+        return affinity
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    part = affinity.get("nodeAffinity") or {}
+    # One of the terms must hold: each of the user's gets ours.
+    terms = (part.get(key) or {}).get("nodeSelectorTerms") or [{}]
+    ours = _not_on(shunned.forbidden)
+    narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or []), ours]} for term in terms]
+    return {**affinity, "nodeAffinity": {**part, key: {"nodeSelectorTerms": narrowed}}}
+
+
+def _not_on(hostnames: Sequence[str]) -> Manifest:
+    return {"key": layout.HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
 
 
 def _near(job: str, role: Role, labels: Sequence[str]) -> list[Manifest]:
@@ -177,7 +207,11 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod:
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.AGENT_METRICS_PORT}"),
             variable("UNBROKEN_RENDEZVOUS_URL", f"http://{service}.{settings.namespace}.svc:{layout.API_PORT}"),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
+            variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
         ],
+        # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
+        "terminationMessagePath": layout.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
         "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, token_mount()],
         "securityContext": container_security(is_root_pod),

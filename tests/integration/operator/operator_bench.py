@@ -126,7 +126,9 @@ async def ready_node(kube: Kube, name: str, labels: dict[str, str]) -> AsyncIter
     """A node that says again and again that it is ready, as its kubelet would: else it soon counts as lost."""
     path = f"{collection_path('nodes')}/{name}"
     metadata = {"name": name, "labels": labels}
-    manifest = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"unschedulable": True}}
+    # No scheduler puts other tests' pods there.
+    taint = {"key": "example.com/of-one-test", "effect": "NoSchedule"}
+    manifest = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
     created = await kube.create(collection_path("nodes"), manifest)
 
     async def say_ready() -> None:

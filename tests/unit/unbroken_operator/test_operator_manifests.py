@@ -62,6 +62,7 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
     assert (agent["name"], agent["restartPolicy"]) == ("unbroken-agent", "Always")
     assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "http://digits-rendezvous.ml.svc:29600"
     assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
+    assert environment(agent)["UNBROKEN_TERMINATION_LOG"] == agent["terminationMessagePath"] == "/dev/termination-log"
     assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
 
 

@@ -1,0 +1,89 @@
+"""What people do to a job that trains although nothing is wrong: its node is cordoned, it is suspended and resumed."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from tests.waiting import eventually
+
+from .e2e_bench import Bench, Json, job
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("bench", ["local"], indirect=True)]
+
+NAME = "wishes"
+LIMIT_S = 90.0
+
+
+async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], bool]) -> Json:
+    """Return the job's status once it is so."""
+    seen: Json = {}
+
+    async def look() -> Json | None:
+        seen.clear()
+        seen.update(await bench.status(NAME, NAME))
+        return dict(seen) if is_so(seen) else None
+
+    return await eventually(look, what, LIMIT_S, lambda: f"the status is {seen}", 0.3)
+
+
+async def pods(bench: Bench) -> dict[str, Json]:
+    """Return the training pods by name."""
+    selector = f"unbroken.dev/job={NAME},unbroken.dev/component=trainer"
+    text = await bench.cluster.kubectl("get", "pods", "-n", NAME, "-l", selector, "-o", "json")
+    return {item["metadata"]["name"]: item for item in json.loads(text)["items"]}
+
+
+async def patch(bench: Bench, **spec: object) -> None:
+    """Change the job's spec."""
+    await bench.cluster.kubectl("patch", "rtj", NAME, "-n", NAME, "--type", "merge", "-p", json.dumps({"spec": spec}))
+
+
+def is_at_full_strength(status: Json) -> bool:
+    """Whether the job trains and has a ready spare."""
+    conditions = {item["type"]: item["status"] for item in status.get("conditions", ())}
+    return status.get("state") == "Running" and conditions.get("SparesExhausted") == "False"
+
+
+def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(bench: Bench) -> None:
+    async def scenario() -> None:
+        document = job(NAME, ["sleep", "600"], spares={"count": 1}, restart={"rungs": [{"name": "pod"}]})
+        async with bench.namespace(NAME):
+            await bench.apply(NAME, document)
+            await wait_status(bench, "a job that trains", is_at_full_strength)
+            node = (await pods(bench))[f"{NAME}-0"]["spec"]["nodeName"]
+            await bench.cluster.kubectl("cordon", node)
+            try:
+                moved = await wait_status(
+                    bench,
+                    "ranks that have moved, and a new spare",
+                    lambda status: status.get("restarts", {}).get("total") == 1 and is_at_full_strength(status),
+                )
+
+                async def is_gone() -> bool:
+                    return sorted(await pods(bench)) == [f"{NAME}-1", f"{NAME}-2"]
+
+                await eventually(is_gone, "the pod on the cordoned node is gone", LIMIT_S)
+            finally:
+                await bench.cluster.kubectl("uncordon", node)
+            assert moved["lastRecovery"]["cause"] == "pod-leaving"
+            assert moved["lastRecovery"]["replacedBy"] == [f"{NAME}-1"]
+            await patch(bench, suspend=True)
+            suspended = await wait_status(
+                bench,
+                "a suspended job without pods",
+                lambda status: (
+                    status["state"] == "Suspended"
+                    and any("has no pods" in item["message"] for item in status["conditions"])
+                ),
+            )
+            assert await pods(bench) == {}
+            await patch(bench, suspend=False)
+            resumed = await wait_status(bench, "a job that trains again", is_at_full_strength)
+            for status in (suspended, resumed):
+                assert status["restarts"]["total"] == 1, "no fault"
+                assert status["history"] == moved["history"]
+            assert resumed["iteration"] > moved["iteration"]
+            assert resumed["rendezvous"]["generation"] > moved["rendezvous"]["generation"]
+
+    asyncio.run(scenario())
