@@ -26,6 +26,8 @@ class AgentConfig:
     pod_ip: str
     domains: tuple[str, ...]
     directory: Path
+    termination_log: Path | None = None
+    """Where the kubelet reads why this container has ended, and what was wrong then."""
     waits_for_workers: bool = False
     """Join the job only once every worker that lives is READY: without a launcher nobody says how many there will be,
     and the first plan would be made without those that come late."""
@@ -46,6 +48,7 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         raise InputError(f"UNBROKEN_RENDEZVOUS_URL: want http://host:port, got {url!r}")
     listen = source.get("UNBROKEN_METRICS_LISTEN", "")
     domains = source.get("UNBROKEN_DOMAINS", "")
+    termination_log = source.get("UNBROKEN_TERMINATION_LOG", "")
     return AgentConfig(
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),
         token_file=Path(want("UNBROKEN_TOKEN_FILE")),
@@ -57,4 +60,5 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         pod_ip=want("UNBROKEN_POD_IP"),
         domains=tuple(domains.split("/")) if domains else (),
         directory=Path(want("UNBROKEN_DIR")),
+        termination_log=Path(termination_log) if termination_log else None,
     )

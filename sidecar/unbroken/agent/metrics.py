@@ -13,9 +13,10 @@ from unbroken_core.reasons import WorkerPhase
 class MemberCollector(Collector):
     """Shows one member."""
 
-    def __init__(self, member: Member, num_refused: Callable[[], int]) -> None:
+    def __init__(self, member: Member, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]) -> None:
         self._member = member
         self._num_refused = num_refused
+        self._num_unauthorized = num_unauthorized
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by prometheus_client in the agent's event loop."""
@@ -33,10 +34,17 @@ class MemberCollector(Collector):
         refused = CounterMetricFamily("unbroken_agent_refused", "Connections of the pod's socket that were refused.")
         refused.add_metric([], self._num_refused())
         yield refused
+        unauthorized = CounterMetricFamily(
+            "unbroken_agent_unauthorized", "Connections that the rendezvous refused because of this pod's token."
+        )
+        unauthorized.add_metric([], self._num_unauthorized())
+        yield unauthorized
 
 
-def render_metrics(member: Member, num_refused: Callable[[], int]) -> Callable[[], bytes]:
-    """Return a function that makes the text of /metrics."""
+def render_metrics(
+    member: Member, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]
+) -> Callable[[], bytes]:
+    """Return a function that makes the text of /metrics; the numbers are those of the pod's socket and the uplink."""
     registry = CollectorRegistry()
-    registry.register(MemberCollector(member, num_refused))
+    registry.register(MemberCollector(member, num_refused, num_unauthorized))
     return lambda: generate_latest(registry)

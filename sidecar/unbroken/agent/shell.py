@@ -26,6 +26,7 @@ from unbroken.agent.events import (
 from unbroken.agent.local_server import LocalServer
 from unbroken.agent.member import Member
 from unbroken.agent.memory_file import MemoryFile
+from unbroken.agent.notice import Notice
 from unbroken.agent.page import StampPage, read_stack
 from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
@@ -61,7 +62,8 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         socket_path = config.directory / "agent.sock"
         self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
-        self._uplink = Uplink(config.rendezvous_url, config.token_file, config.settings.timeouts, self._emit)
+        notice = Notice(config.termination_log)
+        self._uplink = Uplink(config.rendezvous_url, config.token_file, config.settings.timeouts, self._emit, notice)
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()
@@ -80,7 +82,9 @@ class Agent:
             # A quarter of the start time, and nobody scrapes in the first second.
             from unbroken.agent.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
 
-            render = render_metrics(self._member, lambda: self._local.num_refused)
+            render = render_metrics(
+                self._member, lambda: self._local.num_refused, lambda: self._uplink.num_unauthorized
+            )
             exposition = await serve_exposition(*self._config.metrics_listen, render)
         tasks = [asyncio.create_task(self._join()), asyncio.create_task(self._watch_page())]
         for task in tasks:
@@ -152,7 +156,7 @@ class Agent:
             if not self._exit_code.done():
                 self._exit_code.set_exception(error)
         if self._member.is_welcome:
-            self._uplink.is_settled = True
+            self._uplink.settle()
         if not self._is_whole.is_set() and self._member.is_whole:
             self._is_whole.set()
 

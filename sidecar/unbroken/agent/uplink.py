@@ -7,12 +7,14 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
 
 from unbroken.agent.events import Absent, Connected, Disconnected, Event, RendezvousSaid
 from unbroken.agent.fence import longest_retry_s, ping_interval_s
+from unbroken.agent.notice import Notice
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import AgentMessage, RendezvousMessage
@@ -30,13 +32,16 @@ _MAX_UNSENT_BYTES = 4 << 20
 class Uplink:
     """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
 
-    def __init__(self, url: str, token_file: Path, timeouts: Timeouts, emit: Callable[[Event], None]) -> None:
-        """`url` is the rendezvous' own, without a path."""
+    def __init__(
+        self, url: str, token_file: Path, timeouts: Timeouts, emit: Callable[[Event], None], notice: Notice
+    ) -> None:
+        """`url` is the rendezvous' own, without a path; `notice` says what is wrong for as long as it is."""
         self._url = f"{url}/v1/agents"
         self._token_file = token_file
         self._ping_interval_s = ping_interval_s(timeouts)
         self._longest_retry_s = longest_retry_s(timeouts)
         self._emit = emit
+        self._notice = notice
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._unsent_bytes = 0
@@ -44,16 +49,17 @@ class Uplink:
         self._pause_s = 0.0
         self._complaint = ""
         self._away_since_s: float | None = None
-        self.is_settled = False
-        """Set by the owner once the rendezvous has accepted this agent: the next retry is quick again."""
+        self._is_settled = False
+        self.num_unauthorized = 0
+        """Connections that were refused because of the token."""
 
     async def run(self) -> None:
         """Connect for ever; ends by cancellation."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session:
             while True:
                 await self._connect_once(session)
-                if self.is_settled:
-                    self._retry_s, self.is_settled = _FIRST_RETRY_S, False
+                if self._is_settled:
+                    self._retry_s, self._is_settled = _FIRST_RETRY_S, False
                 # Jitter, so that the agents of a job whose rendezvous was restarted do not come in step.
                 await asyncio.sleep(max(self._retry_s * random.uniform(0.5, 1.0), self._pause_s))
                 self._retry_s, self._pause_s = min(self._retry_s * 2, self._longest_retry_s), 0.0
@@ -68,6 +74,13 @@ class Uplink:
             self.hang_up("the rendezvous does not read", 0.0)
             return
         self._outbox.put_nowait(text)
+
+    def settle(self) -> None:
+        """Note that the rendezvous has accepted this agent: all is well, and the next retry is quick again."""
+        if not self._is_settled:
+            self._is_settled = True
+            self._complaint, self._away_since_s = "", None
+            self._notice.put("")
 
     def hang_up(self, reason: str, retry_s: float) -> None:
         """Close the connection and stay away for `retry_s`."""
@@ -97,10 +110,9 @@ class Uplink:
                 heartbeat=self._ping_interval_s,
                 max_msg_size=wire.MAX_MESSAGE_BYTES,
             ) as connection:
-                self._complaint, self._away_since_s = "", None
                 await self._converse(connection)
         except aiohttp.WSServerHandshakeError as error:
-            self._complain(f"the rendezvous answered {error.status}: {_hint(error.status)}")
+            self._complain(self._explain(error.status))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
                 self._emit(Absent())
@@ -146,10 +158,14 @@ class Uplink:
         if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
             logger.warning("rendezvous: %s", complaint)
+            self._notice.put(f"not in the job: {complaint}")
 
-
-def _hint(status: int) -> str:
-    return "want the token of this job in UNBROKEN_TOKEN_FILE" if status == 401 else "want 101"
+    def _explain(self, status: int) -> str:
+        """Return what an answer other than 101 means."""
+        if status != HTTPStatus.UNAUTHORIZED:
+            return f"{self._url} answered {status}: want 101"
+        self.num_unauthorized += 1
+        return f"token file {self._token_file}: want this job's token, got one that {self._url} refuses (401)"
 
 
 def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from xml.etree import ElementTree
 
 import aiohttp
 import pytest
-from tests.waiting import eventually
+from tests.waiting import eventually, wait_until
 
 from unbroken.run.addresses import AddressBlock
 from unbroken_core import wire
@@ -114,6 +115,40 @@ def test_an_agent_without_the_token_is_told_of_in_the_status_until_it_comes_with
 
     stranger = address.rpartition(".")[0] + ".253"
     asyncio.run(scenario())
+
+
+def test_agent_with_a_wrong_token_counts_its_refusals_and_leaves_a_termination_message(
+    address: str, tmp_path: Path
+) -> None:
+    """`kubectl describe pod` shows it, and whoever looks at the agent's metrics."""
+    log, token = tmp_path / "termination-log", tmp_path / "another-token"
+    token.write_text("of another job")
+    own = AddressBlock()
+    environment = {
+        **os.environ,
+        "UNBROKEN_SETTINGS": wire.settings_to_json(JobSettings("digits")),
+        "UNBROKEN_TOKEN_FILE": str(token),
+        "UNBROKEN_RENDEZVOUS_URL": f"http://{address}:29600",
+        "UNBROKEN_METRICS_LISTEN": f"{own.rendezvous}:29602",
+        "UNBROKEN_POD": "digits-0",
+        "UNBROKEN_POD_UID": "uid-0",
+        "UNBROKEN_POD_IP": own.rendezvous,
+        "UNBROKEN_DIR": str(tmp_path / "run"),
+        "UNBROKEN_TERMINATION_LOG": str(log),
+    }
+    process = subprocess.Popen([sys.executable, "-m", "unbroken.agent"], env=environment)
+    try:
+        text = wait_until(lambda: log.exists() and log.read_text(), "a termination message")
+        assert text == (
+            f"not in the job: token file {token}: want this job's token, got one that http://{address}:29600/v1/agents "
+            "refuses (401)"
+        )
+        with urllib.request.urlopen(f"http://{own.rendezvous}:29602/metrics", timeout=LIMIT_S) as response:
+            assert re.search(r"^unbroken_agent_unauthorized_total [1-9]", response.read().decode(), re.MULTILINE)
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+        own.release()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""What keeps this agent out of its job, where the kubelet reads it: the container's termination message."""
+
+import logging
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 4096
+"""The kubelet cuts off what is longer."""
+
+
+class Notice:
+    """The file that the kubelet reads when the container ends; `kubectl describe pod` shows it."""
+
+    def __init__(self, path: Path | None) -> None:
+        """None: there is nobody who reads it."""
+        self._path = path
+        self._text = ""
+
+    def put(self, text: str) -> None:
+        """Let it say this and nothing else; "" when all is well."""
+        if self._path is None or text == self._text:
+            return
+        self._text = text
+        try:
+            # Not by a rename: the kubelet has mounted this very file.
+            self._path.write_bytes(text.encode()[:_MAX_BYTES])
+        except OSError as error:
+            logger.warning("termination message %s: want a file that can be written, got %s", self._path, error)
+            self._path = None
