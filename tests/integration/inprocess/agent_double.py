@@ -144,7 +144,10 @@ class AgentDouble:
         return [Event(line["name"], line["rank"], line) for line in lines if name in ("", line["name"])]
 
     def faults(self) -> list[tuple[int, Cause]]:
-        """Return (local rank, cause) of every fault reported."""
+        """Return (local rank, cause) of every fault reported, in that order.
+
+        Behind the first there may be consequences: workers whose peer has gone before they heard that they are to leave.
+        """
         return [(rank, report.fault.cause) for rank, report in self.reports if report.fault is not None]
 
     def leave(self, cause: Cause = Cause.SOFT_TIMEOUT, rank: int | None = None, detail: str = "test") -> None:
