@@ -146,7 +146,7 @@ class AgentDouble:
     def faults(self) -> list[tuple[int, Cause]]:
         """Return (local rank, cause) of every fault reported, in that order.
 
-        Behind the first there may be consequences: workers whose peer has gone before they heard that they are to leave.
+        Behind the first there may be consequences: what workers saw of a lost peer before the order to leave came.
         """
         return [(rank, report.fault.cause) for rank, report in self.reports if report.fault is not None]
 
