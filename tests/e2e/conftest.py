@@ -14,6 +14,17 @@ from .e2e_bench import Bench, make_bench
 PROFILES = ("local", "full", "modern")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give all tests with a cluster to one process of pytest-xdist, one after the other.
+
+    Two would run two kubelets for the same nodes, and these jobs want the machine for themselves. What else is here
+    has no cluster, waits most of the time, and runs beside them.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and "bench" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("with a cluster"))
+
+
 @pytest.fixture(
     scope="session",
     params=[pytest.param(name, marks=() if name == "local" else pytest.mark.cluster) for name in PROFILES],
