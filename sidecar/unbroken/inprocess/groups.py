@@ -142,22 +142,44 @@ class Undertaker:
     """Drops the last references to old groups and stores in background threads."""
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._burials: list[_Burial] = []
 
-    def bury(self, objects: list[Any]) -> None:
+    def bury(self, objects: list[Any], after_s: float = 0.0) -> None:
         """Destroy these soon; the caller keeps no reference. Waits only when too many are being destroyed."""
         if not objects:
             return
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= MAX_DESTROYING:
-            self._threads[0].join(DESTROY_TIMEOUT_S)
-        thread = threading.Thread(target=objects.clear, name="unbroken-destroy", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        self._burials = [burial for burial in self._burials if burial.is_alive()]
+        if len(self._burials) >= MAX_DESTROYING:
+            self._burials[0].hurry()
+            self._burials[0].join(DESTROY_TIMEOUT_S)
+        burial = _Burial(objects, after_s)
+        burial.start()
+        self._burials.append(burial)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until all are destroyed, at most so long."""
+        """Wait until all are destroyed, at most so long; nothing is put off any more."""
+        for burial in self._burials:
+            burial.hurry()
         deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(deadline_s - time.monotonic(), 0.0))
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for burial in self._burials:
+            burial.join(max(deadline_s - time.monotonic(), 0.0))
+        self._burials = [burial for burial in self._burials if burial.is_alive()]
+
+
+class _Burial(threading.Thread):
+    """Destroys objects after a while."""
+
+    def __init__(self, objects: list[Any], after_s: float) -> None:
+        super().__init__(name="unbroken-destroy", daemon=True)
+        self._objects = objects
+        self._after_s = after_s
+        self._is_due = threading.Event()
+
+    def hurry(self) -> None:
+        """Do not wait any longer."""
+        self._is_due.set()
+
+    def run(self) -> None:
+        if self._after_s > 0:
+            self._is_due.wait(self._after_s)
+        self._objects.clear()

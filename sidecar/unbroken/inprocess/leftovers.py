@@ -8,6 +8,7 @@ from unbroken.inprocess.groups import Undertaker
 
 MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
+BURY_AFTER_S = 1.0
 
 
 class Leftovers:
@@ -25,8 +26,11 @@ class Leftovers:
         self._objects += objects
 
     def bury(self, objects: list[Any]) -> None:
-        """Destroy these in the background."""
-        self._undertaker.bury(objects)
+        """Destroy these in the background, when the iteration that begins has come up.
+
+        A store is closed with the GIL held: nobody could join the others meanwhile.
+        """
+        self._undertaker.bury(objects, BURY_AFTER_S)
 
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).

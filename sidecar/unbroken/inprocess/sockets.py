@@ -15,7 +15,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 GLOO_THREAD = "gloo_tcp_loop"
 _ATTEMPTS = 40
@@ -56,7 +55,8 @@ def release_connections() -> None:
 
 def shut_connections_to(host: str, port: int) -> int:
     """Shut all TCP connections to this numeric address down; return how many there were."""
-    return sum(_shut_down(descriptor) for descriptor in _sockets() if _peer(descriptor) == (host, port))
+    descriptors = map(int, _names("/proc/self/fd"))
+    return sum(_shut_down(descriptor) for descriptor in descriptors if _peer(descriptor) == (host, port))
 
 
 def _gloo_epolls() -> set[int]:
@@ -79,12 +79,6 @@ def _registered(epoll: int) -> Iterator[int]:
         words = line.split()
         if len(words) > 1 and words[0] == "tfd:":
             yield int(words[1])
-
-
-def _sockets() -> Iterator[int]:
-    for name in _names("/proc/self/fd"):
-        if _link(int(name)).startswith("socket:"):
-            yield int(name)
 
 
 def _shut_down(descriptor: int) -> int:
@@ -121,7 +115,17 @@ def _link(descriptor: int) -> str:
 
 
 def _read(path: str) -> str:
+    # Without a file object, which costs more than the rest: every rank reads dozens in each restart.
     try:
-        return Path(path).read_text().strip()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        text = b""
+        while data := os.read(descriptor, 1 << 16):
+            text += data
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+    return text.decode(errors="replace").strip()

@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.environment import Place, read_place, variables
 from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
 from unbroken.inprocess.gate import Gate
+from unbroken.inprocess.groups import MAX_DESTROYING, Undertaker
 from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
 from unbroken.inprocess.initialize import RetryController
 from unbroken.inprocess.link import Link, Orders
@@ -416,3 +418,19 @@ def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
     heard = wire.decode(last_word, WorkerReport).fault
     assert heard.detect_s >= 5.0
     assert dataclasses.replace(heard, detect_s=0.0) == fault
+
+
+def test_old_stores_are_destroyed_late_but_never_too_many_are_kept() -> None:
+    """With the GIL held: those who join the next iteration must not wait for it."""
+
+    class Store:
+        """Something that can be watched."""
+
+    undertaker = Undertaker()
+    stores = [Store() for _ in range(MAX_DESTROYING + 1)]
+    seen = [weakref.ref(store) for store in stores]
+    while stores:
+        undertaker.bury([stores.pop(0)], 3600.0)
+    assert [ref() is None for ref in seen] == [True] + [False] * MAX_DESTROYING
+    undertaker.join(30.0)
+    assert all(ref() is None for ref in seen)
