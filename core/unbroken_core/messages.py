@@ -402,7 +402,8 @@ class ProcessState:
     incarnation: int
     pid: int
     exit_code: int | None = None
-    """None while it runs; -N when signal N ended it; UNKNOWN_EXIT when only somebody else knows."""
+    """None while it runs; -N when signal N ended it; UNKNOWN_EXIT when only somebody else knows. Told from the moment
+    that it is certain: the memory may still be being freed. No other process is started there before that is over."""
     error: str = ""
     """First line of the error file that the worker wrote, or why it could not be started; "" otherwise."""
     port: int = 0
@@ -466,7 +467,9 @@ class Release:
 
 @dataclass(frozen=True)
 class Spawn:
-    """Agent to launcher: start this process, unless this or a newer incarnation of the place was started."""
+    """Agent to launcher: start this process, unless this or a newer incarnation of the place was started.
+
+    It waits for the end of the one before, whose exit code may be known a moment earlier."""
 
     local_rank: int
     incarnation: int
@@ -492,6 +495,14 @@ class DumpStack:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """Agent to launcher: this process's main thread has ended; tell its exit code as soon as Linux shows it."""
+
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """Agent to launcher: end what still runs after the grace, then exit with this code."""
 
@@ -503,4 +514,4 @@ class Shutdown:
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
 ToWorker = Union[Enter, Leave, Release, Question]
-ToLauncher = Union[Spawn, End, DumpStack, Shutdown]
+ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

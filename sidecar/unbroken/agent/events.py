@@ -60,6 +60,14 @@ class WorkerLost:
 
 
 @dataclass(frozen=True)
+class WorkerDied:
+    """A worker's main thread has ended inside of the wrapped call: its process is ending, or is another program now."""
+
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Connected:
     """The WebSocket to the rendezvous is open; Hello is to be sent."""
 
@@ -102,6 +110,7 @@ Event = Union[
     WorkerAttached,
     WorkerSaid,
     WorkerLost,
+    WorkerDied,
     Connected,
     RendezvousSaid,
     Disconnected,

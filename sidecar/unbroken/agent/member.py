@@ -34,6 +34,7 @@ from unbroken.agent.events import (
     Terminated,
     Ticked,
     WorkerAttached,
+    WorkerDied,
     WorkerLost,
     WorkerSaid,
 )
@@ -68,6 +69,8 @@ _ADOPTION_SHARE = 0.6
 """Part of timeouts.reconnect that an agent that was restarted waits for its pod's processes before it joins with what
 it has. What is missing then counts as lost, so it waits as long as it can; the rest is for its own start."""
 _REFUSED_RETRY_S = 5.0
+_GATHER_S = 0.05
+"""Workers that leave an iteration together are told of together, as long as it takes no longer than this."""
 _LAST_WORD_S = 10.0
 """Beyond every grace: an agent whose launcher does not go ends after this all the same."""
 
@@ -97,6 +100,8 @@ class Member:
         self._said: tuple[WorkerState, ...] = ()
         self._is_leaving_said = False
         self._said_s = now_s
+        self._unsaid_since_s: float | None = None
+        """Since when something is not told that may wait."""
         self._fault_since_s: dict[tuple[int, Fault], float] = {}
         """When each fault that is there now was noted: it was as old then as it says."""
         self._join_by_s = now_s
@@ -156,6 +161,8 @@ class Member:
             ]
         if self.is_welcome:
             due.append(self._said_s + self._interval_s)
+            if self._unsaid_since_s is not None:
+                due.append(self._unsaid_since_s + _GATHER_S)
         if self.is_connected and not self._is_hello_sent:
             due.append(self._join_by_s)
         due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
@@ -173,7 +180,7 @@ class Member:
         match event:
             case LauncherAttached() | LauncherSaid() | LauncherLost():
                 self._take_launcher(event)
-            case WorkerAttached() | WorkerSaid() | WorkerLost():
+            case WorkerAttached() | WorkerSaid() | WorkerLost() | WorkerDied():
                 self._take_worker(event)
             case Connected() | RendezvousSaid() | Disconnected() | Absent():
                 self._take_rendezvous(event, now_s)
@@ -208,7 +215,7 @@ class Member:
         if ended is not None and ended.exit_code is None:
             place.process = replace(ended, exit_code=-9, error="the pod's launcher ended")
 
-    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost) -> None:
+    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost | WorkerDied) -> None:
         spoken = event.attach if isinstance(event, WorkerAttached) else event
         place = self._place(spoken.local_rank, spoken.incarnation)
         if place is None:
@@ -220,6 +227,8 @@ class Member:
                 place.hear(report)
             case WorkerLost():
                 place.is_attached = False
+            case WorkerDied():
+                place.is_ending = True
             case _:
                 assert_never(event)
 
@@ -335,10 +344,11 @@ class Member:
             self.is_connected = self.is_welcome = False
         self._fence(now_s)
         actions += self._remember()
-        self._note_faults(now_s)
         if self.settings.is_in_process and self.standing.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
-        actions += self.orders.issue(self.workers, self._has_launcher, now_s)
+        workers = self.workers
+        self._note_faults(workers, now_s)
+        actions += self.orders.issue(workers, self._has_launcher, now_s)
         actions += self._speak(now_s)
         actions += self._end(now_s)
         return actions
@@ -372,8 +382,8 @@ class Member:
         self._memory = memory
         return [Remember(memory)]
 
-    def _note_faults(self, now_s: float) -> None:
-        faults = [(state.local_rank, state.fault) for state in self.workers if state.fault is not None]
+    def _note_faults(self, workers: tuple[WorkerState, ...], now_s: float) -> None:
+        faults = [(state.local_rank, state.fault) for state in workers if state.fault is not None]
         self._fault_since_s = {fault: self._fault_since_s.get(fault, now_s) for fault in faults}
 
     def _aged(self, state: WorkerState, now_s: float) -> WorkerState:
@@ -399,6 +409,9 @@ class Member:
             return []
         workers = self.workers
         has_news = _without_steps(workers) != _without_steps(self._said) or self.is_leaving != self._is_leaving_said
+        if has_news and self._may_wait(workers, now_s):
+            return []
+        self._unsaid_since_s = None
         if not has_news and now_s < self._said_s + self._interval_s:
             return []
         self._seq += 1
@@ -407,6 +420,20 @@ class Member:
             return [TellRendezvous(Heartbeat(self._seq, max(worker.step for worker in workers)))]
         self._said, self._is_leaving_said = workers, self.is_leaving
         return [TellRendezvous(Report(self._seq, workers, self.is_leaving))]
+
+    def _may_wait(self, workers: tuple[WorkerState, ...], now_s: float) -> bool:
+        """Return whether all news is that workers have left an iteration that others of this pod are about to leave.
+
+        The next plan waits for all of them.
+        """
+        pairs = zip(_without_steps(workers), _without_steps(self._said), strict=True)
+        changed = [worker for worker, said in pairs if worker != said]
+        is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
+        if not is_waited_for or self.is_leaving or any(not _is_plainly_ready(worker) for worker in changed):
+            return False
+        if self._unsaid_since_s is None:
+            self._unsaid_since_s = now_s
+        return now_s < self._unsaid_since_s + _GATHER_S
 
     def _greet(self, now_s: float) -> list[Action]:
         self._is_hello_sent = True
@@ -449,6 +476,10 @@ class Member:
     def outcome(self) -> JobPhase | None:
         """COMPLETE or FAILED once the job is over."""
         return self.standing.finish.outcome if self.standing.finish is not None else None
+
+
+def _is_plainly_ready(worker: WorkerState) -> bool:
+    return worker.phase is WorkerPhase.READY and worker.fault is None and worker.answer is None
 
 
 def _without_steps(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:

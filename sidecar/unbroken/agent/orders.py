@@ -13,6 +13,7 @@ from unbroken_core.messages import (
     Enter,
     Fault,
     Finish,
+    Inspect,
     Interrupt,
     Leave,
     Plan,
@@ -66,7 +67,7 @@ class Orders:
         """A launcher attached (again): nothing was said to it yet."""
         self._is_shutdown_sent = False
         for place in self._places:
-            place.spawned = place.ended = -1
+            place.spawned = place.ended = place.inspected = -1
 
     @property
     def shutdown_grace_s(self) -> float:
@@ -173,7 +174,7 @@ class Orders:
             # The launcher has not told yet what it has.
             return []
         if place.is_alive:
-            return self._end(place) if self._must_end(place) else self._look_into(place)
+            return self._inspect(place) + (self._end(place) if self._must_end(place) else self._look_into(place))
         if place.present is not None or place.spawned >= place.wanted:
             return []
         if self._settings.is_in_process:
@@ -193,6 +194,14 @@ class Orders:
             return []
         place.stack_asked, place.stack = place.stack_wanted, ()
         return [TellLauncher(DumpStack(place.local_rank, place.wanted, place.stack_signal))]
+
+    def _inspect(self, place: Place) -> list[Action]:
+        """Ask how a process ends that is ending."""
+        # A new process elsewhere gets another port with the end of the one before, and has nothing to gain.
+        if not place.is_ending or not self._settings.is_in_process or place.inspected >= place.wanted:
+            return []
+        place.inspected = place.wanted
+        return [TellLauncher(Inspect(place.local_rank, place.wanted))]
 
     def _must_end(self, place: Place) -> bool:
         if place.present is None or _is_condemned(place):

@@ -64,6 +64,10 @@ class Place:
     """Last iteration for which the attached launcher was asked for the stack."""
     stack: tuple[str, ...] = ()
     """What came of it, innermost last."""
+    is_ending: bool = False
+    """Whether its main thread has ended; the launcher will find out what that means."""
+    inspected: int = -1
+    """Incarnation of which the attached launcher was asked how it ends."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
 
@@ -81,7 +85,7 @@ class Place:
         """Make room for a new process: nothing that was known about the old one holds."""
         self.wanted = incarnation
         self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
-        self.is_attached = self.is_released = False
+        self.is_attached = self.is_released = self.is_ending = False
         self.alive_since_s = self.asked = None
         self.left = self.passed = self.step = -1
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()

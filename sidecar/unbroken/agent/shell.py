@@ -7,6 +7,7 @@ import signal
 from collections import deque
 
 from unbroken.agent.config import AgentConfig
+from unbroken.agent.death_watch import DeathWatch
 from unbroken.agent.events import (
     Action,
     Event,
@@ -20,6 +21,7 @@ from unbroken.agent.events import (
     TellWorker,
     Terminated,
     Ticked,
+    WorkerDied,
     WorkerLost,
     WorkerSaid,
 )
@@ -31,13 +33,16 @@ from unbroken.agent.page import StampPage, read_stack
 from unbroken.agent.uplink import Uplink
 from unbroken.exposition import serve_exposition
 from unbroken_core.errors import assert_never
+from unbroken_core.liveness import next_check_s
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
-from unbroken_core.reasons import JobPhase, Reason
+from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
 
 logger = logging.getLogger(__name__)
 
 _LAST_MESSAGES_S = 1.0
 _TICKS_PER_SOFT_TIMEOUT = 10
+_SHORTEST_PAUSE_S = 0.005
+_NS = 1_000_000_000
 
 
 class Agent:
@@ -60,6 +65,7 @@ class Agent:
         memory = self._memory_file.read()
         self._member = Member(config.settings, identity, config.pod_ip, memory, self._loop.time())
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
+        self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
         self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
         notice = Notice(config.termination_log)
@@ -101,6 +107,7 @@ class Agent:
             await self._local.stop()
             if exposition is not None:
                 await exposition.cleanup()
+            self._deaths.close()
             self._page.close()
             self._memory_file.close()
 
@@ -138,6 +145,10 @@ class Agent:
             self._is_turn_due = True
             self._loop.call_soon(self._turn)
 
+    def _on_death(self, local_rank: int, incarnation: int) -> None:
+        """In a thread of the watch."""
+        self._loop.call_soon_threadsafe(self._emit, WorkerDied(local_rank, incarnation))
+
     def _turn(self) -> None:
         self._is_turn_due = False
         try:
@@ -148,6 +159,8 @@ class Agent:
             while self._events:
                 event = self._events.popleft()
                 _log_event(event)
+                if isinstance(event, WorkerSaid) and event.message.phase is WorkerPhase.RUNNING:
+                    self._deaths.watch(event.local_rank, event.incarnation)
                 self._member.take(event, now_s)
             for action in self._member.settle(now_s):
                 self._act(action)
@@ -169,10 +182,14 @@ class Agent:
             self._timer = self._loop.call_at(deadline_s, self._emit, Ticked())
 
     async def _watch_page(self) -> None:
-        interval_s = min(1.0, self._config.settings.timeouts.soft_s / _TICKS_PER_SOFT_TIMEOUT)
+        timeouts = self._config.settings.timeouts
+        interval_s = min(1.0, timeouts.soft_s / _TICKS_PER_SOFT_TIMEOUT)
         while True:
-            await asyncio.sleep(interval_s)
-            self._emit(self._look())
+            seen = self._look()
+            self._emit(seen)
+            # At the very instant at which a worker becomes overdue, not up to an interval later.
+            due_s = next_check_s(seen.slots or (), int(self._loop.time() * _NS), timeouts)
+            await asyncio.sleep(max(min(interval_s, due_s), _SHORTEST_PAUSE_S))
 
     def _look(self) -> Ticked:
         """Read the stamps, and the stacks that were asked for."""

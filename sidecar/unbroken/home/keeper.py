@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.home.lines import read_message, write_message
+from unbroken.launch.ending import exit_status
 from unbroken.launch.stack_dump import request_stack
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.messages import (
@@ -21,6 +22,7 @@ from unbroken_core.messages import (
     Attach,
     DumpStack,
     End,
+    Inspect,
     Processes,
     ProcessState,
     Shutdown,
@@ -160,6 +162,15 @@ class Keeper:
         if resident is not None and resident.exit_code is None:
             request_stack(resident.pid, number, stack_path(self._folder, local_rank))
 
+    def _inspect(self, local_rank: int) -> None:
+        """Note how a process ends whose main thread has ended: before its memory is freed, and somebody reaps it."""
+        resident = self._residents.get(local_rank)
+        if resident is None or resident.exit_code is not None:
+            return
+        status = exit_status(resident.pid)
+        if status is not None:
+            self._lose(resident, os.waitstatus_to_exitcode(status), "")
+
     async def _kill(self, resident: Resident, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
         self._signal(resident, signal.SIGKILL)
@@ -198,6 +209,8 @@ class Keeper:
                 self._end(order)
             case DumpStack(local_rank=local_rank, signal=number):
                 self._look_into(local_rank, number)
+            case Inspect(local_rank=local_rank):
+                self._inspect(local_rank)
             case Shutdown(message=message):
                 logger.info("the job is over: %s", message)
                 self.is_over.set()

@@ -314,6 +314,7 @@ class CallWrapper:
         self._plugins.cut(1)
         self._is_pinged = False
         self._num_inner = 0
+        self._progress.hold()
         self._report(WorkerPhase.RUNNING)
         self._progress.begin(self._iteration)
         if self._link.orders.has_left(self._iteration):

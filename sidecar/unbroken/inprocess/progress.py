@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from unbroken.inprocess.exception import InternalError
+from unbroken.inprocess.life import Life
 from unbroken_core import stamps
 
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -25,6 +26,9 @@ class Progress:
         self._inode = -1
         self._does_stamp_main = False
         self._words: memoryview | None = None
+        self._page: tuple[mmap.mmap, int] | None = None
+        """The mapped file and its number of slots."""
+        self._life = Life()
         # One object for the whole life: the interpreter may still hold a call when the next is added.
         self._callback = _PENDING_CALL(self._stamp_main)
 
@@ -43,7 +47,7 @@ class Progress:
             )
         # Native 64-bit items: each write is one store, never half a value.
         words = memoryview(page).cast("q")
-        self._inode, self._words = status.st_ino, words
+        self._inode, self._words, self._page = status.st_ino, words, (page, num_slots)
         first = self._first
         words[first + stamps.PID] = os.getpid()
         words[first + stamps.INCARNATION] = self._incarnation
@@ -56,11 +60,19 @@ class Progress:
     def detach(self) -> None:
         """Stop writing for good; the slot says that no timeout applies."""
         self._set_flags(0)
-        self._words = None
+        self._words = self._page = None
+        self._life.release()
 
     def forget(self) -> None:
         """Stop writing in a forked child, whose parent goes on with the slot."""
-        self._words = None
+        self._words = self._page = None
+        self._life.forget()
+
+    def hold(self) -> None:
+        """Let the agent know at once when this thread ends, in the main thread, until `detach`."""
+        if self._page is not None:
+            page, num_slots = self._page
+            self._life.hold(page, self._local_rank, num_slots)
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration, in the main thread: from now on timeouts apply."""

@@ -17,7 +17,7 @@ from unbroken.launch.link import AgentLink
 from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.workers import Workers
 from unbroken_core.errors import assert_never
-from unbroken_core.messages import DumpStack, End, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -87,7 +87,8 @@ class Launcher:
         self._workers.advance_starts(time.monotonic())
         self._move_output(ready)
         # Always: a byte of SIGCHLD may have been lost in a full socket, and looking costs one call.
-        self._workers.reap()
+        if self._workers.reap() and not self._is_leaving and self._exit_code is None:
+            self._workers.start_waiting(time.monotonic())
         self._check_deadlines(time.monotonic())
 
     def _wait(self, wake: socket.socket) -> set[int]:
@@ -172,6 +173,8 @@ class Launcher:
                 self._workers.end(local_rank, incarnation, grace_s, now_s)
             case DumpStack():
                 self._workers.dump_stack(order, now_s)
+            case Inspect():
+                self._workers.inspect(order)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
                 if self._exit_code is None:
                     complain(self._stderr, f"the job is over: {message}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.launch.config import LaunchConfig
+from unbroken.launch.ending import exit_status
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
 from unbroken.launch.forking import Forking, Started
 from unbroken.launch.lineage import die_with_parent, signal_group
@@ -16,7 +17,7 @@ from unbroken.launch.output import Console, Log, LogFile, Stream, complain
 from unbroken.launch.ports import HeldPort
 from unbroken.launch.preimport import plan_forking
 from unbroken.launch.stack_dump import request_stack
-from unbroken_core.messages import DumpStack, ProcessState, Spawn
+from unbroken_core.messages import DumpStack, Inspect, ProcessState, Spawn
 from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
 
 NOT_FOUND = 127
@@ -36,6 +37,11 @@ class _Worker:
     incarnation: int = -1
     pid: int = 0
     exit_code: int | None = None
+    """Set once the process is reaped."""
+    coming_exit_code: int | None = None
+    """Set while it is ending already."""
+    next_order: Spawn | None = None
+    """What is to be started once it is reaped."""
     error: str = ""
     error_file: Path | None = None
     streams: list[Stream] = field(default_factory=list)
@@ -54,7 +60,8 @@ class _Worker:
 
     @property
     def state(self) -> ProcessState:
-        exit_code = self.exit_code if self.incarnation >= 0 else None
+        known = self.coming_exit_code if self.exit_code is None else self.exit_code
+        exit_code = known if self.incarnation >= 0 else None
         return ProcessState(self.local_rank, self.incarnation, self.pid, exit_code, self.error, self.port.number)
 
 
@@ -119,7 +126,11 @@ class Workers:
             return
         worker = self._workers[order.local_rank]
         newest = worker.incarnation if worker.ordered is None else worker.ordered.incarnation
-        if order.incarnation <= newest or worker.is_alive:
+        if order.incarnation <= newest:
+            return
+        if worker.is_alive:
+            # Only after its end: the memory, ports and devices that it still holds may be all that there is.
+            worker.next_order = None if worker.coming_exit_code is None else order
             return
         self._cancel_start(worker)
         environment = self._environment(worker, order)
@@ -128,6 +139,12 @@ class Workers:
         else:
             worker.ordered = order
         self._show_server()
+
+    def start_waiting(self, now_s: float) -> None:
+        """Start what was ordered while the process before it was ending."""
+        for worker in self._workers:
+            if worker.next_order is not None and not worker.is_alive:
+                self.spawn(worker.next_order, now_s)
 
     def advance_starts(self, now_s: float) -> None:
         """Go on with the processes that are being forked."""
@@ -152,7 +169,7 @@ class Workers:
     def _cancel_start(self, worker: _Worker) -> None:
         if worker.ordered is not None and self._forking is not None:
             self._forking.cancel(worker.local_rank)
-        worker.ordered = None
+        worker.ordered = worker.next_order = None
 
     @staticmethod
     def _renew(worker: _Worker, order: Spawn) -> None:
@@ -161,7 +178,7 @@ class Workers:
             stream.drain()
         worker.incarnation, worker.exit_code, worker.error = order.incarnation, None, ""
         worker.pid, worker.streams, worker.kill_at_s = 0, [], None
-        worker.is_forked, worker.has_crashed = False, False
+        worker.coming_exit_code, worker.is_forked, worker.has_crashed = None, False, False
 
     def _start(self, worker: _Worker, order: Spawn) -> None:
         """Start a process by itself; a failure becomes its exit code."""
@@ -326,6 +343,18 @@ class Workers:
         if text and worker.log is not None:
             worker.log.write(b"[unbroken.launch] no progress; the main thread stands at\n" + text)
 
+    def inspect(self, order: Inspect) -> None:
+        """Look whether a process is ending, which takes as long as freeing its memory does, and how."""
+        if not 0 <= order.local_rank < len(self._workers):
+            return
+        worker = self._workers[order.local_rank]
+        if worker.incarnation != order.incarnation or not worker.is_alive:
+            return
+        status = exit_status(worker.pid)
+        if status is not None:
+            worker.coming_exit_code = os.waitstatus_to_exitcode(status)
+            self._note_last_words(worker, worker.coming_exit_code)
+
     def reap(self) -> bool:
         """Collect all processes that have ended, adopted orphans too; return whether a worker was among them."""
         has_ended = False
@@ -345,18 +374,22 @@ class Workers:
     def _note_exit(self, worker: _Worker, exit_code: int) -> None:
         if worker.log_stack_at_s is not None:
             self._log_stack(worker)
-        for stream in worker.streams:
-            stream.drain()
         worker.exit_code, worker.kill_at_s = exit_code, None
-        worker.error = "" if worker.error_file is None else read_error(worker.error_file)
-        if not worker.error and exit_code > 0:
-            # Most scripts write no error file; the last line of a traceback says it as well.
-            worker.error = worker.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
+        self._note_last_words(worker, exit_code)
         self._doubt_fork(worker, exit_code)
         # Another port for the next process: a worker of the old world that still tries must not meet the new store.
         fresh = HeldPort()
         worker.port.release()
         worker.port = fresh
+
+    @staticmethod
+    def _note_last_words(worker: _Worker, exit_code: int) -> None:
+        for stream in worker.streams:
+            stream.drain()
+        worker.error = "" if worker.error_file is None else read_error(worker.error_file)
+        if not worker.error and exit_code > 0:
+            # Most scripts write no error file; the last line of a traceback says it as well.
+            worker.error = worker.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
 
     def _doubt_fork(self, worker: _Worker, exit_code: int) -> None:
         """A fork that may be why a process failed must not be why the next one fails, too."""

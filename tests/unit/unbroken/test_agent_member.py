@@ -23,6 +23,7 @@ from unbroken.agent.events import (
     Terminated,
     Ticked,
     WorkerAttached,
+    WorkerDied,
     WorkerLost,
     WorkerSaid,
 )
@@ -37,6 +38,7 @@ from unbroken_core.messages import (
     Finish,
     Heartbeat,
     Hello,
+    Inspect,
     Interrupt,
     Leave,
     Plan,
@@ -175,6 +177,34 @@ def test_events_of_one_pass_make_one_report() -> None:
     assert phases(pod.member.settle(pod.now_s)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
 
 
+def test_workers_that_leave_an_iteration_are_told_of_together() -> None:
+    """Each report costs time that the restart takes longer, and the plan waits for all of them."""
+    pod = Pod()
+    pod.run()
+    pod.hear(interrupt(0))
+    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
+    assert phases(pod.step(WorkerSaid(1, 0, ready(1, 0)))) == [(WorkerPhase.READY, 0, 0)] * 2
+
+
+def test_worker_that_has_left_is_told_of_without_the_others_when_they_take_long_or_have_a_fault() -> None:
+    pod = Pod()
+    pod.run()
+    pod.hear(interrupt(0))
+    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
+    due_s = pod.member.next_deadline_s
+    assert due_s is not None
+    assert due_s < pod.now_s + 0.1
+    assert phases(pod.after(0.1)) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.RUNNING, 0, 0)]
+    assert pod.after(0.1) == []
+    pod = Pod()
+    pod.run()
+    pod.hear(interrupt(0))
+    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
+    fault = Fault(Cause.EXCEPTION, 0, "boom")
+    stopping = WorkerReport(WorkerPhase.STOPPING, 0, fault=fault)
+    assert phases(pod.step(WorkerSaid(1, 0, stopping))) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.STOPPING, 0, 0)]
+
+
 def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> None:
     pod = Pod()
     pod.join()
@@ -264,6 +294,21 @@ def test_respawn_starts_the_next_incarnation_once_and_leaves_a_newer_one_alone()
     assert TellLauncher(Spawn(1, 1, {})) in actions
     assert phases(actions)[1] == (WorkerPhase.STARTING, -1, 1)
     assert pod.hear(respawn) == []
+
+
+def test_launcher_is_asked_once_how_a_process_ends_whose_main_thread_has_ended() -> None:
+    """And again when it is another launcher's connection; what it says is told at once. 2.22"""
+    pod = Pod()
+    pod.run()
+    inspect = TellLauncher(Inspect(1, 0))
+    assert pod.step(WorkerDied(1, 1), WorkerDied(1, 0), WorkerDied(1, 0)) == [inspect]
+    assert pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == [inspect]
+    assert pod.member.workers[1].phase is WorkerPhase.RUNNING, "nobody knows yet whether its process ends"
+    actions = pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    assert phases(actions)[1] == (WorkerPhase.GONE, 0, 0)
+    assert faults(pod)[1] == Fault(Cause.PROCESS_SIGNAL, 0, "killed by signal 9 (SIGKILL)")
+    pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL))
+    assert pod.step(LauncherSaid(processes(running(0), running(1, 1)))) == []
 
 
 def test_respawn_of_a_stuck_process_ends_it_first() -> None:
