@@ -92,3 +92,16 @@ class Decision:
     actions: tuple[Action, ...]
     check_after_s: float | None = None
     """Plan again after this time even when nothing happens; None means there is nothing to wait for."""
+
+
+def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields that were written and are not in the answer: the CRD is older than the operator."""
+    return frozenset(key for key, value in patch.items() if value is not None and key not in status)
+
+
+def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
+    """Return the decision without writes that would keep nothing: they would be asked for again for ever."""
+    actions = tuple(
+        action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
+    )
+    return Decision(actions, decision.check_after_s)

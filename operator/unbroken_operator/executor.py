@@ -20,6 +20,7 @@ from unbroken_operator.actions import (
     PostEvent,
     PushObservation,
     WriteStatus,
+    lost_fields,
 )
 from unbroken_operator.cluster import NodeStore, PodStore, ServiceStore
 from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable, RendezvousUnreachable
@@ -63,6 +64,8 @@ class Executor:
         self._memory = memory
         self.foreign_service: ObjectView | None = None
         """A Service of our name that does not bear our labels, so that the watch does not show it."""
+        self.lost_fields: frozenset[str] = frozenset()
+        """Of the status, because the CRD does not have them."""
         self.written_job: Mapping[str, Any] | None = None
         """The job as the last write of the status returned it."""
 
@@ -155,6 +158,11 @@ class Executor:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
         patch = {"metadata": {"uid": self._uid}, "status": action.patch}
         self.written_job = await self._shared.kube.merge(f"{self.job_path()}/status", patch)
+        lost = lost_fields(action.patch, self.written_job.get("status") or {})
+        if lost - self.lost_fields:
+            names = ",".join(sorted(lost))
+            logger.error("status is not kept, update the CRD to this release job=%s/%s fields=%s", *self._key, names)
+        self.lost_fields |= lost
 
     async def _create_service(self, action: CreateService) -> None:
         try:

@@ -9,7 +9,7 @@ from unbroken_operator.errors import KubeError, KubeGone, KubeUnavailable
 
 logger = logging.getLogger(__name__)
 
-MAX_DELAY_S = 30.0
+MAX_DELAY_S = 10.0
 
 
 class Source(Protocol):
@@ -59,6 +59,10 @@ class Informer:
                 delay_s = min(max(0.2, delay_s * 2), MAX_DELAY_S)
                 logger.warning("watch failed, trying again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
                 await asyncio.sleep(delay_s)
+            except Exception:
+                # The boundary of one watch: an object that nobody thought of must not make the operator blind.
+                logger.exception("watch failed by a bug, listing again path=%s in_s=%.0f", self._path, MAX_DELAY_S)
+                await asyncio.sleep(MAX_DELAY_S)
 
     async def _list(self) -> str:
         items, version = await self._source.list(self._path, self._selector)

@@ -2,12 +2,39 @@
 
 import json
 import logging
+import re
 import sys
 import time
 
+_FIELD = re.compile(r"(?:^|(?<=\s))([a-z_]+)=(.*?)(?=\s[a-z_]+=|$)")
+_PLACE = re.compile(r"%(?:%|[^a-zA-Z%]*[a-zA-Z])")
+_OWN = frozenset(("time", "level", "logger", "event", "message", "exception"))
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, str]:
+    """Return the event and the `key=value` pairs of a message, as the call in the code has them.
+
+    They are taken from the template, so that what is filled in may hold blanks and equals signs.
+    """
+    template = str(record.msg)
+    values = record.args if isinstance(record.args, tuple) else ()
+    found: dict[str, str] = {}
+    first = _FIELD.search(template)
+    if first is None:
+        return found
+    found["event"] = template[: first.start()].strip() % values[: _num_places(template[: first.start()])]
+    for match in _FIELD.finditer(template):
+        start = _num_places(template[: match.start(2)])
+        found[match[1]] = match[2] % values[start : start + _num_places(match[2])]
+    return {key: value for key, value in found.items() if key not in _OWN or key == "event"}
+
+
+def _num_places(template: str) -> int:
+    return sum(place != "%%" for place in _PLACE.findall(template))
+
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object a line, with the pairs of the message as fields of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -16,6 +43,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **fields_of(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

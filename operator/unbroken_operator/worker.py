@@ -15,7 +15,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from unbroken_operator import layout
-from unbroken_operator.actions import CreatePod, CreateSecret, CreateService, Decision, PushObservation
+from unbroken_operator.actions import (
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    Decision,
+    PushObservation,
+    without_lost_fields,
+)
 from unbroken_operator.cluster import JobKey, version_of
 from unbroken_operator.errors import KubeError, KubeNotFound, KubeUnavailable
 from unbroken_operator.executor import Executor, Services
@@ -37,6 +44,8 @@ STARTING_SECRET_S = 10.0
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 MAX_BACKOFF_S = 60.0
+MAX_ABSENCE_S = 15.0
+"""Between attempts while the API server is away: jobs go on soon after it is back."""
 
 
 class JobWorker:
@@ -103,10 +112,11 @@ class JobWorker:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
-            decision = plan(snapshot)
+            decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 decision = plan(await self._observe(FRESH_SECRET_S))
+                decision = without_lost_fields(decision, self._executor.lost_fields)
             try:
                 refusals = await self._executor.apply(decision.actions)
             finally:
@@ -164,7 +174,8 @@ class JobWorker:
             await self.check_existence()
         if self.is_gone:
             return
-        delay_s = min(0.2 * 2 ** min(num_errors, 12), MAX_BACKOFF_S)
+        limit_s = MAX_ABSENCE_S if isinstance(error, KubeUnavailable) else MAX_BACKOFF_S
+        delay_s = min(0.2 * 2 ** min(num_errors, 12), limit_s)
         if isinstance(error, KubeUnavailable) and error.retry_after_s is not None:
             delay_s = error.retry_after_s
         logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
