@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock
 
 from unbroken import inprocess
@@ -30,11 +31,15 @@ class Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill the module."""
-        module.__getattr__ = lambda name: MagicMock(name=f"{module.__name__}.{name}")  # type: ignore[method-assign]
+        contents: dict[str, Any] = {"__getattr__": lambda name: MagicMock(name=f"{module.__name__}.{name}")}
         if module.__name__ == "torch.distributed":
-            module.is_available = lambda: True  # type: ignore[attr-defined]
-            module.is_initialized = module.is_nccl_available = lambda: False  # type: ignore[attr-defined]
-            module.TCPStore = lambda *_, master_listen_fd, **__: socket.socket(fileno=master_listen_fd)  # type: ignore[attr-defined]
+            contents |= {"is_available": lambda: True, "is_initialized": lambda: False, "TCPStore": listen}
+        vars(module).update(contents)
+
+
+def listen(*_: object, master_listen_fd: int, **__: object) -> socket.socket:
+    """Take the socket, as the store that is served on it does."""
+    return socket.socket(fileno=master_listen_fd)
 
 
 sys.meta_path.insert(0, Torch())
