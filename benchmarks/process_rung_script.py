@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,9 @@ def join(attempt: int) -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group("gloo")
         return
-    store: Any = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined] # torch does not export it by name
-    prefixed = dist.PrefixStore(f"attempt{attempt}", store)  # type: ignore[attr-defined] # the same
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined] # torch does not export it by name
+    prefixed = dist.PrefixStore(f"attempt{attempt}", store)  # type: ignore[attr-defined] # nor this
     dist.init_process_group(
         "gloo", store=prefixed, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
     )

@@ -17,6 +17,7 @@ from unbroken_operator import layout
 from unbroken_operator.models import Spec
 
 MAX_SHOWN = 8
+_USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,9 @@ def _variable_violations(variables: Any, where: str) -> Iterator[str]:
         yield f"{where}: want a list of variables, got {type(variables).__name__}"
     for index, variable in enumerate(_objects(variables)):
         name = variable.get("name")
-        if isinstance(name, str) and name.startswith(layout.RESERVED_VARIABLE_PREFIX):
+        if name in _USERS_VARIABLES or not isinstance(name, str):
+            continue
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX):
             yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
 
 

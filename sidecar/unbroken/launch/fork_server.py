@@ -31,6 +31,7 @@ import signal
 import socket
 import types
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 GO = b"go"
@@ -40,6 +41,7 @@ _PR_SET_PDEATHSIG = 1
 _MAX_ORDER_BYTES = 16 << 20
 _HARMLESS_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
 _MAIN = "__main__"
+_DESCRIPTORS, _THREADS = Path("/proc/self/fd"), Path("/proc/self/task")
 
 
 # ------------------------------------------------------------------------------------------------------ what it becomes
@@ -60,8 +62,8 @@ class Program:
         sys.argv = ["-m" if self._is_module else self._target, *self._arguments]
         sys.orig_argv = list(self._words)
         if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-            folder = os.getcwd() if self._is_module else os.path.dirname(os.path.realpath(self._target))  # noqa: PTH109, PTH120
-            sys.path.insert(0, folder)
+            folder = Path.cwd() if self._is_module else Path(self._target).resolve().parent
+            sys.path.insert(0, str(folder))
         main = types.ModuleType(_MAIN)
         main.__dict__["__builtins__"] = builtins
         if sys.version_info < (3, 14):
@@ -79,7 +81,7 @@ class Program:
             title = " ".join(self._words).encode(errors="surrogateescape")[: size - 2]
             # No NUL as the last byte tells the kernel that the text ends at the first one.
             text = title + bytes(size - 1 - len(title)) + b"."
-            with contextlib.suppress(OSError), open("/proc/self/mem", "r+b", buffering=0) as memory:  # noqa: PTH123
+            with contextlib.suppress(OSError), Path("/proc/self/mem").open("r+b", buffering=0) as memory:
                 os.pwrite(memory.fileno(), text, start)
 
     def run(self) -> None:
@@ -137,17 +139,16 @@ def report(error: BaseException) -> None:
 
 def _absolute(path: str) -> str:
     """Return the path as the interpreter makes `__file__` of it."""
-    return path if path.startswith("/") else f"{os.getcwd()}/{path[2:] if path.startswith('./') else path}"  # noqa: PTH109
+    return path if path.startswith("/") else f"{Path.cwd()}/{path[2:] if path.startswith('./') else path}"
 
 
 def _argument_area() -> tuple[int, int]:
     """Return address and size of this process' arguments; (0, 0) where the kernel does not tell."""
     try:
-        with open("/proc/self/stat", "rb") as stat, open("/proc/self/cmdline", "rb") as shown:  # noqa: PTH123
-            fields = stat.read().rpartition(b")")[2].split()
-            arguments = shown.read()
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        arguments = Path("/proc/self/cmdline").read_bytes()
         start, end = int(fields[45]), int(fields[46])
-        with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        with Path("/proc/self/mem").open("rb", buffering=0) as memory:
             seen = os.pread(memory.fileno(), len(arguments), start)
     except (OSError, ValueError, IndexError, OverflowError):
         return 0, 0
@@ -159,7 +160,7 @@ def _argument_area() -> tuple[int, int]:
 
 def import_all(names: list[str]) -> str:
     """Import what can be found; return why a worker cannot be forked from here, "" when it can."""
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = set(_DESCRIPTORS.iterdir())
     num_found = 0
     for name in names:
         try:
@@ -173,33 +174,33 @@ def import_all(names: list[str]) -> str:
         num_found += 1
     if not num_found:
         return f"none of {', '.join(names)} can be imported"
-    return _opened(before) or _threads()
+    return _opened(before) or _lost_threads()
 
 
-def _opened(before: set[str]) -> str:
+def _opened(before: set[Path]) -> str:
     """Return what the imports hold open that two processes must not share."""
-    for number in sorted(set(os.listdir("/proc/self/fd")) - before):  # noqa: PTH208
+    for descriptor in sorted(set(_DESCRIPTORS.iterdir()) - before):
         try:
-            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+            target = descriptor.readlink()
         except OSError:
             continue
-        if target not in _HARMLESS_FILES and not os.path.isfile(target):  # noqa: PTH113
+        if str(target) not in _HARMLESS_FILES and not target.is_file():
             return f"the imports hold {target} open"
     return ""
 
 
-def _threads() -> str:
+def _lost_threads() -> str:
     """Return which threads would be lost in a fork."""
-    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+    if len(list(_THREADS.iterdir())) > 1:
         # Some end their threads before a fork and start them again when there is work, as OpenBLAS does.
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
     names = []
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # noqa: PTH123
-            names.append(file.read().strip())
+    for thread in _THREADS.iterdir():
+        with contextlib.suppress(OSError):
+            names.append((thread / "comm").read_text().strip())
     return (
         "" if len(names) <= 1 else f"the imports started threads ({len(names)} run: {', '.join(sorted(names))[:200]})"
     )
@@ -239,7 +240,7 @@ class Server:
         """Fork a worker that the launcher adopts; return whether this is it."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        refusal = _threads()
+        refusal = _lost_threads()
         if refusal:
             os.write(descriptors[3], json.dumps({"refused": refusal}).encode())
             return False

@@ -1,4 +1,4 @@
-"""Starts workers by forking a process that has imported torch once; see fork_server.py and design/0005.
+"""Starts workers by forking a process that has imported torch once; see fork_server.py and design/0006.
 
  Fork server:  IMPORTING ──ready──> READY ──ended, or silent──> GONE ──next start──> IMPORTING, at most 3 times
                    └──refused, or not ready in time──> OFF

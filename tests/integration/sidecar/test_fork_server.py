@@ -122,7 +122,7 @@ def facts_of(agent: AgentDouble) -> tuple[list[str], list[str]]:
 def test_forked_worker_is_what_the_interpreter_would_have_made(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
-    """4.11"""
+    """Everything that a process can see of itself, compared as a whole."""
     write_script(tmp_path, FACTS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)

@@ -107,6 +107,10 @@ def test_a_violation_says_where_seen_and_wanted(spec: dict[str, Any], message: s
     assert len(verdict.violations) == 1
 
 
+def test_the_user_says_what_workers_are_forked_from() -> None:
+    assert isinstance(admit(a_job(template=template(env=[{"name": "UNBROKEN_PREIMPORT", "value": ""}]))), Accepted)
+
+
 @pytest.mark.parametrize(
     ("name", "part"),
     [
