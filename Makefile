@@ -76,7 +76,7 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
 chart-test: $(STAMP) ## Try chart, alerts and dashboards; wants helm (tools/get-helm.sh), prometheus and promtool, and a cluster for all of it
-	$(PYTEST) tests/integration/chart tests/unit/house/test_alerts.py --junitxml=$(REPORT) $(ARGS)
+	$(PYTEST) tests/integration/chart tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 2 --dist loadgroup tests/e2e --junitxml=$(REPORT) $(ARGS)

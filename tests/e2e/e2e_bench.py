@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.integration.operator.operator_bench import free_port
 from tests.waiting import eventually
 
 from unbroken_local.demo.observer import Observer
@@ -39,6 +40,8 @@ class Bench:
     profile: str
     cluster: Cluster
     operator: Service
+    metrics_port: int
+    """The operator's, on 127.0.0.1."""
 
     @property
     def has_rules(self) -> bool:
@@ -142,7 +145,9 @@ class Bench:
 def make_bench(profile: str, folder: Path, api_server: Path | None) -> Bench:
     """Return a bench that is not set up yet."""
     cluster = Cluster(folder / "cluster", ROOT / "examples" / "nodes-10.yaml", api_server)
-    return Bench(profile, cluster, operator_service(cluster.env, folder / "operator.log"))
+    operator, port = operator_service(cluster.env, folder / "operator.log"), free_port()
+    operator.command += ("--metrics-listen", f"127.0.0.1:{port}")
+    return Bench(profile, cluster, operator, port)
 
 
 def condition(snapshot: Snapshot, kind: str) -> Json:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -19,19 +18,18 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.e2e_bench import Bench, job, make_bench
+from tests.integration.chart.test_chart import CHART, helm_or_skip, rendered
 from tests.integration.operator.operator_bench import free_port
 from tests.waiting import eventually
 
 from unbroken_local.demo.tools import Service
 
-from .test_chart import CHART, helm_or_skip, rendered
+from .e2e_bench import Bench, job
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("bench", ["local"], indirect=True)]
 
 NAME = NAMESPACE = "shown"
 SCRAPE_S = 0.5
-TARGETS = "targets.json"
 WORDS = {
     "$__rate_interval": "15s",
     "$__range_s": "300",
@@ -77,7 +75,7 @@ class Prometheus:
         await eventually(look, expression, 60.0, lambda: self._service.log.read_text()[-2000:], pause_s=0.2)
 
 
-def scrape_configs(helm: str, bench: Bench, operator_port: int) -> Iterator[Json]:
+def scrape_configs(helm: str, targets: Path, operator_port: int) -> Iterator[Json]:
     """Yield what the Prometheus Operator makes of the chart's monitors, roughly."""
     options = ["--api-versions", "monitoring.coreos.com/v1"]
     for switch in ("serviceMonitor", "podMonitor"):
@@ -85,8 +83,8 @@ def scrape_configs(helm: str, bench: Bench, operator_port: int) -> Iterator[Json
     for item in rendered(helm, *options):
         if item["kind"] == "ServiceMonitor":
             (endpoint,) = item["spec"]["endpoints"]
-            targets = [{"targets": [f"127.0.0.1:{operator_port}"], "labels": {"namespace": "ops"}}]
-            yield {"job_name": "operator", "honor_labels": endpoint["honorLabels"], "static_configs": targets}
+            static = [{"targets": [f"127.0.0.1:{operator_port}"], "labels": {"namespace": "ops"}}]
+            yield {"job_name": "operator", "honor_labels": endpoint["honorLabels"], "static_configs": static}
         elif item["kind"] == "PodMonitor":
             (endpoint,) = item["spec"]["podMetricsEndpoints"]
             ((label, value),) = item["spec"]["selector"]["matchLabels"].items()
@@ -104,15 +102,15 @@ def scrape_configs(helm: str, bench: Bench, operator_port: int) -> Iterator[Json
             yield {
                 "job_name": item["metadata"]["name"],
                 # Not every Prometheus is built with discovery by Kubernetes; what that would say is in this file.
-                "file_sd_configs": [{"files": [str(bench.cluster.folder / TARGETS)]}],
+                "file_sd_configs": [{"files": [str(targets)]}],
                 "relabel_configs": relabelings,
             }
 
 
-async def discover(bench: Bench) -> bool:
+async def discover(bench: Bench, file: Path) -> bool:
     """Tell Prometheus of the ports of all pods, as its discovery by Kubernetes does; return whether all pods run."""
     pods = json.loads(await bench.cluster.kubectl("get", "pods", "-n", NAMESPACE, "-o", "json"))["items"]
-    targets = [
+    found = [
         {
             "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
             "labels": {
@@ -129,8 +127,7 @@ async def discover(bench: Bench) -> bool:
         for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ()))
         for port in container.get("ports", ())
     ]
-    file = bench.cluster.folder / TARGETS
-    file.with_suffix(".new").write_text(json.dumps(targets))
+    file.with_suffix(".new").write_text(json.dumps(found))
     file.with_suffix(".new").replace(file)
     return [pod["status"].get("phase") for pod in pods] == ["Running"] * 4
 
@@ -181,62 +178,45 @@ def filled(expression: str) -> str:
     return expression
 
 
-def test_every_panel_shows_something_of_a_job_with_faults() -> None:
+def test_every_panel_shows_something_of_a_job_with_faults(bench: Bench, tmp_path: Path) -> None:
     helm = helm_or_skip()
     if None in (shutil.which("prometheus"), shutil.which("promtool")):
         pytest.skip("needs prometheus and promtool in PATH")
-    # Not pytest's folder: Unix sockets of the pods lie below it, and their paths are limited to 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="ub-"))
-    bench = make_bench("local", folder, None)
-    port = free_port()
-    bench.operator.command += ("--metrics-listen", f"127.0.0.1:{port}")
-    flags = folder / "flags"
-    flags.mkdir()
 
     async def scenario() -> None:
         since_s = time.time()
-        try:
-            await bench.set_up()
-            async with prometheus(folder, list(scrape_configs(helm, bench, port))) as server:
-                await break_a_job(bench, server, flags)
+        targets = tmp_path / "targets.json"
+        scrapes = list(scrape_configs(helm, targets, bench.metrics_port))
+        async with bench.namespace(NAMESPACE), prometheus(tmp_path, scrapes) as server:
+            await break_a_job(bench, server, targets)
 
-                def empty() -> list[str]:
-                    return [
-                        f"{name}: {query}"
-                        for name, query, is_instant in panels()
-                        if not server.values(filled(query), None if is_instant else since_s)
-                    ]
+            def empty() -> list[str]:
+                return [
+                    f"{name}: {query}"
+                    for name, query, is_instant in panels()
+                    if not server.values(filled(query), None if is_instant else since_s)
+                ]
 
-                async def look() -> bool:
-                    return not await asyncio.to_thread(empty)
+            async def look() -> bool:
+                return not await asyncio.to_thread(empty)
 
-                try:
-                    await eventually(look, "data in every panel", 20.0, pause_s=1.0)
-                except pytest.fail.Exception:
-                    pytest.fail("empty panels:\n" + "\n".join(empty()))
-                rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
-                assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
-                (flags / "done").touch()
-        finally:
-            await bench.tear_down()
+            await eventually(look, "data in every panel", 30.0, lambda: "\n".join(empty()), pause_s=1.0)
+            rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
+            assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    asyncio.run(scenario())
 
 
-async def break_a_job(bench: Bench, server: Prometheus, flags: Path) -> None:
+async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     """Run a job, let a worker raise and a pod go."""
     command = [sys.executable, str(Path(__file__).with_name("dashboard_workload.py"))]
     document = job(NAME, command, replicas=2, spares={"count": 1})
-    document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "FLAGS", "value": str(flags)}]
-    await bench.apply("default", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "FLAGS", "value": str(targets.parent)}]
     await bench.apply(NAMESPACE, document)
-    await eventually(lambda: discover(bench), "three training pods and the rendezvous", 60.0, pause_s=0.5)
+    await eventually(lambda: discover(bench, targets), "three training pods and the rendezvous", 60.0, pause_s=0.5)
     for expression in ("unbroken_step > 1", "sum(unbroken_agent_connected) == 3", 'unbroken_ranks{role="spare"} == 1'):
         await server.wait(expression)
-    (flags / "raise-1").touch()
+    (targets.parent / "raise-1").touch()
     await server.wait('unbroken_restarts_total{rung="in-process", cause="exception"} == 1')
     await bench.cluster.kubectl("delete", "pod", f"{NAME}-0", "-n", NAMESPACE, "--wait=false")
     await server.wait('sum(unbroken_restarts_total{rung="pod"}) == 1')
