@@ -10,8 +10,9 @@ _SIMPLE_OPTIONS = re.compile(r"-[uBbEIOPqsS]+")
 _OPTIONS_WITH_VALUE = ("-W", "-X")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
-_WORTH = {"torch": re.compile(r"\b(torch\w*|unbroken)\b"), "torch._dynamo": re.compile(r"\boptim")}
-"""What to import for a script, and what in its text says that it will. torch's optimizers import torch._dynamo."""
+_IMPORTS_TORCH = re.compile(r"^(import\s+([\w.]+\s*,\s*)*|from\s+)torch\w*\b", re.MULTILINE)
+"""Not within a function or a condition: that may never be reached."""
+_MAKES_OPTIMIZER = re.compile(r"\boptim")
 _READ_AT_IMPORT = re.compile(
     r"\b(?:TORCH(?!_NCCL_|ELASTIC_)[A-Z]*|PYTORCH|ATEN|TRITON|OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB)_[A-Z][A-Z_]*"
 )
@@ -85,8 +86,10 @@ def modules_in(setting: str) -> tuple[str, ...]:
 
 
 def modules_worth_importing(text: str) -> tuple[str, ...]:
-    """Return what to import for a script of this text."""
-    return tuple(name for name, sign in _WORTH.items() if sign.search(text))
+    """Return what a script of this text will import. The first of torch's optimizers imports torch._dynamo."""
+    if not _IMPORTS_TORCH.search(text):
+        return ()
+    return ("torch", "torch._dynamo") if _MAKES_OPTIMIZER.search(text) else ("torch",)
 
 
 def variable_read_at_import(text: str) -> str | None:

@@ -73,7 +73,9 @@ def test_module_is_looked_for_in_the_working_directory_first() -> None:
         ("import os\n", ()),
         ("from torch import nn\n", ("torch",)),
         ("import torchvision\n", ("torch",)),
-        ("from unbroken import inprocess\n", ("torch",)),
+        ("import os, torch.nn as nn\n", ("torch",)),
+        ("if TYPE_CHECKING:\n    import torch\n", ()),
+        ("# import torch\ndef train():\n    from torch import optim\n", ()),
         ("import torch\noptimizer = torch.optim.SGD([])\n", ("torch", "torch._dynamo")),
     ],
 )
