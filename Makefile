@@ -79,7 +79,7 @@ chart-test: $(STAMP) ## Try chart, alerts and dashboards; wants helm (tools/get-
 	$(PYTEST) tests/integration/chart tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
-	$(PYTEST) -n 2 --dist loadgroup tests/e2e --junitxml=$(REPORT) $(ARGS)
+	$(PYTEST) -n 2 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
 soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: simulated (SCHEDULES=number) and in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
