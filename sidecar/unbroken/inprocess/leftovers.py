@@ -10,6 +10,9 @@ MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
 BURY_AFTER_S = 1.0
 
+_freezes: list[bool] = []
+"""Whether each freeze of this process can be undone."""
+
 
 class Leftovers:
     """Kept while the next iteration is made ready, freed while the others make theirs."""
@@ -35,12 +38,15 @@ class Leftovers:
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).
 
-        Only once: what a later iteration leaves behind must stay collectable.
+        Only once: what a later iteration leaves behind must stay collectable. What others have frozen before (the
+        process that this one was forked from) stays frozen at the end, and this with it.
         """
-        if gc.isenabled() and gc.get_freeze_count() == 0:
+        is_first = gc.get_freeze_count() == 0
+        if gc.isenabled() and (is_first or not _freezes):
             gc.collect()
             gc.freeze()
-            self._does_freeze = True
+            self._does_freeze = is_first
+            _freezes.append(is_first)
 
     def expect_garbage(self) -> None:
         """Let the next `collect` do its work: a function was left."""

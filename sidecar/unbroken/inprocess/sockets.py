@@ -24,6 +24,8 @@ _ATTEMPTS = 40
 # PyDLL keeps the GIL: none of these calls blocks.
 _libc = ctypes.PyDLL(None)
 
+# Kept: a type that is made anew each time is slow, and garbage in cycles, which costs a restart another collection.
+_Address = ctypes.c_char * 128
 
 _held: list[int] = []
 """Copies of gloo's descriptors."""
@@ -90,7 +92,7 @@ def _shut_down(descriptor: int) -> int:
 
 def _peer(descriptor: int) -> tuple[str, int] | None:
     """Return the address at the other end; None when it is not a connected TCP or UDP socket."""
-    buffer = ctypes.create_string_buffer(128)
+    buffer = _Address()
     length = ctypes.c_uint32(len(buffer))
     if _libc.getpeername(descriptor, buffer, ctypes.byref(length)) != 0:
         return None

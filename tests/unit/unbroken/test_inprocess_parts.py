@@ -1,6 +1,7 @@
 """The parts of the wrapper that decide without a socket."""
 
 import dataclasses
+import gc
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from unbroken import inprocess
 from unbroken.agent.page import StampPage
-from unbroken.inprocess import exception, failure
+from unbroken.inprocess import exception, failure, leftovers
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
 from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.environment import Place, read_place, variables
@@ -23,6 +24,7 @@ from unbroken.inprocess.gate import Gate
 from unbroken.inprocess.groups import MAX_DESTROYING, Undertaker
 from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
 from unbroken.inprocess.initialize import RetryController
+from unbroken.inprocess.leftovers import Leftovers
 from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.rank_assignment import (
@@ -434,3 +436,28 @@ def test_old_stores_are_destroyed_late_but_never_too_many_are_kept() -> None:
     assert [ref() is None for ref in seen] == [True] + [False] * MAX_DESTROYING
     undertaker.join(30.0)
     assert all(ref() is None for ref in seen)
+
+
+def test_what_exists_before_the_first_function_is_frozen_also_in_a_fork_of_a_frozen_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each restart collects garbage among the rest. What was frozen by others is not thawed."""
+
+    def is_collected(item: object) -> bool:
+        return any(other is item for other in gc.get_objects())
+
+    monkeypatch.setattr(leftovers, "_freezes", [])
+    gc.freeze()
+    try:
+        mine, later = Leftovers(), Leftovers()
+        before = [1]
+        assert is_collected(before)
+        mine.freeze()
+        assert not is_collected(before)
+        after = [2]
+        later.freeze()
+        assert is_collected(after), "only once: it may be garbage one day"
+        mine.close()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
