@@ -1,20 +1,22 @@
 """What the wrapper costs while nothing fails: one worker of `unbroken run`, which measures itself.
 
-    python benchmarks/overhead.py --rounds 5 --steps 300
+    python benchmarks/overhead.py --rounds 5 --steps 1000
 
 - ping: mean of a loop of 100,000 calls, least of five.
-- step: 10 ms of plain Python (it holds the GIL all the time, which is the worst case), with a ping after each. What the
-  wrapper costs such a step is the ping and the library's threads, which take turns with it; both are measured by
-  themselves. "Against plain steps" compares directly: the same steps before the wrapped function is called, in it, and
-  after it, in one process; the tenth percentile of the main thread's CPU time, since a busy machine slows many down.
-  The row below it compares those before with those after: what is smaller than that is noise of the machine.
+- step: 10 ms of plain Python (it holds the GIL all the time, which is the worst case), with a ping after each. The
+  direct comparison is with a forked child, in which the library is dead: the same program, in turn with its parent,
+  ten steps each, on the same processor. What counts is CPU time of all threads, which a busy machine falsifies least;
+  the figure is the median of the pairs, and below it is how far that can be off (standard error of that median).
+  "By ping and threads" adds up what the wrapper does to such a step: both are measured by themselves.
 - wake-ups: how often the kernel woke the main thread in a sleep, and how often a computing one stopped to stamp.
 """
 
 import argparse
 import json
 import os
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,8 @@ from unbroken import inprocess
 from unbroken_core import stamps
 
 STEP_S = 0.01
+BLOCK = 10
+"""Steps of one turn."""
 PINGS = 100_000
 SLEEP_S = 5.0
 JOB_TIMEOUT_S = 600.0
@@ -39,9 +43,9 @@ class Round:
     ping_us: float
     ping_step_us: float
     step_percent: float
-    """By how much a wrapped step takes longer than a plain one, in CPU time of the main thread."""
-    noise_percent: float
-    """The same of plain steps against plain ones, without sign."""
+    """By how much a wrapped step takes longer than a plain one, in CPU time."""
+    error_percent: float
+    """Standard error of that."""
     threads_percent: float
     wakeups_per_s: float
     stamps_per_s: float
@@ -57,8 +61,8 @@ ROWS: tuple[tuple[str, Callable[[Round], float], str, float | None], ...] = (
     ("ping(step=), us", lambda item: item.ping_step_us, "{:.3f}", 1.0),
     ("CPU of the library's threads, %", lambda item: item.threads_percent, "{:.3f}", None),
     ("step of 10 ms, % slower by ping and threads", lambda item: item.parts_percent, "{:.3f}", 0.1),
-    ("  against plain steps, %", lambda item: item.step_percent, "{:+.3f}", None),
-    ("  noise: plain against plain, %", lambda item: item.noise_percent, "{:.3f}", None),
+    ("step of 10 ms, % slower than a plain one", lambda item: item.step_percent, "{:+.3f}", 0.1),
+    ("  standard error of that, %", lambda item: item.error_percent, "{:.3f}", None),
     ("wake-ups of a sleeping main thread, 1/s", lambda item: item.wakeups_per_s, "{:.1f}", 10.0),
     ("stamps of a computing main thread, 1/s", lambda item: item.stamps_per_s, "{:.1f}", 10.0),
 )
@@ -69,7 +73,7 @@ def main() -> int:
     """Run the rounds one after the other and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300, help="of 10 ms each; three times as many a round")
+    parser.add_argument("--steps", type=int, default=1000, help="of 10 ms each, and as many plain ones, a round")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside is not None:
@@ -111,21 +115,55 @@ def measure(steps: int) -> Round:
         found["ping_step_us"] = _least_us(lambda: call.ping(step=1))
         found["ping_step_us"] -= _least_us(lambda: None)
         began_ns, others_ns = time.monotonic_ns(), _cpu_of_threads_ns()
-        found["wrapped_ns"] = _quick_step_ns(turns, steps, lambda step: call.ping(step=step))
+        found.update(_compare(lambda step: _work(turns, step, call.ping), lambda _: _compute(turns), steps))
         lasted_ns = time.monotonic_ns() - began_ns
         found["threads_percent"] = 100 * (_cpu_of_threads_ns() - others_ns) / lasted_ns
         found["stamps_per_s"] = _stamps_per_s(turns)
         found["wakeups_per_s"] = _wakeups_per_s()
 
-    before_ns = _quick_step_ns(turns, steps, lambda _: None)
     train()
-    after_ns = _quick_step_ns(turns, steps, lambda _: None)
-    plain_ns = (before_ns + after_ns) / 2
-    return Round(
-        step_percent=100 * (found.pop("wrapped_ns") / plain_ns - 1),
-        noise_percent=100 * abs(before_ns - after_ns) / plain_ns,
-        **found,
-    )
+    return Round(**found)
+
+
+def _compare(wrapped: Callable[[int], None], plain: Callable[[int], None], steps: int) -> dict[str, float]:
+    """Run wrapped steps here and plain ones in a forked child, in turn; return percent and its standard error."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    here, there = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        here.close()
+        try:
+            while there.recv(1):
+                there.sendall(struct.pack("q", _block_ns(plain)))
+        finally:
+            os._exit(0)
+    there.close()
+    percents = []
+    for _ in range(max(steps // BLOCK, 2)):
+        wrapped_ns = _block_ns(wrapped)
+        here.sendall(b"x")
+        (plain_ns,) = struct.unpack("q", here.recv(8))
+        percents.append(100 * (wrapped_ns / plain_ns - 1))
+    here.close()
+    os.waitpid(pid, 0)
+    os.sched_setaffinity(0, allowed)
+    median = statistics.median(percents)
+    spread = statistics.median(abs(percent - median) for percent in percents)
+    # For a normal distribution: deviation = 1.48 spreads, and a median is off by 1.25 times what a mean is.
+    return {"step_percent": median, "error_percent": 1.25 * 1.48 * spread / len(percents) ** 0.5}
+
+
+def _block_ns(step: Callable[[int], None]) -> int:
+    began_ns = time.process_time_ns()
+    for number in range(BLOCK):
+        step(number)
+    return time.process_time_ns() - began_ns
+
+
+def _work(turns: int, step: int, ping: Callable[[int], None]) -> None:
+    _compute(turns)
+    ping(step)
 
 
 def _compute(turns: int) -> None:
@@ -144,16 +182,6 @@ def _timed_s(turns: int) -> float:
     began_s = time.thread_time()
     _compute(turns)
     return time.thread_time() - began_s
-
-
-def _quick_step_ns(turns: int, steps: int, after: Callable[[int], None]) -> float:
-    taken = []
-    for step in range(steps):
-        began_ns = time.thread_time_ns()
-        _compute(turns)
-        after(step)
-        taken.append(time.thread_time_ns() - began_ns)
-    return statistics.quantiles(taken, n=10)[0]
 
 
 def _least_us(call: Callable[[], None]) -> float:

@@ -8,7 +8,10 @@ their first collective after the restart.
 - unbroken: `unbroken run` with one pod of N workers: real rendezvous, agent and launcher. The launcher starts each
   worker as a process of its own, which imports torch itself; nobody is forked. For a kill there are N pods of one
   worker, each with its agent and launcher; the killed one is not replaced (rungs in-process and world), as the peer
-  does not replace it either. `--kinds pods,spare` shows an exception in such pods, and a kill with one warm spare.
+  does not replace it either. `--kinds pods,spare` shows an exception in such pods, and a kill with one warm spare;
+  `--kinds hang,blocked` a Python loop that does not ping, and a call that does not return, in one pod, with a soft
+  timeout of 1 s and a hard one of 2 s: the figures contain the soft one, and `blocked` the quarter of the difference
+  by which a rank that may only be waiting for another is named later.
 - nvrx-default, nvrx-tight: nvidia-resiliency-ext 0.4.1 with an added Abort that frees gloo; default options, and every
   interval 10 ms with last_call_wait 0. nvrx-documented: as it comes, with a gloo timeout of 10 s. Its workers are
   forked from a process that has imported torch, and one c10d store serves all iterations. c10d's reverse DNS lookups,
@@ -28,7 +31,7 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery_marks import Scenario, read_marks, recoveries_ms
+from recovery_marks import HANGS, HARD_S, SOFT_S, Scenario, read_marks, recoveries_ms
 from recovery_report import Row, to_json, to_table
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +74,9 @@ def command(job: Job) -> list[str]:
     """Return the command of a job."""
     if job.system == "unbroken":
         options = ["--pods", "1", "--ranks-per-pod", str(job.size), "--quiet"]
-        if job.kind != "exception":
+        if job.kind in HANGS:
+            options += ["--soft-timeout", str(SOFT_S), "--hard-timeout", str(HARD_S)]
+        elif job.kind != "exception":
             # A pod is lost whole with its worker.
             options = ["--pods", str(job.size), "--ranks-per-pod", "1", "--quiet"]
         if job.kind == "spare":
@@ -129,6 +134,9 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                     continue
                 if kind in ("spare", "pods") and system != "unbroken":
                     # The peer has neither pods nor a spare for a worker that was killed.
+                    continue
+                if kind in HANGS and system not in ("unbroken", "nvrx-tight"):
+                    # The peer's default intervals are too long for such timeouts.
                     continue
                 is_kill = kind in ("kill", "spare")
                 num_jobs = arguments.kill_jobs if is_kill else 1

@@ -7,9 +7,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+HANGS = ("hang", "blocked")
+"""Kinds of faults without an end of their own."""
+SOFT_S, HARD_S = 1.0, 2.0
+"""Timeouts for these."""
 SETTLE_S = 0.1
 """Quiet time before a fault: what the former recovery left in the background must not count."""
 
@@ -19,7 +24,8 @@ class Scenario:
     """What to do to the workers."""
 
     kind: str
-    """exception or pods (the same in pods of one worker), kill or spare (the same with a spare pod)."""
+    """exception or pods (the same in pods of one worker), kill or spare (the same with a spare pod),
+    hang (a Python loop that does not ping any more) or blocked (a call that does not return)."""
     num_faults: int
     marks: Path
 
@@ -58,7 +64,9 @@ def read_marks(path: Path) -> list[Mark]:
     return [Mark(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def after_first_collective(scenario: Scenario, iteration: int, rank: int, world_size: int) -> None:
+def after_first_collective(
+    scenario: Scenario, iteration: int, rank: int, world_size: int, ping: Callable[[], object]
+) -> None:
     """Stamp, then have the fault of this iteration: one rank fails, the others wait for it in a collective."""
     import torch
     import torch.distributed as dist
@@ -72,11 +80,23 @@ def after_first_collective(scenario: Scenario, iteration: int, rank: int, world_
     victim = world_size - 1 if is_kill else iteration % world_size
     if rank == victim:
         time.sleep(SETTLE_S)
+        if scenario.kind == "hang":
+            ping()
         mark(scenario, "fault", iteration)
         if is_kill:
             os.kill(os.getpid(), signal.SIGKILL)
+        _hang(scenario.kind)
         raise RuntimeError("injected by the benchmark")
     dist.all_reduce(tensor)
+
+
+def _hang(kind: str) -> None:
+    """Make no progress, in one of two ways; returns at once for other kinds."""
+    while kind == "hang":
+        # Not a busy one: it would take a processor from those who recover.
+        time.sleep(0.001)
+    if kind == "blocked":
+        time.sleep(1000 * HARD_S)
 
 
 def recoveries_ms(marks: list[Mark]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recovery_marks import SETTLE_S, Scenario, after_first_collective, mark
+from recovery_marks import HANGS, HARD_S, SETTLE_S, SOFT_S, Scenario, after_first_collective, mark
 from unbroken.inprocess.names import stop_reverse_lookups
 
 DOCUMENTED_GLOO_TIMEOUT = datetime.timedelta(seconds=10)
@@ -58,13 +58,18 @@ def nvrx(system: str, scenario: Scenario, store: Any) -> None:
         names = ("monitor_thread", "monitor_process", "heartbeat", "progress_watchdog")
         options |= {f"{name}_interval": tight for name in names}
         options["last_call_wait"] = datetime.timedelta(0)
+    if scenario.kind in HANGS:
+        options |= {
+            "soft_timeout": datetime.timedelta(seconds=SOFT_S),
+            "hard_timeout": datetime.timedelta(seconds=HARD_S),
+        }
 
     def train(call: inprocess.CallWrapper | None = None) -> None:
         if call is None:
             raise RuntimeError("want a CallWrapper from the peer")
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         join(store, call.iteration, rank, world_size, timeout)
-        after_first_collective(scenario, call.iteration, rank, world_size)
+        after_first_collective(scenario, call.iteration, rank, world_size, call.ping)
 
     train.__annotations__["call"] = inprocess.CallWrapper
     inprocess.Wrapper(**options)(train)()

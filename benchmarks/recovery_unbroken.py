@@ -14,7 +14,8 @@ def train(call: inprocess.CallWrapper) -> None:
     """Join, do the first collective, and go through the fault of this iteration."""
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
-    after_first_collective(Scenario.read(), call.iteration, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    after_first_collective(Scenario.read(), call.iteration, rank, world_size, call.ping)
 
 
 if __name__ == "__main__":
