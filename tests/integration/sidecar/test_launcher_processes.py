@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import wait_until
 
 from unbroken_core import wire
 from unbroken_core.messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
@@ -108,10 +109,7 @@ class AgentDouble:
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Look until something is there."""
-        until_s = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < until_s, f"{what}: want it within {LIMIT_S:g} s:\n{self.text()}"
-            time.sleep(0.01)
+        wait_until(condition, what, LIMIT_S, self.text)
 
     def wait_exit(self, local_rank: int = 0, incarnation: int = 0) -> ProcessState:
         """Return the state of a place once its process has ended."""
@@ -124,10 +122,7 @@ class AgentDouble:
 
     def wait_output(self, text: str) -> None:
         """Wait until the console shows a text."""
-        until_s = time.monotonic() + LIMIT_S
-        while text not in self.text():
-            assert time.monotonic() < until_s, self.text()
-            time.sleep(0.02)
+        self.wait_until(lambda: text in self.text(), f"{text!r} on the console")
 
     def text(self) -> str:
         """Return the console."""
@@ -284,10 +279,7 @@ def test_grandchildren_die_with_the_worker(start: Begin) -> None:
     agent.wait_exit()
     agent.wait_output("child ")
     pid = int(agent.text().split("child ")[1].split()[0])
-    until_s = time.monotonic() + LIMIT_S
-    while not is_gone(pid):
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+    wait_until(lambda: is_gone(pid), f"end of process {pid}", LIMIT_S)
 
 
 def test_workers_outlive_the_agent_and_a_new_one_is_told_everything(start: Begin) -> None:
@@ -307,10 +299,7 @@ def test_launcher_that_is_killed_takes_its_workers_along(start: Begin) -> None:
     pid = agent.wait_for(lambda said: said.processes[0].pid).processes[0].pid
     agent.process.kill()
     agent.process.wait()
-    until_s = time.monotonic() + LIMIT_S
-    while not is_gone(pid):
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+    wait_until(lambda: is_gone(pid), f"end of process {pid}", LIMIT_S)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
