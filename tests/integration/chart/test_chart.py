@@ -119,6 +119,30 @@ async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, n
     await asyncio.to_thread(target.write_text, yaml.safe_dump(config))
 
 
+async def _upgrade_and_roll_back(made: tools.Bench, words: list[str], helm_home: dict[str, str]) -> None:
+    """Turn on every switch that needs nothing but Kubernetes, and off again by `helm rollback`."""
+    helm, release, *place = words
+    switches = ["networkPolicy.enabled=true", "dashboards.enabled=true", "logLevel=debug"]
+    options = ["--reuse-values", *(word for switch in switches for word in ("--set", switch))]
+
+    async def objects() -> tuple[bool, int, int]:
+        """Whether the log is verbose, and the number of NetworkPolicies and dashboards."""
+        here = f"namespaces/{made.namespace}"
+        deployment = await made.kube.get(f"/apis/apps/v1/{here}/deployments/{release}")
+        arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        policies = await made.kube.list(f"/apis/networking.k8s.io/v1/{here}/networkpolicies")
+        maps = await made.kube.list(f"/api/v1/{here}/configmaps")
+        boards = [item for item in maps[0] if "-dashboard-" in item["metadata"]["name"]]
+        return "--log-level=debug" in arguments, len(policies[0]), len(boards)
+
+    before = await objects()
+    assert before == (False, 0, 0)
+    for command in (["upgrade", release, str(CHART), *options], ["rollback", release, "1"]):
+        done = await asyncio.to_thread(run, helm, *command, *place, **helm_home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert await objects() == ((True, 1, 3) if command[0] == "upgrade" else before)
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("scope", ["Cluster", "Namespaces"])
 def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, scope: str, tmp_path: Path) -> None:
@@ -153,6 +177,8 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
 
                     await eventually(has_status, "a status")
                     assert "forbidden" not in running.log.read_text()
+                if scope == "Cluster":
+                    await _upgrade_and_roll_back(made, [helm, release, *place], helm_home)
                 other = await Kube.connect(str(limited))
                 try:
                     for path in (
