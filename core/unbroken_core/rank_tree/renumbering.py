@@ -34,6 +34,20 @@ def fill_gap_rank(rank: int, world_size: int, terminated: Collection[int]) -> in
     return lost[rank - new_size - num_lost_between]
 
 
+def shifted_ranks(world_size: int, terminated: Collection[int]) -> list[int]:
+    """Return the former rank of each rank after `shift_rank` of all."""
+    lost = set(terminated)
+    return [rank for rank in range(world_size) if rank not in lost]
+
+
+def filled_ranks(world_size: int, terminated: Collection[int]) -> list[int]:
+    """Return the former rank of each rank after `fill_gap_rank` of all."""
+    lost = set(terminated)
+    new_size = world_size - len(lost)
+    movers = (rank for rank in range(new_size, world_size) if rank not in lost)
+    return [next(movers) if rank in lost else rank for rank in range(new_size)]
+
+
 def max_active_world_size(world_size: int, active_world_size: int | None, limit: int | None) -> int:
     """Return the number of active ranks under a limit (None: without limit); never more than were active before."""
     base = _base(world_size, active_world_size)

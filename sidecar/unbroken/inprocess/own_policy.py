@@ -2,12 +2,15 @@
 
 Each worker that is not lost gets a ctx of its own, as if it ran the policy itself; what comes out must fit together.
 Steps that count or place all ranks wait until all have come to them; the keys that they read were said by each worker.
+The reference's own are taken by all at once.
 """
 
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from unbroken.inprocess.rank_assignment import (
+    FillGaps,
     FilterCountGroupedByKey,
     RankAssignment,
     RankAssignmentCtx,
@@ -21,6 +24,7 @@ from unbroken.inprocess.rank_assignment import (
 from unbroken.inprocess.roll_call import RollCall
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Answer, Question
+from unbroken_core.rank_tree.renumbering import filled_ranks, shifted_ranks
 
 MAX_ERROR = 1500
 
@@ -59,9 +63,17 @@ def _evaluate(steps: Sequence[RankAssignment], question: Question, roll: RollCal
         for number in range(question.world_size)
         if number not in terminated
     }
-    for steps_between in _meetings(steps):
-        roll.gather(_by_rank({number: _number(state.rank, number) for number, state in states.items()}))
-        states, terminated = _walk(steps_between, states, terminated, roll)
+    for group in _groups(steps):
+        by_rank = _by_rank({number: _number(state.rank, number) for number, state in states.items()})
+        roll.gather(by_rank)
+        size = _common_size(states, terminated) if _is_known(group[0]) else None
+        if size is None:
+            states, terminated = _walk(group, states, terminated, roll)
+        elif isinstance(group[0], FilterCountGroupedByKey):
+            terminated = terminated | group[0].judge(roll, terminated)
+        else:
+            order = _ORDERS[type(group[0])](size, terminated)
+            states, terminated = _renumber(states, by_rank, order), set()
     if terminated:
         raise ValueError(f"want no terminated ranks after renumbering, got {sorted(terminated)[:20]}")
     ranks = {number: _active_rank(state, number) for number, state in states.items()}
@@ -71,15 +83,41 @@ def _evaluate(steps: Sequence[RankAssignment], question: Question, roll: RollCal
     return [by_rank[rank] for rank in range(len(by_rank))]
 
 
-def _meetings(steps: Sequence[RankAssignment]) -> Iterator[list[RankAssignment]]:
-    """Yield the steps in groups: a step that looks at all ranks is the first of its group."""
+_ORDERS: dict[type, Callable[[int, set[int]], list[int]]] = {ShiftRanks: shifted_ranks, FillGaps: filled_ranks}
+
+
+def _is_known(step: RankAssignment) -> bool:
+    """Whether all workers can take the step at once: with thousands of losses each for itself would take minutes."""
+    return type(step) in _ORDERS or type(step) is FilterCountGroupedByKey
+
+
+def _groups(steps: Sequence[RankAssignment]) -> Iterator[list[RankAssignment]]:
+    """Yield groups of steps that each worker takes in a row; one that looks at all ranks comes first in its group."""
     group: list[RankAssignment] = []
     for step in steps:
-        if isinstance(step, (FilterCountGroupedByKey, Tree)) and group:
+        is_meeting = _is_known(step) or isinstance(step, (FilterCountGroupedByKey, Tree))
+        if group and (is_meeting or _is_known(group[0])):
             yield group
             group = []
         group.append(step)
     yield group
+
+
+def _common_size(states: Mapping[int, State], terminated: Collection[int]) -> int | None:
+    """Return the world size on which all agree; None where a step of the user's own has left something else behind."""
+    sizes = {state.world_size for state in states.values()}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    ranks = [state.rank for state in states.values() if state.rank is not None]
+    return size if all(0 <= rank < size for rank in (*ranks, *terminated)) else None
+
+
+def _renumber(states: Mapping[int, State], by_rank: Mapping[int, int], order: Sequence[int]) -> dict[int, State]:
+    """Give each worker its new rank; `order` has the former rank of each."""
+    left: dict[int, State] = {}
+    for rank, former in enumerate(order):
+        if former in by_rank:
+            left[by_rank[former]] = replace(states[by_rank[former]], rank=rank, world_size=len(order))
+    return left
 
 
 def _walk(

@@ -162,7 +162,7 @@ class FilterCountGroupedByKey(RankAssignment):
         """Add to the terminated ranks."""
         rank = _checked_rank(ctx)
         if isinstance(ctx.store, RollCall):
-            judge = partial(self._judge, ctx.store, ctx.terminated_ranks)
+            judge = partial(self.judge, ctx.store, ctx.terminated_ranks)
             ctx.terminated_ranks = ctx.terminated_ranks | ctx.store.once(self, ctx.terminated_ranks, judge)
             return ctx
         place = str(ctx.num_groupings) if self.name is None else f"name-{self.name}"
@@ -182,7 +182,8 @@ class FilterCountGroupedByKey(RankAssignment):
             exchange.append("terminate", str(rank))
         exchange.barrier("judged", num_healthy)
 
-    def _judge(self, roll: RollCall, terminated: set[int]) -> set[int]:
+    def judge(self, roll: RollCall, terminated: set[int]) -> set[int]:
+        """Return the ranks of groups that do not meet the condition, as one worker sees it that answers for all."""
         keys = roll.keys_of_healthy(self, terminated)
         is_enough = {key: self.condition(count) for key, count in Counter(keys.values()).items()}
         return {rank for rank, key in keys.items() if not is_enough[key]}

@@ -64,6 +64,13 @@ def _named(name: str, _state: State) -> str:
     return name
 
 
+class OwnShift(ra.ShiftRanks):
+    """The user's own, which each worker takes for itself."""
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        return super().__call__(ctx)
+
+
 def at_least(number: int) -> Callable[[int], bool]:
     return lambda count: count >= number
 
@@ -74,10 +81,12 @@ COMPOSITIONS: list[Callable[[ra.RankAssignment, ra.RankAssignment], ra.RankAssig
     lambda host, rack: Compose(ra.ShiftRanks(), rack, host),
     lambda host, rack: Compose(ra.MaxActiveWorldSize(5), ra.ShiftRanks(), rack, ra.FillGaps(), host),
     lambda host, rack: Compose(ra.ActiveWorldSizeDivisibleBy(2), ra.FillGaps(), rack, ra.ShiftRanks(), host),
+    lambda host, rack: Compose(ra.FillGaps(), rack, OwnShift(), host),
+    lambda host, rack: Compose(OwnShift(), rack, host, OwnShift()),
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=10),
     least=st.tuples(st.integers(0, 4), st.integers(0, 4)),
