@@ -50,7 +50,7 @@ def seat(job: Job, member: Member) -> None:
 def _hear_worker(job: Job, member: Member, place: Place) -> None:
     script, state = job.script, place.state
     is_senior = job.phase is JobPhase.FORMING and state.iteration > script.iteration
-    if state.keys:
+    if state.keys and state.policy is not None and state.policy.code:
         script.keys[member.uid, state.local_rank] = state.keys
     if not script.source or (is_senior and state.policy != script.policy):
         _follow(job, member, place)
