@@ -134,19 +134,23 @@ def test_forked_worker_is_what_the_interpreter_would_have_made(
     assert (seen[5], own_seen[5]) == ("True", "False")
 
 
-@pytest.mark.parametrize("ending", ["thread", "raise", "string", "code", "interrupt", "hook"])
-def test_forked_worker_ends_as_the_interpreter_would(begin: Begin, tmp_path: Path, ending: str) -> None:
-    """Codes, last words, order of what runs at the end."""
+def test_forked_worker_ends_as_the_interpreter_would(begin: Begin, tmp_path: Path) -> None:
+    """Codes, last words, and the order of what runs at the end."""
     command = [sys.executable, write_script(tmp_path, ENDS)]
     said = []
     for imports in ("decimal", ""):
         agent = begin(command, UNBROKEN_PREIMPORT=imports)
-        agent.spawn(UNBROKEN_HOW=ending)
-        state = agent.wait_exit()
+        ends: list[object] = []
+        for incarnation, ending in enumerate(("thread", "raise", "string", "code", "interrupt", "hook")):
+            agent.spawn(incarnation, UNBROKEN_HOW=ending)
+            state = agent.wait_exit(0, incarnation)
+            ends.append((state.exit_code, state.error))
         agent.say(Shutdown(0, 0.0, "done"))
         agent.process.wait()
-        said.append((state.exit_code, state.error, agent.text()))
+        said.append((ends, agent.text()))
     assert said[0] == said[1]
+    codes_and_words = [(0, ""), (1, "ValueError: no data"), (1, "wrong"), (7, ""), (-signal.SIGINT, ""), (1, "")]
+    assert said[0][0] == codes_and_words
 
 
 def test_forked_workers_are_ended_and_started_again_like_others(begin: Begin, tmp_path: Path) -> None:
