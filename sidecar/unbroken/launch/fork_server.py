@@ -215,7 +215,7 @@ class Server:
     def __init__(self, control: socket.socket, launcher_pid: int) -> None:
         self._control = control
         self._launcher_pid = launcher_pid
-        self._folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._umask = os.umask(0)
         os.umask(self._umask)
         # Found before any fork: a child does as little as it can.
@@ -242,7 +242,7 @@ class Server:
             stream.flush()
         refusal = _lost_threads()
         if refusal:
-            os.write(descriptors[3], json.dumps({"refused": refusal}).encode())
+            _refuse(descriptors[3], refusal)
             return False
         adopted, adopting = os.pipe()
         try:
@@ -250,7 +250,7 @@ class Server:
         except OSError as error:
             os.close(adopted)
             os.close(adopting)
-            os.write(descriptors[3], json.dumps({"refused": f"fork: {error.strerror}"}).encode())
+            _refuse(descriptors[3], f"fork: {error.strerror}")
             return False
         if middle:
             os.close(adopted)
@@ -292,6 +292,12 @@ class Server:
         if os.read(talk, len(GO)) != GO:
             os._exit(1)
         os.close(talk)
+
+
+def _refuse(talk: int, reason: str) -> None:
+    """Tell why a worker is not forked, if the launcher still listens."""
+    with contextlib.suppress(OSError):
+        os.write(talk, json.dumps({"refused": reason}).encode())
 
 
 def _set_environment(wanted: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.launch.config import read_config
 from unbroken.launch.python_command import (
     differing_variable,
     main_files,
@@ -12,6 +13,7 @@ from unbroken.launch.python_command import (
     parse_command,
     variable_read_at_import,
 )
+from unbroken_core.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,12 @@ def test_environments_may_differ_in_who_the_worker_is_only() -> None:
     assert differing_variable(born, {**born, "OMP_NUM_THREADS": "2"}) == "OMP_NUM_THREADS"
     assert differing_variable(born, {**born, "MY_RANK": "2"}) == "MY_RANK"
     assert differing_variable(born, {"OMP_NUM_THREADS": "1"}) == "PATH"
+
+
+def test_setting_with_what_is_no_module_is_refused_by_its_name() -> None:
+    environment = {"UNBROKEN_DIR": "/run", "UNBROKEN_PREIMPORT": "torch;os"}
+    with pytest.raises(InputError, match=r"UNBROKEN_PREIMPORT: want names of modules .*, got 'torch;os'"):
+        read_config(["--", "python", "train.py"], environment)
 
 
 def test_setting_is_a_list_of_modules() -> None:
