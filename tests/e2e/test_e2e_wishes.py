@@ -51,7 +51,8 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
             await wait_status(bench, "a job that trains", is_at_full_strength)
-            node = (await pods(bench))[f"{NAME}-0"]["spec"]["nodeName"]
+            by_role = {item["metadata"]["labels"]["unbroken.dev/role"]: item for item in (await pods(bench)).values()}
+            node, spare = by_role["active"]["spec"]["nodeName"], by_role["spare"]["metadata"]["name"]
             await bench.cluster.kubectl("cordon", node)
             try:
                 moved = await wait_status(
@@ -61,13 +62,13 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
                 )
 
                 async def is_gone() -> bool:
-                    return sorted(await pods(bench)) == [f"{NAME}-1", f"{NAME}-2"]
+                    return sorted(await pods(bench)) == sorted((spare, f"{NAME}-2"))
 
                 await eventually(is_gone, "the pod on the cordoned node is gone", LIMIT_S)
             finally:
                 await bench.cluster.kubectl("uncordon", node)
             assert moved["lastRecovery"]["cause"] == "pod-leaving"
-            assert moved["lastRecovery"]["replacedBy"] == [f"{NAME}-1"]
+            assert moved["lastRecovery"]["replacedBy"] == [spare]
             await patch(bench, suspend=True)
             suspended = await wait_status(
                 bench,
