@@ -449,7 +449,8 @@ def _panel(panel: Panel) -> Builder[models.Panel]:
         if panel.kind == "table":
             query = query.format(queries.PromQueryFormat.TABLE)
         built = built.with_target(query)
-    return built  # type: ignore[no-any-return]
+    finished: Builder[models.Panel] = built
+    return finished
 
 
 def _variables(board: Board) -> Iterator[Builder[models.VariableModel]]:
