@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import pytest
+from tests.waiting import eventually
 
-from .e2e_bench import ON_ONE_REAL_SERVER, Bench, Json, job
+from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, Json, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
@@ -16,19 +17,19 @@ async def ended_containers(bench: Bench, namespace: str) -> dict[str, Json]:
     """Return how each container of the training pods has ended, once all have."""
     selector = "unbroken.dev/component=trainer"
     statuses: dict[str, Json] = {}
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not statuses or any("terminated" not in item["state"] for item in statuses.values()):
-                await asyncio.sleep(0.2)
-                text = await bench.cluster.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json")
-                statuses = {
-                    f"{pod['metadata']['name']} {item['name']}": item
-                    for pod in json.loads(text)["items"]
-                    for kind in ("initContainerStatuses", "containerStatuses")
-                    for item in pod["status"].get(kind) or ()
-                }
-    except TimeoutError:
-        pytest.fail(f"want all containers ended within {LIMIT_S:.0f} s, got {statuses}")
+
+    async def look() -> bool:
+        nonlocal statuses
+        text = await bench.cluster.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json")
+        statuses = {
+            f"{pod['metadata']['name']} {item['name']}": item
+            for pod in json.loads(text)["items"]
+            for kind in ("initContainerStatuses", "containerStatuses")
+            for item in pod["status"].get(kind) or ()
+        }
+        return bool(statuses) and all("terminated" in item["state"] for item in statuses.values())
+
+    await eventually(look, "the end of all containers", LIMIT_S, lambda: f"there is {statuses}", KUBECTL_PAUSE_S)
     return statuses
 
 

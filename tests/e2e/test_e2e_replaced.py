@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from tests.waiting import eventually
 
-from .e2e_bench import ON_ONE_REAL_SERVER, Bench, Json, job
+from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, Json, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
@@ -16,13 +17,13 @@ LIMIT_S = 90.0
 async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], bool]) -> Json:
     """Return the job's status once it is so and the job trains."""
     status: Json = {}
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            while not (status.get("state") == "Running" and is_so(status)):
-                await asyncio.sleep(0.2)
-                status = await bench.status(NAME, NAME)
-    except TimeoutError:
-        pytest.fail(f"want {what} within {LIMIT_S:.0f} s, got {status}")
+
+    async def look() -> bool:
+        nonlocal status
+        status = await bench.status(NAME, NAME)
+        return status.get("state") == "Running" and bool(is_so(status))
+
+    await eventually(look, what, LIMIT_S, lambda: f"the status is {status}", KUBECTL_PAUSE_S)
     return status
 
 
