@@ -35,6 +35,9 @@ from pathlib import Path
 from typing import Any
 
 GO = b"go"
+ROOM = "UNBROKEN_ROOM"
+"""Last variable of the fork server's environment: room for what others read of a worker in /proc/<pid>/environ."""
+_SHOWN = ("UNBROKEN_INCARNATION", "UNBROKEN_LOCAL_RANK")
 PACKET_BYTES = 128 << 10
 """A setup, or a notice, is not longer."""
 _PR_SET_PDEATHSIG = 1
@@ -55,7 +58,10 @@ class Program:
         self._target: str = setup["target"]
         self._is_module: bool = setup["is_module"]
         self._arguments: list[str] = setup["arguments"]
-        self._area = _argument_area()
+        self._arguments_area = _own_memory("cmdline", 45)
+        start, size = _own_memory("environ", 47)
+        before = Path("/proc/self/environ").read_bytes().rpartition(f"{ROOM}=".encode())[0] if size else b""
+        self._room = (start + len(before), size - len(before)) if before else (0, 0)
 
     def install(self) -> None:
         """Make arguments, path and `__main__` what the interpreter makes them before it runs the first line."""
@@ -74,15 +80,19 @@ class Program:
             main.__loader__ = SourceFileLoader(_MAIN, main.__file__)
         sys.modules[_MAIN] = main
 
-    def rename_process(self) -> None:
-        """Show the user's command where `ps` looks for it, as far as there is room."""
-        start, size = self._area
+    def show(self) -> None:
+        """Let others see the user's command, and which worker this is, as far as there is room."""
+        start, size = self._arguments_area
         if size > 1:
             title = " ".join(self._words).encode(errors="surrogateescape")[: size - 2]
             # No NUL as the last byte tells the kernel that the text ends at the first one.
-            text = title + bytes(size - 1 - len(title)) + b"."
-            with contextlib.suppress(OSError), Path("/proc/self/mem").open("r+b", buffering=0) as memory:
-                os.pwrite(memory.fileno(), text, start)
+            _overwrite(start, title + bytes(size - 1 - len(title)) + b".")
+        start, size = self._room
+        if size > 1:
+            place = "\0".join(f"{name}={os.environ[name]}" for name in _SHOWN if name in os.environ).encode()[
+                : size - 1
+            ]
+            _overwrite(start, place + bytes(size - len(place)))
 
     def run(self) -> None:
         """Run it to its end. Raises what makes the interpreter end as it does after the script itself."""
@@ -142,17 +152,23 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{Path.cwd()}/{path[2:] if path.startswith('./') else path}"
 
 
-def _argument_area() -> tuple[int, int]:
-    """Return address and size of this process' arguments; (0, 0) where the kernel does not tell."""
+def _own_memory(name: str, field: int) -> tuple[int, int]:
+    """Return address and size of what /proc/self/`name` shows; (0, 0) where the kernel does not tell."""
     try:
         fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-        arguments = Path("/proc/self/cmdline").read_bytes()
-        start, end = int(fields[45]), int(fields[46])
+        shown = Path(f"/proc/self/{name}").read_bytes()
+        start, end = int(fields[field]), int(fields[field + 1])
         with Path("/proc/self/mem").open("rb", buffering=0) as memory:
-            seen = os.pread(memory.fileno(), len(arguments), start)
+            seen = os.pread(memory.fileno(), len(shown), start)
     except (OSError, ValueError, IndexError, OverflowError):
         return 0, 0
-    return (start, end - start) if arguments and end - start == len(arguments) and seen == arguments else (0, 0)
+    return (start, end - start) if shown and end - start == len(shown) and seen == shown else (0, 0)
+
+
+def _overwrite(start: int, data: bytes) -> None:
+    """Write into this process' own memory; an address that is not there is no crash."""
+    with contextlib.suppress(OSError), Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        os.pwrite(memory.fileno(), data, start)
 
 
 # -------------------------------------------------------------------------------------------------------------- imports
@@ -284,7 +300,7 @@ class Server:
         os.umask(self._umask)
         _set_environment(order["environment"])
         _part_ways()
-        program.rename_process()
+        program.show()
         self._control.close()
         for descriptor in (order_file, output, errors, self._folder):
             os.close(descriptor)

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from unbroken.launch.fork_server import GO, PACKET_BYTES
+from unbroken.launch.fork_server import GO, PACKET_BYTES, ROOM
 from unbroken.launch.python_command import PythonCommand, differing_variable
 
 IMPORT_LIMIT_S = 120.0
 """So long workers wait for the imports, counted from the fork server's start: their own would not be over sooner."""
 ORDER_LIMIT_S = 5.0
 _MAX_SERVERS = 3
+_ROOM_BYTES = 80
 _SCRIPT = Path(__file__).with_name("fork_server.py")
 
 
@@ -138,7 +139,7 @@ class Forking:
         number = control.fileno()
         return subprocess.Popen(
             [self._command.interpreter, *self._command.options, str(_SCRIPT), str(number), padding],
-            env=self._environment,
+            env={**self._environment, ROOM: " " * _ROOM_BYTES},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -29,6 +29,7 @@ if __name__ == "__main__":
         doubled = pool.apply(double, (21,))
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     own = ("TORCHELASTIC_ERROR_FILE", "UNBROKEN_PREIMPORT")
+    places = ("UNBROKEN_LOCAL_RANK=", "UNBROKEN_INCARNATION=", "UNBROKEN_POD=")
     streams = [(stream.line_buffering, stream.write_through, stream.encoding) for stream in (sys.stdout, sys.stderr)]
     facts = {
         "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "name": __name__,
@@ -40,6 +41,7 @@ if __name__ == "__main__":
         "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
         "blocked": status["SigBlk"], "ignored": status["SigIgn"], "streams": streams,
         "leads": os.getpid() == os.getpgid(0) == os.getsid(0), "descriptors": descriptors,
+        "shown": sorted(word for word in open("/proc/self/environ").read().split(chr(0)) if word.startswith(places)),
         "title": open("/proc/self/cmdline").read().replace(chr(0), " ").strip(),
     }
     for name, value in facts.items():
