@@ -36,7 +36,7 @@ class RunOptions:
     """Names of each pod's domains, outermost first, active pods before spares."""
     log_dir: Path | None
     max_replacements: int
-    """Pods that may be replaced before the run gives up."""
+    """Pods that may be replaced; then the run gives up as soon as fewer than the least number are left."""
     is_quiet: bool
 
 

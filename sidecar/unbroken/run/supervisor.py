@@ -220,7 +220,8 @@ class Supervisor:
             self._say(
                 f"{pod.name} {_ending(code)}; {self._num_replaced} pods were replaced, no more (--max-replacements)"
             )
-            self._finish(1)
+            if sum(not other.is_over for other in self._pods) < self._options.settings.minimum_replicas:
+                self._finish(1)
             return
         self._num_replaced += 1
         self._say(f"{pod.name} {_ending(code)}: replaced by {self._options.settings.job}-{self._num_made}")

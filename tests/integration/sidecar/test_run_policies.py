@@ -85,7 +85,8 @@ def test_highest_ranks_fill_the_gaps(start_job: Start, monkeypatch: pytest.Monke
     kill_pod(job, 0)
     job.wait_started(1, 4)
     assert pods_by_rank(job, 1) == {0: 2, 1: 2, 2: 1, 3: 1}
-    assert job.complete() == 0
+    job.wait_for(lambda: "no more (--max-replacements)" in job.text(), "end of the lost pod")
+    assert job.complete() == 0, "enough pods are left: the run goes on"
 
 
 @pytest.mark.timeout(250)
