@@ -9,6 +9,7 @@ they do to a new rendezvous, and when all of its ranks are there nothing was int
 from unbroken_core.job import Job, Outage
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import Hello
+from unbroken_core.one_world import first_world
 from unbroken_core.reasons import JobPhase, Reason
 
 _LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
@@ -34,5 +35,6 @@ def start_over(job: Job, why: str, now_s: float) -> None:
         if member.session is not None:
             job.close(member.session)
     job.outage = Outage(now_s, why, job.iteration, job.world_size)
+    job.former = first_world(job, now_s)
     job.forget_pods(now_s)
     job.enter_phase(JobPhase.FORMING, Reason.WAITING_FOR_PODS, why)

@@ -51,6 +51,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
+from unbroken_core.one_world import first_world, note_back, note_lost
 from unbroken_core.planning import condemn, late_fault, master_endpoint, send_plan, while_planned, while_running
 from unbroken_core.rank_tree import RankTree
 from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
@@ -82,6 +83,7 @@ class Coordinator:
         """
         self._job = Job(settings, generation, now_s)
         self._job.highest_iteration = highest_iteration
+        self._job.former = first_world(self._job, now_s)
         for rung, at_s in uses:
             self._job.ladder.charge(rung, at_s)
         self._revision = 0
@@ -91,6 +93,11 @@ class Coordinator:
     def generation(self) -> int:
         """Fencing number; rises when an agent knows a higher one."""
         return self._job.generation
+
+    @property
+    def past(self) -> tuple[int, int]:
+        """Generation and highest iteration: what the next coordinator should begin with."""
+        return self._job.generation, self._job.highest_iteration
 
     @property
     def revision(self) -> int:
@@ -184,6 +191,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
         start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
         known = None
     _fence(job, hello)
+    note_back(job, hello.pod_uid, now_s)
     job.is_changed = True
     if known is not None and known.session is not None and known.session != session:
         old = known.session
@@ -316,9 +324,10 @@ def _lose_connection(job: Job, session: str, now_s: float) -> None:
 
 def _observe(job: Job, observation: Observation, now_s: float) -> None:
     before = job.observed or {}
-    job.observed = observation.pods
+    is_news = (before, job.is_accounted) != (observation.pods, observation.is_accounted)
+    job.observed, job.is_accounted = observation.pods, observation.is_accounted
     job.count_pods(now_s)
-    if before != observation.pods:
+    if is_news:
         job.expect_pods()
         job.is_changed = True
     for uid, name in list(job.refused):
@@ -433,4 +442,5 @@ def lose(job: Job, member: Member, cause: Cause, now_s: float, *, detect_s: floa
     if member.ranks:
         record = FaultRecord(cause, member.uid, None, now_s - detect_s, detect_s, detail=detail)
         take_fault(job, job.fault(member, record), now_s)
+    note_lost(job, member)
     job.census.drop(member, job.iteration)

@@ -3,6 +3,7 @@
 from unbroken_core.consulting import consult, objection
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
+from unbroken_core.one_world import adopted_world, is_held
 from unbroken_core.planning import cut_plan, finish
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery import shorten_names
@@ -35,6 +36,8 @@ def while_forming(job: Job, now_s: float) -> None:
 
 
 def _form(job: Job, now_s: float) -> None:
+    if is_held(job, now_s):
+        return
     order = consult(job, now_s) if job.rules.has_code else None
     if job.rules.has_code and order is None:
         if job.phase is JobPhase.FORMING and job.consultation is None:
@@ -112,6 +115,7 @@ def _adopt(
     for member in job.census.by_uid.values():
         member.seat(ranks.get(member.uid, {}), {})
         job.sort(member)
+    job.former = adopted_world(job, len(places))
     message = f"iteration {iteration}: taken over with {len(places)} of {world_size} ranks"
     job.enter_phase(JobPhase.PLANNED, Reason.WAITING_FOR_WORKERS, message)
     heartbeat_s = job.settings.timeouts.heartbeat_s

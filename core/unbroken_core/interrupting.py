@@ -8,6 +8,7 @@ from unbroken_core.job import Interruption, Job
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
+from unbroken_core.one_world import is_held
 from unbroken_core.planning import condemn, cut_plan, finish, late_fault
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery import Cut, Fail, RestartJob, Situation, Wait, choose
@@ -107,6 +108,8 @@ def while_interrupted(job: Job, now_s: float) -> None:
 
 
 def _cut(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
+    if is_held(job, now_s):
+        return
     order = consult(job, now_s) if job.rules.has_code else None
     if job.rules.has_code and order is None:
         if job.phase is JobPhase.INTERRUPTED and job.consultation is None:

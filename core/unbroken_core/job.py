@@ -11,7 +11,7 @@ from unbroken_core.messages import Plan, PodObservation, Policy, Question, Rende
 from unbroken_core.pod_clock import PodClock
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
-from unbroken_core.settings import JobSettings
+from unbroken_core.settings import JobSettings, Timeouts
 from unbroken_core.worlds import Shortage, Worker
 
 
@@ -91,6 +91,30 @@ class Interruption:
     """Whether the culprit's process was looked at, after the survivors had left."""
 
 
+@dataclass
+class Former:
+    """What is known of the end of the world of the iteration in force, or of the last one before this coordinator."""
+
+    is_over: bool = False
+    """Whether it has stopped, or stops in time by itself: another one may begin."""
+    is_newest: bool = True
+    """Whether no later world than that of the iteration in force can be: what its pods tell is to the point."""
+    has_unknown: bool = False
+    """Whether it may have pods that this coordinator has never heard."""
+    is_lone: bool = False
+    """Whether all of it is in one pod, which leaves within timeouts.heartbeat."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Names of those of its pods that were given up, by uid."""
+    heard_at_s: float = 0.0
+    """When the last of these and of the unknown may have been heard."""
+    told_at_s: float = 0.0
+    """When the last of those that were lost and came back was told to leave."""
+
+    def limit_s(self, timeouts: Timeouts) -> float:
+        """Return how long after its last word a pod has left by itself."""
+        return timeouts.heartbeat_s if self.is_lone else timeouts.isolation_limit_s
+
+
 @dataclass(frozen=True)
 class Outage:
     """The coordinator lost sight of a running job."""
@@ -130,23 +154,27 @@ class Job:
         self.moved: list[Member] = []
         """Members whose ranks changed in the last plan."""
         self.census = Census(self.rules)
+        self.former = Former(is_over=True)
         self.outage: Outage | None = None
         """Set until the job was taken over again, or had to be formed anew."""
         self.num_spare_ranks = 0
         """Ready workers without a rank when the plan was cut."""
         self.observed: dict[str, PodObservation] | None = None
+        self.is_accounted = False
+        """Whether those that were never observed, or are no more, are known to have ended."""
+        self.held_until_s: float | None = None
+        """When the wait that the message tells of ends; None while it tells of none with a known end."""
         self.ladder = Ladder(settings.rungs)
         self.history = History()
         self.progress = Progress()
         self.adoption: Adoption | None = None
         self.interruption: Interruption | None = None
-        self.started_s = now_s
+        self.started_s = self.planned_s = now_s
         self.pod_clock = PodClock()
         self.num_running: int | None = None
         """Pods that run, as the operator sees it; None while it has told nothing."""
         self.forming_began = self.pod_clock.read(now_s)
         self.last_call_s: float | None = None
-        self.planned_s = now_s
         self.running_s: float | None = None
         self.is_changed = True
         self.actions: list[Action] = []
@@ -208,8 +236,14 @@ class Job:
 
     def say(self, reason: Reason, message: str) -> None:
         """Set what the status tells."""
-        if (self.reason, self.message) != (reason, message):
-            self.reason, self.message = reason, message
+        if (self.reason, self.message, self.held_until_s) != (reason, message, None):
+            self.reason, self.message, self.held_until_s = reason, message, None
+            self.is_changed = True
+
+    def hold(self, until_s: float, reason: Reason, message: str) -> None:
+        """Set what the status tells of a wait that ends at a known time."""
+        if (self.reason, self.message, self.held_until_s) != (reason, message, until_s):
+            self.reason, self.message, self.held_until_s = reason, message, until_s
             self.is_changed = True
 
     def enter_phase(self, phase: JobPhase, reason: Reason, message: str) -> None:

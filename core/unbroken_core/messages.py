@@ -271,6 +271,8 @@ class PodObservation:
     """POD_LEAVING, POD_LOST or NODE_LOST when the API server says so."""
     is_waiting: bool = False
     """Whether the cluster has not started all of its containers yet: it has no node, or images are being pulled."""
+    is_ended: bool = False
+    """Whether its processes are known to have ended: its kubelet says so, or its node is known to be off."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,8 @@ class Observation:
     """All pods of the job by uid; `PUT /v1/observation`. A pod that the rendezvous knows and this lacks is gone."""
 
     pods: dict[str, PodObservation]
+    is_accounted: bool = False
+    """Whether the processes of every pod of the job that is not in `pods` are known to have ended."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job, build_plan
 from unbroken_core.membership import Member, Place
 from unbroken_core.messages import Finish
+from unbroken_core.one_world import new_world
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery import shorten_names
 from unbroken_core.worlds import Cut, Worker, World
@@ -35,6 +36,7 @@ def cut_plan(job: Job, rung: Rung | None, now_s: float, order: Sequence[Worker] 
     for member in job.census.by_uid.values():
         send_plan(job, member, master)
         job.sort(member)
+    job.former = new_world(job)
     if rung is not None:
         _note_plan(job, cut.world, rung, now_s)
     job.interruption = None
@@ -132,6 +134,7 @@ def _run(job: Job, now_s: float) -> None:
     if incident is not None:
         incident.add_phase(Phase.ENTER, now_s - job.planned_s)
         job.history.close(now_s)
+    job.former = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world_size)
     job.running_s = now_s
     world_size, wanted = job.world_size, job.rules.wanted_ranks

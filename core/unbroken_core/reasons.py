@@ -136,6 +136,7 @@ class Reason(Word):
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     WAITING_FOR_TOPOLOGY = "WaitingForTopology"
     WAITING_FOR_RENDEZVOUS = "WaitingForRendezvous"
+    WAITING_FOR_ISOLATION = "WaitingForIsolation"
     TRAINING = "Training"
     RECOVERING = "Recovering"
     BELOW_MINIMUM = "BelowMinimumReplicas"

@@ -12,6 +12,9 @@ from unbroken_core.reasons import Rung
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
+DEFAULT_ISOLATION_S = 120.0
+"""A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
+which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,15 @@ class Timeouts:
     """A broken connection that does not come back in this time is a lost pod (while the job runs)."""
     last_call_s: float = 5.0
     """Forming with at least `replicas` pods ready waits so long for the others."""
+    isolation_s: float | None = None
+    """So long after its last word a pod that may have peers has left its iteration by itself; None: the default."""
+
+    @property
+    def isolation_limit_s(self) -> float:
+        """The isolation time: long enough for a rendezvous to be started on another node meanwhile."""
+        if self.isolation_s is not None:
+            return self.isolation_s
+        return max(DEFAULT_ISOLATION_S, 2 * (self.heartbeat_s + self.termination_grace_s))
 
 
 DEFAULT_RUNGS: tuple[RungBudget, ...] = tuple(RungBudget(rung) for rung in Rung)
@@ -184,6 +196,7 @@ def _restart_violations(settings: JobSettings) -> Iterator[str]:
 def _timeout_violations(timeouts: Timeouts) -> Iterator[str]:
     """Yield what is wrong with the time boxes."""
     soft_s, hard_s, barrier_s = timeouts.soft_s, timeouts.hard_s, timeouts.barrier_s
+    least_s = timeouts.heartbeat_s + timeouts.termination_grace_s
     positive = (
         ("soft", soft_s),
         ("heartbeat", timeouts.heartbeat_s),
@@ -201,6 +214,12 @@ def _timeout_violations(timeouts: Timeouts) -> Iterator[str]:
             (
                 hard_s < barrier_s,
                 f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({barrier_s}), got {hard_s}",
+            ),
+            (
+                timeouts.isolation_limit_s > least_s,
+                "timeouts.isolationSeconds: want more than timeouts.heartbeatSeconds + "
+                f"timeouts.terminationGraceSeconds ({least_s:g}), the time to notice and to end, got "
+                f"{timeouts.isolation_limit_s:g}",
             ),
         )
     )

@@ -24,7 +24,7 @@ def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], 
         revision=revision,
         phase=job.phase,
         reason=job.reason,
-        message=job.message,
+        message=job.message if job.held_until_s is None else f"{job.message}, at {_clock(wall(job.held_until_s))}",
         iteration=job.iteration,
         world_size=world_size,
         spare_ranks=spare,
@@ -38,6 +38,12 @@ def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], 
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.num_broken_spares,
     )
+
+
+def _clock(time: str) -> str:
+    """Return a time without parts of a second: they would differ each time."""
+    whole, dot, _parts = time.partition(".")
+    return f"{whole}Z" if dot else time
 
 
 def _has_ranks(job: Job) -> bool:

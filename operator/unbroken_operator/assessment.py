@@ -104,8 +104,25 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             gone=_gone(pod, assessment.lost),
             # An image that is being pulled is no more the script's time than a node that is not there.
             is_waiting=pod.phase == "Pending",
+            is_ended=_is_ended(pod, snapshot),
         )
-    return Observation(pods)
+    return Observation(pods, _is_accounted(snapshot))
+
+
+def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
+    """Whether nothing of the pod can run any more; a node that is only not ready may train on."""
+    if pod.has_ended or not pod.node:
+        return pod.has_ended
+    node = snapshot.nodes.get(pod.node)
+    # Who deletes a Node, or taints it so, vouches that it is off: an administrator, or the cloud's own controller.
+    return bool(snapshot.nodes) if node is None else node.is_out_of_service
+
+
+def _is_accounted(snapshot: Snapshot) -> bool:
+    """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
+    trainers = snapshot.trainers()
+    used = max([snapshot.status.get("nextPodOrdinal") or 0, *(pod.ordinal + 1 for pod in trainers)])
+    return len(trainers) + snapshot.num_ended >= used
 
 
 def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:

@@ -29,6 +29,12 @@ class PodStore:
         self._on_change = on_change
         self._pods: defaultdict[JobKey, dict[str, tuple[int, PodView]]] = defaultdict(dict)
         self._gone: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Owners of training pods that are no more and were seen to end, by uid."""
+
+    def num_ended(self, owner_uid: str) -> int:
+        """Return how many training pods of a job are no more and were seen to end."""
+        return sum(owner == owner_uid for owner in self._ended.values())
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that bear the job's label, by name."""
@@ -63,7 +69,9 @@ class PodStore:
 
     def remove(self, item: dict[str, Any]) -> None:
         """See Store."""
-        self._forget(_job_key(item), item["metadata"]["name"], item["metadata"]["uid"])
+        key, view = _job_key(item), pod_view(item)
+        self._note_end(view)
+        self._forget(key, view.name, view.uid)
 
     def forget(self, key: JobKey, name: str, uid: str) -> None:
         """Drop a pod that a call showed to be gone."""
@@ -75,10 +83,17 @@ class PodStore:
             self._gone.popitem(last=False)
         pods = self._pods.get(key, {})
         if name in pods and pods[name][1].uid == uid:
+            self._note_end(pods[name][1])
             del pods[name]
             if not pods:
                 self._pods.pop(key, None)
             self._on_change(key)
+
+    def _note_end(self, view: PodView) -> None:
+        if view.component == layout.TRAINER and view.has_ended:
+            self._ended[view.uid] = view.owner_uid
+            if len(self._ended) > MAX_TOMBSTONES:
+                self._ended.popitem(last=False)
 
 
 class ServiceStore:

@@ -260,6 +260,10 @@ class Timeouts(Model):
     """A pod whose connection broke has so long to come back before it is lost."""
     last_call_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
     """A job that could start with the pods that are ready waits so long for more of them."""
+    isolation_seconds: Seconds | None = None
+    """When no active pod is heard any more, others get the ranks after so long, since pods that hear no rendezvous have
+    left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that is
+    more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is replaced later."""
 
 
 class NodeTaint(Model):

@@ -9,6 +9,8 @@ from unbroken_core.reasons import Reason
 from unbroken_operator import layout
 
 TERMINAL_PHASES = ("Failed", "Succeeded")
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Taint with which Kubernetes is told that a node is off."""
 
 _WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
@@ -58,6 +60,8 @@ class PodView:
     """Nodes on which it was made not to run."""
     end: str = ""
     """How the containers of a failed pod ended, for people."""
+    has_ended: bool = False
+    """Whether its kubelet has told that no container of it runs any more, nor will again; or it never had a node."""
 
     @property
     def is_terminal(self) -> bool:
@@ -79,6 +83,11 @@ class NodeView:
     """Key and effect of each."""
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Status by type."""
+
+    @property
+    def is_out_of_service(self) -> bool:
+        """Whether somebody vouches by a taint that nothing runs there any more."""
+        return any(key == OUT_OF_SERVICE for key, _effect in self.taints)
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,8 @@ class Snapshot:
     now: str
     """Wall-clock time, RFC 3339 UTC."""
     options: OperatorOptions
+    num_ended: int = 0
+    """Training pods of this very job that are no more and were seen to end."""
     report: JobStatus | None = None
     """The last report of the rendezvous."""
     report_from: str = ""
@@ -239,6 +250,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
         problem=None if phase in TERMINAL_PHASES else _problem(status),
         end=_end(status) if phase == "Failed" else "",
+        has_ended=_has_ended(item),
     )
 
 
@@ -249,6 +261,17 @@ def _is_true(status: Mapping[str, Any], kind: str) -> bool:
 def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     # The user's own first: our agent ends when they do, which is no news.
     return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _has_ended(item: Mapping[str, Any]) -> bool:
+    status = item.get("status") or {}
+    if not (item.get("spec") or {}).get("nodeName"):
+        return bool(item["metadata"].get("deletionTimestamp"))
+    if not item["metadata"].get("deletionTimestamp") and status.get("phase") not in TERMINAL_PHASES:
+        return False
+    # A phase alone is no proof: others than the kubelet write it, too, when they give a node up.
+    states = [container.get("state") or {} for container in _container_statuses(status)]
+    return bool(states) and not any("running" in state for state in states)
 
 
 def _problem(status: Mapping[str, Any]) -> Problem | None:

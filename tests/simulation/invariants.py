@@ -180,7 +180,7 @@ class Ledger:
             worker = pod.workers[local_rank]
             if rank is None or not pod.is_alive:
                 continue
-            is_told = pod.is_leaving and pod.is_welcome and not pod.is_muted
+            is_told = pod.is_leaving and pod.is_welcome and not pod.is_muted and not pod.one_way
             if is_told and self.world.now_s > pod.left_at_s + 0.1:
                 raise Violation(f"iteration {iteration} gives ranks to {pod.name}, which is leaving")
             if worker.phase in INSIDE:
@@ -297,6 +297,20 @@ class Ledger:
         ]
         if newer and pod.is_welcome:
             raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration}, {newer} are in the next already")
+
+    def check_one_world(self, iteration: int) -> None:
+        """Check that no other world can make a step when all ranks of this one have entered."""
+        world = self.world
+        if not world.schedule.has_memory:
+            return
+        for other in world.entries:
+            if other != iteration and len(self.pods_of(other)) > 1 and world.trains(other):
+                names = sorted(world.pods[uid].name for uid in self.pods_of(other))
+                raise Violation(f"two worlds: iteration {iteration} begins while {names} still train in {other}")
+
+    def pods_of(self, iteration: int) -> set[str]:
+        """Return the pods whose workers have entered an iteration."""
+        return {pod.uid for pod, _worker in self.world.entries.get(iteration, {}).values()}
 
     def check_repetition(self, event: Event) -> None:
         """Check that the same message again changes nothing."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from unbroken.agent.fence import longest_absence_s, ping_interval_s
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -71,6 +72,11 @@ class Pod:
         self.is_agent_up = True
         self.is_muted = False
         """The network swallows what it says, without closing its connection."""
+        self.one_way = ""
+        """The one direction that is lost: "up" to the rendezvous, or "down"."""
+        self.lost_since_s: float | None = world.now_s
+        """Since when the agent knows that it has no contact to the rendezvous."""
+        self.is_fence_set = False
         self.is_leaving = False
         self.left_at_s = 0.0
         self.epoch = -1
@@ -120,7 +126,7 @@ class Pod:
     def say(self, message: AgentMessage) -> None:
         """Send on the open connection."""
         if self.connection is not None:
-            self.world.to_coordinator(self.connection, message, self.is_muted)
+            self.world.to_coordinator(self.connection, message, self.is_muted or self.one_way == "up")
 
     def report(self) -> None:
         """Tell the state of all workers."""
@@ -166,6 +172,67 @@ class Pod:
         """The connection is gone."""
         self.connection = None
         self.is_welcome = False
+        if self.lost_since_s is None:
+            self.lost_since_s = self.world.now_s
+        self._set_fence(0.01)
+
+    # ---------------------------------------------------------------------------------------------- agent: cut off
+
+    @property
+    def can_hear(self) -> bool:
+        """Whether anything of the rendezvous arrives."""
+        return not self.is_muted and self.one_way != "down"
+
+    def cut_off(self, how: str) -> None:
+        """Lose all that goes "up", "down", or "both" ways, and notice it some time later by a ping without answer."""
+        self.is_muted, self.one_way = how == "both", "" if how == "both" else how
+        latest_s = 1.5 * ping_interval_s(self.world.settings.timeouts)
+        name = self.connection
+        self.world.after(self.world.random.uniform(0.0, latest_s), lambda: self._notice_cut(name), "")
+
+    def mend(self) -> None:
+        """Let everything through again."""
+        self.is_muted, self.one_way = False, ""
+        if self.connection is not None:
+            self.world.break_connection(self.connection)
+
+    def _notice_cut(self, name: str | None) -> None:
+        if name is None or self.connection != name or not (self.is_muted or self.one_way) or not self._acts():
+            return
+        if self.one_way == "down":
+            self.world.break_connection(name)  # Its end arrives.
+            return
+        self.world.tell(f"{self.name} notices that it is cut off")
+        self.disconnected()
+        self.connect()
+
+    def refused(self) -> None:
+        """Nobody listens where the rendezvous should be."""
+        if self.lost_since_s is not None:
+            self.lost_since_s = self.world.now_s
+
+    def _set_fence(self, delay_s: float) -> None:
+        if not self.is_fence_set:
+            self.is_fence_set = True
+            self.world.after(delay_s, self._fence, "")
+
+    def _fence(self) -> None:
+        """Leave an iteration whose ranks somebody else may be given now."""
+        self.is_fence_set = False
+        if self.lost_since_s is None or self.is_done or not self._acts():
+            return
+        limit_s = (
+            None if self.plan is None else longest_absence_s(self.plan, self.states(), self.world.settings.timeouts)
+        )
+        left_s = 1.0 if limit_s is None else self.lost_since_s + limit_s - self.world.now_s
+        if left_s > 0 or self.plan is None:
+            self._set_fence(min(left_s, 1.0) if left_s > 0 else 1.0)
+            return
+        self.world.guilty_pods.add(self.uid)
+        self.world.tell(f"{self.name} leaves iteration {self.plan.iteration} by itself")
+        self.interrupted = max(self.interrupted, self.plan.iteration)
+        self._settle()
+        self._set_fence(1.0)
 
     # ------------------------------------------------------------------------------------------------- agent: obeying
 
@@ -178,7 +245,7 @@ class Pod:
         match message:
             case Welcome():
                 self.world.ledger.check_welcome(self, message, former)
-                self.is_welcome = True
+                self.is_welcome, self.lost_since_s = True, None
                 self.heartbeat_interval_s = message.heartbeat_interval_s
                 self.report()
                 self.heartbeat()
@@ -388,6 +455,8 @@ class Pod:
 
     def _agent_up(self) -> None:
         self.is_agent_up = True
+        self.lost_since_s = self.world.now_s
+        self._set_fence(0.01)
         self._settle()
         for worker in self.workers:
             # What the agent had found out by itself is forgotten; it looks at the stamps again.

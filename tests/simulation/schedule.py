@@ -58,6 +58,10 @@ class Schedule:
     is_silent: float
     """Share of questions that a worker never answers."""
     allowed_failures: tuple[Reason, ...]
+    has_memory: bool
+    """Whether a new rendezvous knows the numbers of the one before."""
+    is_accounted: bool
+    """Whether the operator vouches for the end of pods that are no more."""
     queue_s: float
     """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
     patience_s: float
@@ -68,6 +72,7 @@ def make_schedule(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     rng = random.Random(f"schedule {seed}")
     settings = _settings(rng)
+    work_s = 0.0
     faults = []
     moment_s = rng.choice([2.0, 20.0, 20.0])
     for _number in range(rng.randint(0, 10)):
@@ -84,13 +89,21 @@ def make_schedule(seed: int) -> Schedule:
     timeouts = settings.timeouts
     # Of its own, so that the other seeds tell what they told before.
     queue_s = random.Random(f"queue {seed}").choice([0.0, 0.0, 0.0, 3 * timeouts.startup_s])
+    more = random.Random(f"isolation {seed}")
+    has_memory = more.random() < 0.7
+    is_accounted = more.random() < 0.5
+    if more.random() < 0.3:
+        faults.append(_isolation(more, more.uniform(10.0, 40.0)))
+        if more.random() < 0.3:
+            faults.append(FaultPlan(faults[-1].at_s + more.uniform(0.0, 60.0), "** crash", lambda w: _crash(w, 0, 0.5)))
+        work_s = 400.0  # So that the pods that are cut off do not complete meanwhile.
     return Schedule(
         seed=seed,
         settings=settings,
         faults=tuple(faults),
         ambushes=tuple(_ambush(rng) for _number in range(rng.choice([0, 0, 1, 2, 4]))),
         num_racks=rng.randint(1, 3),
-        work_s=rng.choice([5.0, 40.0]),
+        work_s=max(rng.choice([5.0, 40.0]), work_s),
         checkpoint_s=5.0,
         completion_spread_s=rng.choice([0.01, 0.2, 10.0]),
         consequences=rng.choice([0.0, 0.3, 1.0]),
@@ -99,6 +112,8 @@ def make_schedule(seed: int) -> Schedule:
         policy=policy,
         is_silent=is_silent,
         allowed_failures=allowed,
+        has_memory=has_memory,
+        is_accounted=is_accounted,
         queue_s=queue_s,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,
@@ -173,6 +188,29 @@ def _fault(rng: random.Random, at_s: float) -> FaultPlan:
     pick, depth = rng.random(), rng.random()
     name = rng.choice(sorted(_KINDS))
     return FaultPlan(at_s, f"** {name}", lambda world: _KINDS[name](world, pick, depth))
+
+
+def _isolation(rng: random.Random, at_s: float) -> FaultPlan:
+    """Cut all pods with ranks off from the rendezvous together; they reach each other, and it hears the others."""
+    how, lasts_s = rng.choice(["both", "both", "up", "down"]), rng.choice([20.0, 60.0, 300.0])
+
+    def strike(world: World) -> None:
+        pods = [
+            pod
+            for pod in world.pods.values()
+            if pod.is_alive and any(worker.rank is not None for worker in pod.workers)
+        ]
+        for pod in pods:
+            world.guilty_pods.add(pod.uid)
+            pod.cut_off(how)
+
+        def mend() -> None:
+            for pod in pods:
+                pod.mend()
+
+        world.after(lasts_s, mend, f"all are reachable again after {lasts_s:g} s")
+
+    return FaultPlan(at_s, f"** isolation, {how}", strike)
 
 
 def _pod(world: World, pick: float, wants_active: bool = False) -> Pod | None:

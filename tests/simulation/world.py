@@ -68,6 +68,8 @@ class World:
         self.entries: dict[int, dict[int, tuple[Pod, Worker]]] = {}
         self.world_sizes: dict[int, int] = {}
         self.num_events = 0
+        self.past = (0, -1)
+        """Generation and iteration of the coordinator before this one."""
         self.trained_s = 0.0
         self._timers: list[_Timer] = []
         self._num_timers = 0
@@ -126,7 +128,10 @@ class World:
 
     def open_connection(self, pod: Pod) -> str | None:
         """Return the name of a new connection; None when nobody listens."""
-        if self.coordinator is None or pod.is_muted:
+        if pod.is_muted or pod.one_way:
+            return None
+        if self.coordinator is None:
+            pod.refused()
             return None
         name = f"{pod.name}#{len(self.connections)}"
         self.connections[name] = Connection(pod, self.epoch)
@@ -157,7 +162,7 @@ class World:
 
     def _deliver(self, name: str, message: RendezvousMessage) -> None:
         pod = self.connections[name].pod
-        if self.connections[name].is_open and pod.connection == name and pod.is_alive and not pod.is_muted:
+        if self.connections[name].is_open and pod.connection == name and pod.is_alive and pod.can_hear:
             pod.hear(message)
 
     def break_connection(self, name: str) -> None:
@@ -227,6 +232,7 @@ class World:
         """The rendezvous ends, and comes back without memory."""
         if self.coordinator is None or self.coordinator.phase in OVER:
             return
+        self.past = self.coordinator.past
         self.coordinator = None
         self.epoch += 1
         self._tick_at_s = None
@@ -236,7 +242,9 @@ class World:
         self.after(down_s, self._restart_coordinator, "the rendezvous is back")
 
     def _restart_coordinator(self) -> None:
-        self.coordinator = Coordinator(self.settings, self.now_s)
+        # Its file or the operator has kept the numbers, unless it is one of an own home, or the disk was lost.
+        generation, iteration = self.past if self.schedule.has_memory else (0, -1)
+        self.coordinator = Coordinator(self.settings, self.now_s, generation + 1, iteration)
         self.lacks_pods = False
         self._plan_tick()
         self._observe_soon()
@@ -285,7 +293,7 @@ class World:
         if self.coordinator is not None:
             num_running = sum(pod.gone is None for pod in pods.values())
             self.lacks_pods = num_running < Rules.of(self.settings).least_pods
-            self.step(Observed(Observation({**pods, **self._waiting})))
+            self.step(Observed(Observation({**pods, **self._waiting}, self.schedule.is_accounted)))
 
     # ---------------------------------------------------------------------------------------------------- the training
 
@@ -303,6 +311,7 @@ class World:
         entries[rank] = (pod, worker)
         self.world_sizes[iteration] = plan.world_size
         if len(entries) == plan.world_size:
+            self.ledger.check_one_world(iteration)
             for other, member in list(entries.values()):
                 if member.is_hung:
                     self.hung(other, iteration)
@@ -318,6 +327,11 @@ class World:
             worker.iteration == iteration and worker.phase in inside and not worker.is_hung
             for _pod, worker in entries.values()
         )
+
+    def trains(self, iteration: int) -> bool:
+        """Whether a step of this iteration can still be made."""
+        phases = {worker.phase for _pod, worker in self.entries.get(iteration, {}).values()}
+        return WorkerPhase.RUNNING in phases and self.is_intact(iteration)
 
     def _complete(self, iteration: int, began_s: float) -> None:
         if not self.is_intact(iteration):

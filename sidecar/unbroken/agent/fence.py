@@ -1,12 +1,13 @@
 """When a pod that has no contact to the rendezvous must leave its iteration by itself. Pure.
 
 A pod whose peers train cannot go on without them: when its ranks are given away, the peers leave the iteration, and
-the next collective ends or blocks. So it trains for as long as its peers do, however long the rendezvous is away. A
-pod that holds all ranks of the world needs nobody: it would go on beside the pod that got its ranks, and both would
-save. It leaves before the rendezvous, which may hear others, can have given it up. A pod with a worker that failed, or
-stands still for timeouts.soft, leaves too: its iteration is over in any case, and data that arrive when the link is
-back must not move it one more step. A refused connection is contact enough: the host answers, no rendezvous runs
-there, and none gives ranks away.
+the next collective ends or blocks. So it trains for as long as its peers do. But all of them may be cut off together,
+from a rendezvous that hears their spares: after timeouts.isolation that one gives all ranks away, so by then a pod has
+left. It is enough that one of them does. A pod that holds all ranks of the world needs nobody: it would go on beside
+the pod that got its ranks, and both would save. It leaves before the rendezvous, which may hear others, can have given
+it up. A pod with a worker that failed, or stands still for timeouts.soft, leaves too: its iteration is over in any
+case, and data that arrive when the link is back must not move it one more step. A refused connection is contact
+enough: the host answers, no rendezvous runs there, and none gives ranks away.
 """
 
 from collections.abc import Sequence
@@ -34,6 +35,15 @@ def patience_s(timeouts: Timeouts) -> float:
     return min(heartbeat_interval_s(timeouts), timeouts.reconnect_s)
 
 
+def isolation_patience_s(timeouts: Timeouts) -> float:
+    """Return how long a pod with peers goes on after it noticed that the contact is lost.
+
+    It notices within 0.7 of timeouts.heartbeat after the rendezvous has heard it last, and its processes end within
+    timeouts.terminationGrace: this leaves three tenths of timeouts.heartbeat to leave the function.
+    """
+    return timeouts.isolation_limit_s - timeouts.heartbeat_s - timeouts.termination_grace_s
+
+
 def longest_retry_s(timeouts: Timeouts) -> float:
     """Return the longest pause between two attempts to connect: a refusal must be seen before the patience is over."""
     return min(2.0, patience_s(timeouts) / 3)
@@ -45,11 +55,17 @@ def holds_the_world(plan: Plan) -> bool:
     return num_held > 0 and num_held == plan.world_size
 
 
-def must_not_go_on(plan: Plan, workers: Sequence[WorkerState]) -> bool:
-    """Return whether a pod without contact has to leave this plan's iteration."""
-    inside = [worker for worker in workers if worker.iteration == plan.iteration and worker.phase in _INSIDE]
-    is_over = any(worker.fault is not None and worker.fault.iteration == plan.iteration for worker in workers)
-    return bool(inside) and (is_over or holds_the_world(plan))
+def longest_absence_s(plan: Plan, workers: Sequence[WorkerState], timeouts: Timeouts) -> float | None:
+    """Return how long a pod without contact may stay in this plan's iteration; None when it is not in it."""
+    if not any(worker.iteration == plan.iteration and worker.phase in _INSIDE for worker in workers):
+        return None
+    must_hurry = holds_the_world(plan) or is_over(plan, workers)
+    return patience_s(timeouts) if must_hurry else isolation_patience_s(timeouts)
+
+
+def is_over(plan: Plan, workers: Sequence[WorkerState]) -> bool:
+    """Return whether a worker of the pod has failed in this plan's iteration."""
+    return any(worker.fault is not None and worker.fault.iteration == plan.iteration for worker in workers)
 
 
 @dataclass
@@ -75,12 +91,13 @@ class Contact:
         if self.lost_since_s is not None:
             self.lost_since_s = now_s
 
-    def fence(self, plan: Plan, now_s: float) -> Fault:
+    def fence(self, plan: Plan, workers: Sequence[WorkerState], now_s: float) -> Fault:
         """Note that the pod leaves this plan's iteration by itself, and return why."""
         lost_s = now_s - (now_s if self.lost_since_s is None else self.lost_since_s)
         detail = f"cut off from the rendezvous for {lost_s:.1f} s: left, since others may have its ranks by now"
         # A pod that stood still may stand for the fault of another: it is no strong evidence.
-        cause = Cause.HEARTBEAT_LOST if holds_the_world(plan) else Cause.SOFT_TIMEOUT
+        is_weak = is_over(plan, workers) and not holds_the_world(plan)
+        cause = Cause.SOFT_TIMEOUT if is_weak else Cause.HEARTBEAT_LOST
         self.fenced = Fault(cause, plan.iteration, detail, lost_s)
         return self.fenced
 

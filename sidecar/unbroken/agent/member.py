@@ -38,7 +38,7 @@ from unbroken.agent.events import (
     WorkerLost,
     WorkerSaid,
 )
-from unbroken.agent.fence import Contact, explain, must_not_go_on, patience_s
+from unbroken.agent.fence import Contact, explain, longest_absence_s
 from unbroken.agent.orders import Orders, Standing
 from unbroken.agent.place import Place, in_process_state, process_state
 from unbroken.agent.suspicion import attach_patience_s, note_absent, note_hangs
@@ -359,16 +359,17 @@ class Member:
         standing = self.standing
         if self._contact.lost_since_s is None or not standing.is_plan_in_force or standing.finish is not None:
             return None
-        if standing.plan is None or not must_not_go_on(standing.plan, self.workers):
+        if standing.plan is None:
             return None
-        return self._contact.lost_since_s + patience_s(self.settings.timeouts)
+        limit_s = longest_absence_s(standing.plan, self.workers, self.settings.timeouts)
+        return None if limit_s is None else self._contact.lost_since_s + limit_s
 
     def _fence(self, now_s: float) -> None:
         """Leave an iteration whose ranks somebody else may be given now."""
         plan, at_s = self.standing.plan, self._fence_s
         if plan is None or at_s is None or now_s < at_s:
             return
-        fault = self._contact.fence(plan, now_s)
+        fault = self._contact.fence(plan, self.workers, now_s)
         self.standing.interrupted = plan.iteration
         self.standing.interrupt = Interrupt(
             self.standing.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail

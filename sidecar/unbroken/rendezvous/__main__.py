@@ -32,8 +32,8 @@ async def serve(config: RendezvousConfig) -> None:
     service = Service(coordinator, refusals)
     if config.folder is not None:
         file = GenerationFile(config.folder)
-        file.write(service.generation)
-        service.on_change(lambda: file.write(service.generation))
+        file.write(*coordinator.past)
+        service.on_change(lambda: file.write(*coordinator.past))
     app = Server(service, token, refusals).application()
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
@@ -55,9 +55,10 @@ async def serve(config: RendezvousConfig) -> None:
 
 def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     earlier = config.earlier
-    used = max(earlier.generation, GenerationFile(config.folder).read() if config.folder is not None else 0)
+    generation, iteration = GenerationFile(config.folder).read() if config.folder is not None else (0, -1)
     uses = uses_on_clock(earlier, now_s)
-    return Coordinator(config.settings, now_s, used + 1, earlier.iteration, uses)
+    used, highest_iteration = max(earlier.generation, generation), max(earlier.iteration, iteration)
+    return Coordinator(config.settings, now_s, used + 1, highest_iteration, uses)
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:

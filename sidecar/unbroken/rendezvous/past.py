@@ -17,30 +17,32 @@ _NAME = "generation"
 
 
 class GenerationFile:
-    """The highest generation used in this pod. An error is logged only: the agents and the operator know it, too."""
+    """The highest generation and iteration of this pod. An error is logged only: agents and operator know them, too."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
-        self._written = 0
+        self._written = (0, -1)
 
-    def read(self) -> int:
-        """Return the generation, 0 when there is none."""
+    def read(self) -> tuple[int, int]:
+        """Return generation and iteration, (0, -1) when there are none."""
         try:
-            return int(self._path.read_text())
+            generation, *rest = map(int, self._path.read_text().split())
         except FileNotFoundError:
-            return 0
+            return 0, -1
         except (OSError, ValueError) as error:
             logger.warning("generation not known: file=%s error=%s", self._path, error)
-            return 0
+            return 0, -1
+        return generation, rest[0] if rest else -1
 
-    def write(self, generation: int) -> None:
-        """Keep a generation, all of it or none."""
-        if generation == self._written:
+    def write(self, generation: int, iteration: int) -> None:
+        """Keep both numbers, or none; neither falls."""
+        present = (max(generation, self._written[0]), max(iteration, self._written[1]))
+        if present == self._written:
             return
-        self._written = generation
+        self._written = present
         part = self._path.with_name(f"{_NAME}.{os.getpid()}")
         try:
-            part.write_text(f"{generation}\n")
+            part.write_text("{} {}\n".format(*present))
             part.replace(self._path)
         except OSError as error:
             logger.warning("generation not kept: file=%s error=%s", self._path, error)

@@ -135,7 +135,8 @@ class Supervisor:
             await self._is_news.wait()
             self._is_news.clear()
             pods = {pod.uid: pod.observation for pod in self._pods if not pod.is_over}
-            if not await self._client.observe(Observation(pods)):
+            # The workers of a pod that is over are tied to its launcher, which has ended.
+            if not await self._client.observe(Observation(pods, is_accounted=True)):
                 self._is_news.set()
                 await asyncio.sleep(_RETRY_S)
 

@@ -25,7 +25,13 @@ def network() -> Iterator[Network]:
     network.close()
 
 
-def make_settings(heartbeat_s: float, replicas: int = 2, spares: int = 1) -> JobSettings:
+def make_settings(
+    heartbeat_s: float,
+    replicas: int = 2,
+    spares: int = 1,
+    min_replicas: int | None = None,
+    isolation_s: float | None = None,
+) -> JobSettings:
     """Return a job that waits no longer than a test wants to, and is not in a hurry on a busy machine."""
     timeouts = Timeouts(
         soft_s=6.0,
@@ -37,8 +43,9 @@ def make_settings(heartbeat_s: float, replicas: int = 2, spares: int = 1) -> Job
         startup_s=60.0,
         reconnect_s=heartbeat_s,
         last_call_s=60.0,
+        isolation_s=isolation_s,
     )
-    return JobSettings(job="parted", replicas=replicas, spares=spares, timeouts=timeouts)
+    return JobSettings(job="parted", replicas=replicas, min_replicas=min_replicas, spares=spares, timeouts=timeouts)
 
 
 @pytest.fixture
@@ -46,8 +53,15 @@ def start_job(network: Network) -> Iterator[Callable[..., Job]]:
     """Start a job and wait until it trains."""
     jobs: list[Job] = []
 
-    def start(heartbeat_s: float = 4.0, replicas: int = 2, spares: int = 1, service: str = "") -> Job:
-        job = Job(network, make_settings(heartbeat_s, replicas, spares), service)
+    def start(
+        heartbeat_s: float = 4.0,
+        replicas: int = 2,
+        spares: int = 1,
+        service: str = "",
+        min_replicas: int | None = None,
+        isolation_s: float | None = None,
+    ) -> Job:
+        job = Job(network, make_settings(heartbeat_s, replicas, spares, min_replicas, isolation_s), service)
         jobs.append(job)
         job.start_rendezvous()
         job.start_pods()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.reasons import Cause, JobPhase, Reason
 
 from .partition_checks import assert_replaced, pids
 from .partition_job import Job
@@ -53,4 +53,27 @@ def test_rendezvous_that_was_cut_off_from_all_pods_takes_them_over_again(start_j
     status = job.wait_running(0)
     assert status.recoveries == ()
     assert pids(job.wait_steps(50)) == before
+    job.complete()
+
+
+@pytest.mark.timeout(200)
+def test_active_pods_that_are_cut_off_together_stop_before_the_spare_begins(start_job: Start) -> None:
+    """3.8: they reach each other, so that nothing but the isolation time ends their world; both would save."""
+    job = start_job(min_replicas=1, isolation_s=12.0)
+    active = [job.pod_of(0), job.pod_of(1)]
+    for pod in active:
+        job.network.part(f"pod-{pod}", "rendezvous")
+
+    def is_held() -> bool:
+        status = job.status()
+        return status is not None and status.reason is Reason.WAITING_FOR_ISOLATION
+
+    job.wait_for(is_held, "wait for the end of the former world")
+    job.wait_for(lambda: job.saves()[0].iteration == 1, "checkpoint of the next world")
+    for pod in active:
+        job.wait_fenced(pod, 0)
+        job.network.join(f"pod-{pod}", "rendezvous")
+        job.wait_spare(f"pod-{pod}")
+    (recovery,) = job.wait_running(1).recoveries
+    assert recovery.cause is Cause.HEARTBEAT_LOST, recovery
     job.complete()

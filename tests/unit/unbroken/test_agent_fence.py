@@ -15,7 +15,7 @@ from unbroken.agent.events import (
     Ticked,
     WorkerSaid,
 )
-from unbroken.agent.fence import longest_retry_s, patience_s, ping_interval_s
+from unbroken.agent.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import PROTOCOL, End, Fault, Hello, Leave, Plan, Welcome, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
@@ -66,10 +66,34 @@ def test_it_leaves_within_the_heartbeat_timeout_of_the_rendezvous_whatever_the_t
         assert longest_retry_s(timeouts) < patience_s(timeouts) / 2
 
 
-def test_pod_whose_peers_hold_other_ranks_goes_on_however_long_the_rendezvous_is_away() -> None:
+def test_pod_whose_peers_hold_other_ranks_goes_on_until_the_isolation_time_is_nearly_over() -> None:
+    """All of them may be cut off together, from a rendezvous that hears their spares."""
     pod = train(plan(0))
     pod.step(Disconnected())
-    assert leaves(pod.after(100_000.0)) == []
+    limit_s = isolation_patience_s(IN_PROCESS.timeouts)
+    assert leaves(pod.after(limit_s - 0.1)) == []
+    why = f"cut off from the rendezvous for {limit_s:.1f} s: left, since others may have its ranks by now"
+    leave = Leave(0, Cause.HEARTBEAT_LOST, None, why)
+    assert leaves(pod.after(0.1)) == [TellWorker(0, leave), TellWorker(1, leave)]
+
+
+def test_pod_with_peers_has_left_before_the_isolation_time_of_the_rendezvous_is_over_whatever_the_timeouts() -> None:
+    """Silence is noticed as late as may be, and the processes take all of their grace."""
+    for heartbeat_s in (0.5, 5.0, 30.0, 600.0):
+        for isolation_s in (None, 1.01 * (heartbeat_s + 5.0), 3600.0):
+            timeouts = Timeouts(heartbeat_s=heartbeat_s, isolation_s=isolation_s)
+            noticed_s = heartbeat_interval_s(timeouts) + 1.5 * ping_interval_s(timeouts)
+            latest_s = noticed_s + isolation_patience_s(timeouts) + timeouts.termination_grace_s
+            assert latest_s <= timeouts.isolation_limit_s - 0.29 * heartbeat_s
+            assert isolation_patience_s(timeouts) > 0
+
+
+def test_pod_goes_on_for_as_long_as_connections_are_refused_since_no_rendezvous_decides() -> None:
+    pod = train(plan(0))
+    pod.step(Disconnected())
+    for _refusal in range(10):
+        assert leaves(pod.after(isolation_patience_s(IN_PROCESS.timeouts) - 1.0)) == []
+        pod.step(Absent())
 
 
 def test_pod_that_stands_still_while_it_is_cut_off_leaves_before_the_link_is_back() -> None:

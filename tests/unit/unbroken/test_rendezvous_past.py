@@ -10,8 +10,8 @@ from unbroken.rendezvous.past import GenerationFile, uses_on_clock
 from unbroken_core import wire
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import InputError
-from unbroken_core.events import AgentJoined, Send
-from unbroken_core.messages import PROTOCOL, Earlier, Hello, Plan, RungUse, WorkerState
+from unbroken_core.events import AgentJoined, Observed, Send
+from unbroken_core.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
 from unbroken_core.reasons import Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget
 from unbroken_core.wire import settings_to_json
@@ -25,11 +25,14 @@ ENVIRONMENT = {
 
 
 def test_a_generation_that_was_used_in_the_pod_is_known_after_a_restart(tmp_path: Path) -> None:
-    assert GenerationFile(tmp_path).read() == 0
+    assert GenerationFile(tmp_path).read() == (0, -1)
     file = GenerationFile(tmp_path)
-    file.write(7)
-    file.write(9)
-    assert GenerationFile(tmp_path).read() == 9
+    file.write(7, -1)
+    file.write(9, 4)
+    file.write(9, -1)
+    assert GenerationFile(tmp_path).read() == (9, 4)
+    (tmp_path / "generation").write_text("8\n")
+    assert GenerationFile(tmp_path).read() == (8, -1), "as former versions have written it"
     assert [path.name for path in tmp_path.iterdir()] == ["generation"]
 
 
@@ -38,8 +41,8 @@ def test_a_generation_file_that_cannot_be_read_or_written_costs_a_line_in_the_lo
 ) -> None:
     (tmp_path / "generation").write_text("seven")
     with caplog.at_level(logging.WARNING):
-        assert GenerationFile(tmp_path).read() == 0
-        GenerationFile(tmp_path / "missing").write(3)
+        assert GenerationFile(tmp_path).read() == (0, -1)
+        GenerationFile(tmp_path / "missing").write(3, 0)
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "generation not known",
         "generation not kept",
@@ -65,6 +68,8 @@ def test_numbers_go_on_when_everything_was_replaced_at_once() -> None:
     coordinator = Coordinator(SETTINGS, 100.0, generation=4, highest_iteration=8)
     state = WorkerState(0, 0, WorkerPhase.READY, -1, "127.0.0.1", 5000)
     hello = Hello(PROTOCOL, "digits", "digits-9", "uid", "s", "node", 1, workers=(state,))
+    # The operator has seen the end of those that were replaced.
+    coordinator.step(Observed(Observation({}, is_accounted=True)), 100.0)
     actions = coordinator.step(AgentJoined("one", hello), 100.0)
     messages = [action.message for action in actions if isinstance(action, Send)]
     (plan,) = [message for message in messages if isinstance(message, Plan)]

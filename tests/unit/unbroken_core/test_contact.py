@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.events import Action, AgentDisconnected, Close
-from unbroken_core.messages import Finish, Interrupt, Plan, Refused, Respawn
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Role, Rung
+from unbroken_core.events import Action, AgentDisconnected, Close, Observed
+from unbroken_core.messages import Finish, Interrupt, Observation, Plan, PodObservation, Refused, Respawn
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, ranks, sent
 
@@ -69,6 +69,9 @@ def test_a_job_whose_pods_were_all_lost_at_once_has_been_started_again() -> None
     bench.sessions.clear()
     for pod in ("n0", "n1", "n2"):
         bench.join(pod)
+    # Nobody knows what became of the old ones, until the operator does.
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    bench.step(Observed(Observation({f"uid-n{i}": PodObservation(f"n{i}", "n", ()) for i in range(3)}, True)))
     assert bench.status().iteration == 1
     bench.all_are(RUNNING, 1, "n0", "n1")
     (recovery,) = bench.status().recoveries

@@ -81,7 +81,7 @@ def test_two_pods_on_one_host_are_two_places_of_one_domain() -> None:
             Observation(
                 {
                     f"uid-{pod}": PodObservation(
-                        pod, host, ("r1", host), gone=Cause.NODE_LOST if host == "h1" else None
+                        pod, host, ("r1", host), gone=Cause.NODE_LOST if host == "h1" else None, is_ended=host == "h1"
                     )
                     for pod, host in (("p0", "h1"), ("p1", "h2"), ("p2", "h1"), ("p3", "h2"))
                 }

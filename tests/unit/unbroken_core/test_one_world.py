@@ -1,0 +1,225 @@
+"""No second world: when all pods with ranks fall silent while a spare is heard, and what ends the wait."""
+
+from dataclasses import replace
+
+import pytest
+
+from unbroken_core.coordinator import Coordinator
+from unbroken_core.events import Action, AgentDisconnected, Observed
+from unbroken_core.messages import Interrupt, Observation, Plan, PodObservation
+from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.settings import JobSettings, Timeouts
+
+from .test_contact import running_plans
+from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent
+
+FOUR = JobSettings("digits", replicas=2, spares=2, ranks_per_pod=2)
+PODS = ("p0", "p1", "p2", "p3")
+ISOLATION_S = FOUR.timeouts.isolation_limit_s
+
+
+def isolated() -> Bench:
+    """Return a job whose two active pods were given up for their silence, while both spares are heard."""
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    del bench.sessions["p0"], bench.sessions["p1"]
+    assert sent(bench.live(35), Plan) == {}
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.INTERRUPTED, Reason.WAITING_FOR_ISOLATION)
+    return bench
+
+
+def observation(ended: tuple[str, ...] = (), gone: tuple[str, ...] = (), is_accounted: bool = False) -> Observed:
+    """Return what an operator sees of the four pods."""
+    pods = {
+        f"uid-{pod}": PodObservation(
+            pod,
+            f"node-{pod}",
+            (),
+            gone=Cause.NODE_LOST if pod in ("p0", "p1") else None,
+            is_ended=pod in ended,
+        )
+        for pod in PODS
+        if pod not in gone
+    }
+    return Observed(Observation(pods, is_accounted))
+
+
+def planned(actions: list[Action]) -> set[str]:
+    """Return the pods that were sent a plan."""
+    return set(sent(actions, Plan))
+
+
+def test_spares_begin_only_when_all_that_are_not_heard_must_have_left_by_themselves() -> None:
+    bench = isolated()
+    status = bench.status()
+    assert status.message.startswith("pods p0, p1 of iteration 0 are not heard and may train on together: ")
+    assert status.message.endswith("or when all must have stopped by themselves, at t125")
+    # Heard last at 5 s: the last heartbeats were those with which they entered.
+    actions = bench.live(ISOLATION_S + 5 - bench.now_s - 1)
+    assert planned(actions) == set()
+    assert planned(bench.live(1)) == {"p2", "p3"}
+    bench.all_are(RUNNING, 1, "p2", "p3")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.replaced_by) == (Cause.HEARTBEAT_LOST, ("p2", "p3"))
+
+
+def test_the_wait_does_not_change_the_status_again_and_again() -> None:
+    bench = isolated()
+    revision = bench.coordinator.revision
+    bench.tick(20.0)
+    assert bench.coordinator.revision == revision
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_proof"),
+    [
+        pytest.param(observation(), False, id="lost nodes"),
+        pytest.param(observation(gone=("p0", "p1")), False, id="deleted by force"),
+        pytest.param(observation(ended=("p0",)), True, id="one has ended"),
+        pytest.param(observation(gone=("p0",), is_accounted=True), True, id="one is gone, and was seen to end"),
+    ],
+)
+def test_only_what_the_cluster_knows_for_certain_ends_the_wait(seen: Observed, is_proof: bool) -> None:
+    bench = isolated()
+    bench.step(observation())
+    assert planned(bench.step(seen)) == ({"p2", "p3"} if is_proof else set())
+
+
+def test_a_pod_that_is_heard_again_is_told_to_leave_and_ends_the_wait_when_it_has() -> None:
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    plans = running_plans(bench, "p0", "p1")
+    del bench.sessions["p0"], bench.sessions["p1"]
+    bench.live(35)
+    actions = bench.join("p0", generation=1, plan=plans["p0"])
+    assert (sent(actions, Interrupt)["p0"].iteration, planned(actions)) == (0, set())
+    assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
+    assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p2", "p3"}
+
+
+def test_a_pod_that_is_heard_again_and_does_not_leave_holds_nothing_up_for_ever() -> None:
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    plans = running_plans(bench, "p0", "p1")
+    del bench.sessions["p0"], bench.sessions["p1"]
+    bench.live(35)
+    bench.join("p0", generation=1, plan=plans["p0"])
+    assert planned(bench.live(FOUR.timeouts.barrier_s + 1)) == {"p0", "p2", "p3"}
+
+
+def test_the_loss_of_one_of_two_active_pods_waits_for_nothing_more_than_before() -> None:
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    del bench.sessions["p0"]
+    bench.live(31)
+    assert planned(bench.all_are(READY, 0, "p1")) == {"p1", "p2", "p3"}
+
+
+def test_a_pod_that_said_that_its_workers_have_ended_is_proof_after_it_is_gone() -> None:
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    bench.states["p0"] = bench.workers(GONE, 0)
+    bench.report("p0", is_leaving=True)
+    for pod in ("p0", "p1"):
+        bench.step(AgentDisconnected(bench.sessions.pop(pod)))
+    assert bench.status().reason is not Reason.WAITING_FOR_ISOLATION
+    bench.live(6)
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_two_pods_that_leave_together_are_waited_for_until_one_has_left() -> None:
+    bench = Bench(FOUR)
+    bench.run(*PODS)
+    actions = [*bench.report("p0", is_leaving=True), *bench.report("p1", is_leaving=True)]
+    assert planned(actions) == set()
+    assert planned(bench.all_are(READY, 0, "p1")) >= {"p2", "p3"}
+
+
+def test_the_only_pod_of_a_world_is_replaced_as_fast_as_ever() -> None:
+    bench = Bench(replace(SETTINGS, replicas=1))
+    bench.run("p0", "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    assert planned(bench.live(6)) == {"p1"}
+
+
+# -------------------------------------------------------------------------------------------- a new rendezvous
+
+
+def restarted(iteration: int) -> Bench:
+    """Return a new coordinator that knows that there was an iteration."""
+    bench = Bench(FOUR)
+    bench.coordinator = Coordinator(FOUR, 0.0, 2, iteration)
+    return bench
+
+
+def test_a_first_start_does_not_wait() -> None:
+    bench = restarted(-1)
+    assert planned([action for pod in PODS for action in bench.join(pod)]) == set(PODS)
+
+
+def test_a_new_rendezvous_that_hears_only_pods_of_later_waits_from_its_own_start() -> None:
+    bench = restarted(3)
+    for pod in ("n0", "n1", "n2", "n3"):
+        bench.join(pod)
+    status = bench.status()
+    assert status.reason is Reason.WAITING_FOR_ISOLATION
+    assert status.message.startswith("the pods of an earlier iteration are not heard and may train on together: ")
+    assert planned(bench.live(ISOLATION_S - 1)) == set()
+    assert len(planned(bench.live(1))) == 4
+    assert bench.status().iteration == 4
+
+
+def test_a_new_rendezvous_does_not_wait_for_pods_whose_end_the_operator_has_seen() -> None:
+    bench = restarted(3)
+    pods = {f"uid-n{i}": PodObservation(f"n{i}", "n", ()) for i in range(4)}
+    bench.step(Observed(Observation(pods, True)))
+    for pod in ("n0", "n1", "n2"):
+        bench.join(pod)
+    bench.tick(5.0)
+    # n3 runs and is not heard: who knows what it does.
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    assert len(planned(bench.join("n3"))) == 4
+
+
+def test_a_new_rendezvous_that_hears_only_the_spares_of_a_plan_waits_from_its_own_start() -> None:
+    before = Bench(FOUR)
+    before.run(*PODS)
+    plans = running_plans(before, "p2", "p3")
+    bench = restarted(0)
+    for pod in ("p2", "p3"):
+        bench.join(pod, generation=1, plan=plans[pod])
+    assert planned(bench.live(ISOLATION_S - 1)) == set()
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    assert planned(bench.live(1)) == {"p2", "p3"}
+
+
+def test_pods_that_have_left_an_older_iteration_are_no_proof_of_the_end_of_a_newer_one() -> None:
+    before = Bench(FOUR)
+    before.run(*PODS)
+    plans = running_plans(before, "p0", "p1")
+    bench = restarted(1)
+    for pod in ("p0", "p1"):
+        bench.states[pod] = bench.workers(READY, 0)
+        bench.join(pod, generation=1, plan=plans[pod])
+    assert planned(bench.live(ISOLATION_S - 1)) == set()
+    assert planned(bench.live(1)) == {"p0", "p1"}
+
+
+def test_a_world_that_is_taken_over_whole_is_the_newest() -> None:
+    before = Bench(FOUR)
+    before.run(*PODS)
+    plans = running_plans(before, "p0", "p1")
+    bench = restarted(1)
+    for pod in ("p0", "p1"):
+        bench.states[pod] = bench.workers(RUNNING, 0)
+        bench.join(pod, generation=1, plan=plans[pod])
+    assert bench.status().phase is JobPhase.RUNNING
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0")
+    assert planned(bench.all_are(READY, 0, "p1")) == {"p0", "p1"}
+
+
+def test_the_isolation_time_grows_with_the_timeouts_that_it_must_exceed() -> None:
+    assert Timeouts().isolation_limit_s == 120.0
+    assert Timeouts(heartbeat_s=600.0).isolation_limit_s == 1210.0
+    assert Timeouts(isolation_s=40.0).isolation_limit_s == 40.0
