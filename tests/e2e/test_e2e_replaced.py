@@ -37,7 +37,9 @@ async def training_pods(bench: Bench) -> list[str]:
 
 def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(bench: Bench) -> None:
     async def scenario() -> None:
-        document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod", "limit": 9}]})
+        # What was deleted by force may train on: a new rendezvous waits so long for the end of the only pod.
+        boxes = {"softSeconds": 4, "hardSeconds": 6, "barrierSeconds": 60, "startupSeconds": 60, "heartbeatSeconds": 8}
+        document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod", "limit": 9}]}, timeouts=boxes)
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
             await wait_status(bench, "a job that trains", lambda _status: True)
