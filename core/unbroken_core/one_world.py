@@ -8,7 +8,7 @@ A world goes on for as long as all of its pods do. So it has stopped when
 
 Mostly the first is known at once. It is not when all pods with ranks are cut off together and a spare is heard, or
 when a new rendezvous, or one that was out of touch, hears only pods that had no part in that world. The only pod of a
-world has a shorter rule of its own, by which it has stopped before it is given up. See docs/design/0006-one-world.md.
+world has a shorter rule of its own, by which it has stopped before it is given up. See docs/design/0008-one-world.md.
 """
 
 from collections.abc import Iterator
