@@ -18,6 +18,7 @@ import sys
 import tempfile
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil  # noqa: F401 - workers use it
@@ -51,8 +52,10 @@ class Zygote:
     def __init__(self, address: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
+        # Under its name it is there once it can be connected to.
+        self._listener.bind(f"{address}.new")
         self._listener.listen(64)
+        Path(f"{address}.new").rename(address)
         self._wakeup, wakeup = socket.socketpair()
         for end in (self._wakeup, wakeup):
             end.setblocking(False)
