@@ -5,9 +5,9 @@
 From the instant of the fault (CLOCK_MONOTONIC, read by the failing worker) until ALL surviving workers have finished
 their first collective after the restart.
 
-- unbroken: `unbroken run` with one pod of N workers: real rendezvous, agent and launcher. The launcher starts each
-  worker as a process of its own, which imports torch itself; nobody is forked. For a kill there are N pods of one
-  worker, each with its agent and launcher; the killed one is not replaced (rungs in-process and world), as the peer
+- unbroken: `unbroken run` with one pod of N workers: real rendezvous, agent and launcher. The launcher forks
+  workers from a process that has imported torch, as it does by default. For a kill there are N pods of one worker,
+  each with its agent and launcher; the killed one is not replaced (rungs in-process and world), as the peer
   does not replace it either. `--kinds pods,spare` shows an exception in such pods, and a kill with one warm spare;
   `--kinds hang,blocked` a Python loop that does not ping, and a call that does not return, in one pod, with a soft
   timeout of 1 s and a hard one of 2 s: the figures contain the soft one, and `blocked` the quarter of the difference
