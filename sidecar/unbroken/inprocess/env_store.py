@@ -40,6 +40,10 @@ def interruptible_env() -> Iterator[None]:
 
 def _handler(original: _Handler) -> _Handler:
     def connect(url: str, timeout: datetime.timedelta = datetime.timedelta(minutes=30), **options: Any) -> Any:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # Rank 0 serves this store itself, and waits in it for the others: a short try would end it too early.
+            yield from original(url, timeout=timeout, **options)
+            return
         deadline_s = time.monotonic() + timeout.total_seconds()
         while (generator := _try(original, url, deadline_s, options)) is None:
             _wait_for_server(deadline_s)
@@ -58,7 +62,7 @@ def _try(original: _Handler, url: str, deadline_s: float, options: dict[str, Any
     try:
         first = next(generator)
     except _connection_errors():
-        if remaining <= TRY_TIMEOUT or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if remaining <= TRY_TIMEOUT:
             raise
         return None
     return itertools.chain((first,), generator)
