@@ -242,6 +242,8 @@ class Forking:
         due = [start.overdue_at_s for start in self._starts.values() if start.talk is not None]
         if self._phase is Phase.IMPORTING:
             due.append(self._overdue_at_s)
+        elif len(due) < len(self._starts):
+            due.append(0.0)  # The order is still to be given, or nobody is left to take it.
         return min(due, default=None)
 
     def is_starting(self, local_rank: int) -> bool:

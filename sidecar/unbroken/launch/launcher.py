@@ -84,11 +84,12 @@ class Launcher:
             self._link.flush()
             for order in self._link.receive(time.monotonic()):
                 self._obey(order)
-        self._workers.advance_starts(time.monotonic())
         self._move_output(ready)
         # Always: a byte of SIGCHLD may have been lost in a full socket, and looking costs one call.
         if self._workers.reap() and not self._is_leaving and self._exit_code is None:
             self._workers.start_waiting(time.monotonic())
+        # After what orders starts, and what ends the fork server: nothing else may happen for a minute.
+        self._workers.advance_starts(time.monotonic())
         self._check_deadlines(time.monotonic())
 
     def _wait(self, wake: socket.socket) -> set[int]:
