@@ -20,7 +20,7 @@ def train(call: inprocess.CallWrapper) -> None:
         if fault.exists():
             fault.unlink()
             raise RuntimeError("a fault of the test")
-        time.sleep(0.05)
+        time.sleep(0.05)  # The pace of the steps; nothing waits for it.
 
 
 train()

@@ -57,6 +57,7 @@ class Prometheus:
         if since_s is None:
             found = [item["value"] for item in self.get("query", query=expression)["result"]]
         else:
+            # Prometheus keeps its samples by the wall clock; what is asserted is that there are any.
             span = {"start": str(since_s), "end": str(time.time()), "step": str(SCRAPE_S)}
             found = [
                 pair for item in self.get("query_range", query=expression, **span)["result"] for pair in item["values"]

@@ -67,7 +67,7 @@ def train(call: inprocess.CallWrapper) -> str:
         dist.all_reduce(done)
         if done.item():
             break
-        time.sleep(0.01)
+        time.sleep(0.01)  # The pace of the steps; nothing waits for it.
     dist.barrier()
     dist.destroy_process_group()
     return f"{os.environ['RANK']} in {iteration}"

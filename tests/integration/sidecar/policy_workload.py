@@ -69,7 +69,7 @@ class Backwards(ra.RankAssignment):
         if (flags / "raise").exists():
             raise KeyError("no plan for this")
         while (flags / "hang").exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # Hangs as Python code does; the job ends it.
         ctx = ra.ShiftRanks()(ctx)
         ctx.state.rank = ctx.state.world_size - 1 - (ctx.state.rank or 0)
         return ctx
@@ -110,7 +110,7 @@ def train(call: inprocess.CallWrapper) -> None:
     note(f"started-{POD}", rank)
     while not Path(os.environ["TEST_DONE"]).exists():
         call.ping()
-        time.sleep(0.01)
+        time.sleep(0.01)  # The pace of the steps; nothing waits for it.
 
 
 train()

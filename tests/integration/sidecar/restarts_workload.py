@@ -82,7 +82,7 @@ def main(num_restarts: int, every: int, samples: Path) -> None:
                 raise Injected(f"in iteration {call.iteration}")
             dist.all_reduce(total)
         while not Path(os.environ["TEST_DONE"]).exists():
-            time.sleep(0.01)
+            time.sleep(0.01)  # Until the run is ended; the test bounds it.
         dist.destroy_process_group()
 
     train()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from unbroken import inprocess
 
 _CONNECT_LIMIT_S = 60.0
+STEP_S = 0.01
+"""The pace of steps, and of tries to connect; no test waits for it."""
 
 
 def note(name: str, rank: int) -> None:
@@ -43,7 +45,7 @@ def meet(rank: int, size: int) -> list[socket.socket]:
         except ConnectionRefusedError:
             if time.monotonic() > until_s:
                 raise
-            time.sleep(0.02)
+            time.sleep(STEP_S)
 
 
 def hear(peer: socket.socket) -> bytes:
@@ -72,7 +74,7 @@ def train_without_torch() -> None:
         if not is_noted:
             note("started", rank)
             is_noted = True
-        time.sleep(0.01)
+        time.sleep(STEP_S)
     note("finished", rank)
 
 
@@ -96,7 +98,7 @@ def train(call: "inprocess.CallWrapper | None" = None) -> int:
             is_noted = True
         if total[1].item() > 0:
             break
-        time.sleep(0.01)
+        time.sleep(STEP_S)
     dist.destroy_process_group()
     note("finished", rank)
     return rank

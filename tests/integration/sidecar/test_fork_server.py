@@ -56,7 +56,7 @@ how = os.environ["UNBROKEN_HOW"]
 def fail():
     raise ValueError("no data")
 if how == "thread":
-    threading.Thread(target=lambda: (time.sleep(0.05), print("thread is over", flush=True))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread is over", flush=True))).start()
 elif how == "raise":
     try:
         {}["key"]

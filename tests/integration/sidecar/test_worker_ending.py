@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from unbroken.agent.death_watch import DeathWatch
 from unbroken.agent.page import StampPage
@@ -74,14 +75,6 @@ def worker(
         process.communicate(timeout=LIMIT_S)
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "the condition did not become true"
-        time.sleep(0.005)
-
-
 def test_death_and_exit_code_are_known_before_the_process_is_reaped(
     page: Path, watch: DeathWatch, deaths: "queue.Queue[tuple[int, int]]"
 ) -> None:
@@ -91,12 +84,15 @@ def test_death_and_exit_code_are_known_before_the_process_is_reaped(
         watch.watch(1, 4)
         process.send_signal(signal.SIGKILL)
         assert deaths.get(timeout=LIMIT_S) == (1, 4)
-        wait_until(lambda: exit_status(process.pid) == signal.SIGKILL)
-    body = "import threading; threading.Timer(0.1, os._exit, (3,)).start()"
+        wait_until(lambda: exit_status(process.pid) == signal.SIGKILL, "SIGKILL in /proc")
+    body = "import threading; threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(3))).start()"
     with worker(page, 1, body) as process:
         watch.watch(1, 5)
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
         assert deaths.get(timeout=LIMIT_S) == (1, 5)
-        wait_until(lambda: exit_status(process.pid) == 3 << 8)
+        wait_until(lambda: exit_status(process.pid) == 3 << 8, "exit code 3 in /proc")
     assert deaths.empty()
 
 
@@ -166,7 +162,7 @@ def kill(workers: Workers) -> None:
     """Kill the process, and wait until it can be seen how it ends; it is not reaped."""
     pid = workers.states[0].pid
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: exit_status(pid) is not None)
+    wait_until(lambda: exit_status(pid) is not None, "exit status in /proc")
 
 
 def test_next_process_waits_until_the_one_before_is_reaped(tmp_path: Path) -> None:

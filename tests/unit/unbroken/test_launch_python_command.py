@@ -63,9 +63,9 @@ def test_what_a_fork_could_not_become_is_left_alone(words: list[str]) -> None:
 def test_module_is_looked_for_in_the_working_directory_first() -> None:
     command = parse_command(["python", "-m", "a.b"])
     assert command is not None
-    found = list(main_files(command, Path("/work"), ["/lib"]))
+    found = list(main_files(command, Path("/home"), ["/lib"]))
     assert found == [
-        Path(path) for path in ("/work/a/b.py", "/work/a/b/__main__.py", "/lib/a/b.py", "/lib/a/b/__main__.py")
+        Path(path) for path in ("/home/a/b.py", "/home/a/b/__main__.py", "/lib/a/b.py", "/lib/a/b/__main__.py")
     ]
 
 

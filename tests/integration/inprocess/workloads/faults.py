@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 import weakref
 
 import psutil
@@ -12,7 +11,7 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
-from .script import exists, is_first, my_rank, note, start, total
+from .script import is_first, my_rank, note, start, total, wait_for_file
 
 
 def exception_once() -> None:
@@ -107,8 +106,7 @@ def finishes_at_different_times() -> None:
     def train(call: inprocess.CallWrapper) -> str:
         note("ran", iteration=call.iteration)
         if is_first(call) and my_rank() == 1:
-            while not exists("TEST_GO"):
-                time.sleep(0.01)
+            wait_for_file("TEST_GO")
             raise ValueError("injected")
         return f"{my_rank()} in {call.iteration}"
 

@@ -8,7 +8,10 @@ import time
 
 from unbroken import inprocess
 
-from .script import HANG_S, exists, is_first, my_rank, note, one_fault, start, total
+from .script import HANG_S, LIMIT_S, is_first, my_rank, note, one_fault, start, total, wait_for_file
+
+CLEAN_UP_S = 0.4
+"""Long enough for an interruption to come in between, if it could; no test asserts it."""
 
 
 def cleans_up() -> None:
@@ -20,8 +23,7 @@ def cleans_up() -> None:
         if not is_first(call):
             return int(total())
         if my_rank() == 1:
-            while not exists("TEST_GO"):
-                time.sleep(0.01)
+            wait_for_file("TEST_GO")
             raise ValueError("injected")
         try:
             try:
@@ -29,10 +31,10 @@ def cleans_up() -> None:
                 total()
             finally:
                 note("first begins")
-                time.sleep(0.4)
+                time.sleep(CLEAN_UP_S)
                 note("first ends")
         finally:
-            deadline_s = time.monotonic() + 0.4
+            deadline_s = time.monotonic() + CLEAN_UP_S
             while time.monotonic() < deadline_s:
                 sum(range(100))
             note("second ends")
@@ -50,14 +52,12 @@ def atomic() -> None:
         if not is_first(call):
             return int(total())
         if my_rank() == 1:
-            while not exists("TEST_GO"):
-                time.sleep(0.01)
+            wait_for_file("TEST_GO")
             raise ValueError("injected")
         with call.atomic():
             with call.atomic():
                 note("enters")
-                while not exists("TEST_DONE"):
-                    time.sleep(0.01)
+                wait_for_file("TEST_DONE")
             note("leaves", iteration=call.iteration)
         try:
             time.sleep(HANG_S)
@@ -83,9 +83,13 @@ def bystanders() -> None:
     ticks = [0]
     stop = threading.Event()
 
+    ticked = threading.Condition()
+
     def tick() -> None:
         while not stop.wait(0.005):
-            ticks[0] += 1
+            with ticked:
+                ticks[0] += 1
+                ticked.notify()
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
@@ -95,9 +99,9 @@ def bystanders() -> None:
         return one_fault(call)
 
     value = train()
-    seen = ticks[0]
-    while ticks[0] < seen + 3:
-        time.sleep(0.005)
+    with ticked:
+        seen = ticks[0]
+        ticked.wait_for(lambda: ticks[0] >= seen + 3, LIMIT_S)
     client.sendall(b"still")
     os.kill(os.getpid(), signal.SIGTERM)
     after = {number: signal.getsignal(number) for number in signal.valid_signals()}

@@ -9,7 +9,7 @@ import psutil
 
 from unbroken import inprocess
 
-from .script import exists, is_first, my_rank, note, start, total
+from .script import STEP_S, exists, is_first, my_rank, note, start, total, wait_for_file
 
 
 def steps() -> None:
@@ -23,7 +23,7 @@ def steps() -> None:
         while total(float(exists("TEST_DONE"))) == 0:
             step += 1
             call.ping(step=step)
-            time.sleep(0.01)
+            time.sleep(STEP_S)
         return world
 
     note("returned", value=train())
@@ -37,8 +37,7 @@ def lost_before_connecting() -> None:
     def train(call: inprocess.CallWrapper) -> int:
         if call.iteration == 1 and my_rank() == victim:
             note("victim")
-            while not exists("TEST_GO"):
-                time.sleep(0.01)
+            wait_for_file("TEST_GO")
             os.kill(os.getpid(), signal.SIGKILL)
         note("connects", iteration=call.iteration)
         start()
@@ -55,8 +54,8 @@ def store_is_gone() -> None:
     @inprocess.Wrapper()
     def train(call: inprocess.CallWrapper) -> int:
         note("waits")
-        while is_first(call) and not exists("TEST_GO"):
-            time.sleep(0.01)
+        if is_first(call):
+            wait_for_file("TEST_GO")
         note("connects")
         return int(start())
 
@@ -75,12 +74,11 @@ def forks() -> None:
                 with call.atomic():
                     call.ping(step=99)
                 note("child", threads=threading.active_count(), sockets=agent_sockets())
-                while not exists("TEST_DONE"):
-                    time.sleep(0.01)
+                wait_for_file("TEST_DONE")
                 os._exit(0)
             note("forked", child=child, sockets=agent_sockets())
         while total(float(exists("TEST_GO"))) == 0:
-            time.sleep(0.01)
+            time.sleep(STEP_S)
         if is_first(call):
             if my_rank() == 0:
                 raise ValueError("injected")

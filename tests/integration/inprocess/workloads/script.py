@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from unbroken import inprocess
 
 HANG_S = 3600.0
 """A hang that only an interruption ends; no test waits so long."""
+LIMIT_S = 120.0
+"""A test that does not come to write its file by then has failed."""
+STEP_S = 0.01
+"""What a step of training would take, so that a loop of them leaves others the processor; nobody waits for it."""
 
 
 def note(name: str, **values: Any) -> None:
@@ -45,6 +50,16 @@ def start() -> float:
 def exists(variable: str) -> bool:
     """Return whether the file that the variable names is there."""
     return Path(os.environ[variable]).exists()
+
+
+def wait_for_file(variable: str) -> None:
+    """Wait in Python code, which an interruption can leave, until the test has written the file."""
+    # tests/waiting.py belongs to pytest, which is not to be in a worker.
+    until_s = time.monotonic() + LIMIT_S
+    while not exists(variable):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{os.environ[variable]}: want this file within {LIMIT_S:g} s, got none")
+        time.sleep(STEP_S)
 
 
 def is_first(call: inprocess.CallWrapper) -> bool:

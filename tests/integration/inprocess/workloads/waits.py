@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
-from .script import HANG_S, exists, is_first, my_rank, note, start, total
+from .script import HANG_S, is_first, my_rank, note, start, total, wait_for_file
 
 
 def compute() -> None:
@@ -51,8 +51,7 @@ def blocked_in() -> None:
         if is_first(call):
             note("blocks")
             if my_rank() == 1:
-                while not exists("TEST_GO"):
-                    time.sleep(0.01)
+                wait_for_file("TEST_GO")
                 raise ValueError("injected")
             BLOCKS[os.environ["TEST_BLOCK"]]()
         return int(total())
