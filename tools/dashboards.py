@@ -266,14 +266,7 @@ JOB_BOARD = Board(
                 "Culprits of the last 20 recoveries",
                 "short",
                 one(job("sum by (node, domain, cause) (unbroken_recent_culprits{})")),
-                width=12,
-            ),
-            Panel(
-                "number",
-                "Workers that failed a health check",
-                "short",
-                one(job('sum(increase(unbroken_restarts_total{cause="unhealthy", }[$__range]))')),
-                width=4,
+                width=16,
             ),
             Panel(
                 "bars", "Spare ranks by domain", "short", one(job("max by (domain) (unbroken_spares{})"), "{{domain}}")
@@ -285,6 +278,13 @@ JOB_BOARD = Board(
                 "Workers by phase",
                 "short",
                 one(job("sum by (phase) (unbroken_agent_workers{})"), "{{phase}}"),
+            ),
+            Panel(
+                "checks",
+                "Health checks",
+                "short",
+                one(job("min by (check) (unbroken_health_check{})"), "{{check}}"),
+                "Of the script: fails where its last run failed on a worker of any pod.",
             ),
             Panel(
                 "lines",
@@ -309,14 +309,12 @@ JOB_BOARD = Board(
                 "Refused",
                 "short",
                 one(job("sum by (reason) (increase(unbroken_refused_total{}[$__rate_interval]))"), "{{reason}}"),
-                width=12,
             ),
             Panel(
                 "lines",
                 "Generation of the rendezvous",
                 "short",
                 one(job("max(unbroken_generation{})"), "generation"),
-                width=12,
             ),
         ),
     },
@@ -414,15 +412,26 @@ def _columns() -> timeseries.Panel:
     return _stacked().draw_style(looks.GraphDrawStyle.BARS).fill_opacity(80).line_width(1)
 
 
+def _timeline() -> statetimeline.Panel:
+    return statetimeline.Panel().legend(_legend()).show_value(looks.VisibilityMode.NEVER).fill_opacity(80)
+
+
 def _reduced() -> common.ReduceDataOptions:
     return common.ReduceDataOptions().calcs(["lastNotNull"])
 
 
+CHECKED = models.ValueMap(
+    options={
+        "0": models.ValueMappingResult(text="fails", color="red", index=1),
+        "1": models.ValueMappingResult(text="passes", color="green", index=0),
+    }
+)
 KINDS: dict[str, Callable[[], Any]] = {
     "lines": _lines,
     "layers": _stacked,
     "columns": _columns,
-    "states": lambda: statetimeline.Panel().legend(_legend()).show_value(looks.VisibilityMode.NEVER).fill_opacity(80),
+    "checks": lambda: _timeline().mappings([CHECKED]),
+    "states": _timeline,
     "number": lambda: stat.Panel().reduce_options(_reduced()).graph_mode(looks.BigValueGraphMode.NONE),
     "bars": lambda: (
         bargauge.Panel()

@@ -436,6 +436,8 @@ class WorkerReport:
     keys: tuple[str, ...] = ()
     """Both in every phase: a new agent or rendezvous may ask at any time."""
     answer: Answer | None = None
+    checks: tuple[tuple[str, bool], ...] = ()
+    """(name of a health check, whether it passed) of the last run of each in this process; empty before the first."""
 
 
 @dataclass(frozen=True)

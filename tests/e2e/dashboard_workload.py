@@ -9,7 +9,7 @@ from unbroken import inprocess
 FLAGS = Path(os.environ["FLAGS"])
 
 
-@inprocess.Wrapper()
+@inprocess.Wrapper(health_check=inprocess.health_check.FaultCounter())
 def train(call: inprocess.CallWrapper) -> None:
     """Count steps, again from the first after each fault, as after a restart from a checkpoint."""
     step = 0

@@ -1,6 +1,6 @@
 """The agent's metrics, read from the member at each scrape: nothing is counted on the way of a recovery."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -8,6 +8,11 @@ from prometheus_client.registry import Collector
 
 from unbroken.agent.member import Member
 from unbroken_core.reasons import WorkerPhase
+
+MAX_CHECKS = 8
+"""Health checks with a series of their own; they are named by the script."""
+_OTHER_CHECKS = "other"
+_MAX_NAME = 64
 
 
 class MemberCollector(Collector):
@@ -39,6 +44,23 @@ class MemberCollector(Collector):
         )
         unauthorized.add_metric([], self._num_unauthorized())
         yield unauthorized
+        checks = GaugeMetricFamily(
+            "unbroken_health_check",
+            "1 when the last run of a health check passed on all workers of this pod that ran it, 0 otherwise.",
+            labels=["check"],
+        )
+        for name, is_passed in join_checks(place.checks for place in self._member.places).items():
+            checks.add_metric([name], int(is_passed))
+        yield checks
+
+
+def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
+    """Return whether each check passed wherever it was run; all but the first MAX_CHECKS in one, by name."""
+    joined: dict[str, bool] = {}
+    for name, is_passed in sorted((name[:_MAX_NAME], is_passed) for place in found for name, is_passed in place):
+        key = name if name in joined or len(joined) < MAX_CHECKS else _OTHER_CHECKS
+        joined[key] = joined.get(key, True) and is_passed
+    return joined
 
 
 def render_metrics(

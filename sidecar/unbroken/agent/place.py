@@ -68,6 +68,8 @@ class Place:
     """Whether its main thread has ended; the launcher will find out what that means."""
     inspected: int = -1
     """Incarnation of which the attached launcher was asked how it ends."""
+    checks: tuple[tuple[str, bool], ...] = ()
+    """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
 
@@ -103,6 +105,7 @@ class Place:
     def hear(self, report: WorkerReport) -> None:
         """Take the worker's word."""
         self.worker = report
+        self.checks = report.checks or self.checks
         if report.phase is WorkerPhase.READY:
             self.must_be_ready_by_s = None
             self.found = None

@@ -116,7 +116,7 @@ class CallWrapper:
         """
         if self._progress.ping(step):
             self._is_pinged = True
-            self._link.report(WorkerReport(WorkerPhase.RUNNING, self._iteration, has_progress=True))
+            self._report(WorkerPhase.RUNNING)
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the function is not interrupted; it may be nested.
@@ -307,6 +307,9 @@ class CallWrapper:
     def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
         def body() -> Any:
             self._plugins.prepare(self.state)
+            if self._plugins.health.is_news:
+                # Results go with the reports that there are anyway: this is for the first, and after a failure.
+                self._report(WorkerPhase.RUNNING)
             self._is_in_function = True
             return function()
 
@@ -425,6 +428,7 @@ class CallWrapper:
                 fault=fault,
                 has_progress=self._is_pinged,
                 answer=answer,
+                checks=self._plugins.health.tell(),
             )
         )
 

@@ -1,9 +1,11 @@
 """The plug-ins of the wrapped functions that run now: those of the call, then of wrapped functions inside of it."""
 
 import logging
+from dataclasses import replace
 
 from unbroken.inprocess.abort import Abort
 from unbroken.inprocess.exception import RestartAbort
+from unbroken.inprocess.health_record import HealthRecord
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.policy import violation
 from unbroken.inprocess.state import FrozenState
@@ -15,7 +17,9 @@ class Plugins:
     """Innermost first, wherever something ends."""
 
     def __init__(self, options: Options) -> None:
-        self._layers = [options]
+        self.health = HealthRecord()
+        """What the health checks of all layers said last."""
+        self._layers = [self._watched(options)]
 
     @property
     def depth(self) -> int:
@@ -24,7 +28,7 @@ class Plugins:
 
     def enter(self, options: Options) -> None:
         """A wrapped function begins inside of the others."""
-        self._layers.append(options)
+        self._layers.append(self._watched(options))
 
     def cut(self, depth: int) -> None:
         """Forget all but the outermost so many."""
@@ -79,6 +83,10 @@ class Plugins:
                     layer.terminate(state)
         except Exception as error:
             raise error from reason
+
+    def _watched(self, options: Options) -> Options:
+        check = options.health_check
+        return options if check is None else replace(options, health_check=self.health.watch(check))
 
     def _inside_out(self) -> list[Options]:
         return self._layers[::-1]
