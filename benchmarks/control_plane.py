@@ -30,7 +30,7 @@ from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, 
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_core.wire import decode, encode
 from unbroken_operator import layout
-from unbroken_operator.errors import KubeConflict, KubeNotFound
+from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable
 from unbroken_operator.informer import Informer
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.schema import custom_resource_definition, without_cel
@@ -304,6 +304,23 @@ class Bench:
                     return
                 await asyncio.sleep(1.0)
 
+    async def wait_for_account(self) -> None:
+        """Wait until the namespace can have pods: its service account is made a moment after it."""
+        item = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "first"},
+            "spec": {"containers": [{"name": "first", "image": "none"}]},
+        }
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await self.kube.create(self.path("pods"), item)
+                except (KubeRefused, KubeUnavailable):
+                    await asyncio.sleep(0.1)
+                else:
+                    return
+
     async def clear(self) -> None:
         """Delete everything in the namespace."""
         for resource in (layout.PLURAL, "pods", "services", "secrets"):
@@ -321,6 +338,7 @@ async def own_rate(bench: Bench, num: int) -> float:
     """Return how many pods a second the API server creates for this client."""
     container = {"name": "trainer", "image": "torch:2", "command": ["python3", "train.py"]}
     names = [f"bare-{index}" for index in range(num)]
+    await bench.wait_for_account()
 
     async def create(name: str) -> None:
         item = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}

@@ -50,7 +50,12 @@ async def run(config: Config) -> int:
         stack.push_async_callback(kube.close)
         client = await stack.enter_async_context(RendezvousClient())
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-        lease = None if config.lease is None else Lease(kube, config.lease, identity, config.lease_s)
+        lease = None
+        if config.lease is not None:
+            # With connections of its own: a renewal must not stand in line behind the calls of all jobs.
+            electorate = await Kube.connect(config.kubeconfig, metrics.count_call)
+            stack.push_async_callback(electorate.close)
+            lease = Lease(electorate, config.lease, identity, config.lease_s)
 
         def is_ready() -> bool:
             # One who waits for the lease is ready to take over.

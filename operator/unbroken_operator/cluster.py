@@ -3,7 +3,7 @@
 The own writes matter: without them a plan that runs before the watch has told of a new pod would create it twice.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,10 +31,11 @@ class PodStore:
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Owners of training pods that are no more and were seen to end, by uid."""
+        self._num_ended: Counter[str] = Counter()
 
     def num_ended(self, owner_uid: str) -> int:
         """Return how many training pods of a job are no more and were seen to end."""
-        return sum(owner == owner_uid for owner in self._ended.values())
+        return self._num_ended[owner_uid]
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that bear the job's label, by name."""
@@ -90,10 +91,13 @@ class PodStore:
             self._on_change(key)
 
     def _note_end(self, view: PodView) -> None:
-        if view.component == layout.TRAINER and view.has_ended:
-            self._ended[view.uid] = view.owner_uid
-            if len(self._ended) > MAX_TOMBSTONES:
-                self._ended.popitem(last=False)
+        if view.component != layout.TRAINER or not view.has_ended or view.uid in self._ended:
+            return
+        self._ended[view.uid] = view.owner_uid
+        self._num_ended[view.owner_uid] += 1
+        if len(self._ended) > MAX_TOMBSTONES:
+            _, owner = self._ended.popitem(last=False)
+            self._num_ended[owner] -= 1
 
 
 class ServiceStore:

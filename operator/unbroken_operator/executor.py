@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,25 +72,34 @@ class Executor:
 
     async def apply(self, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
         """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
-        refusals: list[Refusal] = []
-        position = 0
-        while position < len(actions):
-            batch = [actions[position]]
-            if isinstance(batch[0], CreatePod):
-                rest = actions[position : position + NUM_PARALLEL_CREATES]
-                end = next((i for i, item in enumerate(rest) if not isinstance(item, CreatePod)), len(rest))
-                batch = list(rest[:end])
-            position += len(batch)
-            outcomes = await asyncio.gather(*(self._do(action) for action in batch), return_exceptions=True)
-            for action, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, KubeRefused) and isinstance(action, CreatePod | CreateService | CreateSecret):
-                    refusals.append(Refusal(str(action.manifest["metadata"]["name"]), str(outcome)))
-                elif isinstance(outcome, BaseException):
-                    raise outcome
+        for is_new_pod, group in itertools.groupby(actions, lambda action: isinstance(action, CreatePod)):
+            refusals = await self._apply_group(group, NUM_PARALLEL_CREATES if is_new_pod else 1)
             if refusals:
                 # The rest would be refused as well: a quota, or the template.
-                return tuple(refusals)
+                return refusals
         return ()
+
+    async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[Refusal, ...]:
+        """Do all of it, some at a time; begin nothing more after the first that fails."""
+        refusals: list[Refusal] = []
+        failures: list[Exception] = []
+
+        async def some() -> None:
+            for action in actions:
+                try:
+                    await self._do(action)
+                except Exception as error:
+                    if isinstance(error, KubeRefused) and isinstance(action, CreatePod | CreateService | CreateSecret):
+                        refusals.append(Refusal(str(action.manifest["metadata"]["name"]), str(error)))
+                    else:
+                        failures.append(error)
+                if refusals or failures:
+                    return
+
+        await asyncio.gather(*(some() for _ in range(num_parallel)))
+        if failures:
+            raise failures[0]
+        return tuple(refusals)
 
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
@@ -185,9 +195,16 @@ class Executor:
             item = await self._shared.kube.create(self._path("pods"), action.manifest)
         except KubeConflict:
             # Created already, or a stranger's pod: then the next plan takes the next ordinal.
-            item = await self._shared.kube.get(f"{self._path('pods')}/{action.manifest['metadata']['name']}")
+            item = await self._conflicting_pod(str(action.manifest["metadata"]["name"]))
         if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
             self._shared.pods.upsert(item)
+
+    async def _conflicting_pod(self, name: str) -> dict[str, Any]:
+        try:
+            return await self._shared.kube.get(f"{self._path('pods')}/{name}")
+        except KubeNotFound as error:
+            # A quota that others change at this moment is a conflict as well.
+            raise KubeUnavailable(f"pod {name} could not be created, and does not exist") from error
 
     async def _delete_pod(self, action: DeletePod) -> None:
         path = f"{self._path('pods')}/{action.name}"

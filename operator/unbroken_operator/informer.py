@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
+from unbroken_operator.backoff import after_failure_s
 from unbroken_operator.errors import KubeError, KubeGone, KubeUnavailable
 
 logger = logging.getLogger(__name__)
 
 MAX_DELAY_S = 10.0
+MAX_BREAKS = 3
+SILENT_S = 0.2
+"""Pause after a watch that brought nothing, longer after each one more in a row."""
 
 
 class Source(Protocol):
@@ -44,20 +49,20 @@ class Informer:
         self._store = store
         self._selector = selector
         self.synced = asyncio.Event()
+        self._num_failures = 0
+        """In a row, until a watch brought something."""
 
     async def run(self) -> None:
         """Run until cancelled."""
-        delay_s = 0.0
         while True:
             try:
-                version = await self._list()
-                delay_s = 0.0
-                await self._watch(version)
-            except KubeGone:
-                logger.info("watch is too old, listing again path=%s", self._path)
+                await self._watch(await self._list())
             except KubeError as error:
-                delay_s = min(max(0.2, delay_s * 2), MAX_DELAY_S)
-                logger.warning("watch failed, trying again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
+                # A list costs the API server much: only what a watch brings shows that the next will be worth it.
+                self._num_failures += 1
+                delay_s = min(after_failure_s(error, self._num_failures - 1, random.random()), MAX_DELAY_S)
+                level = logging.INFO if isinstance(error, KubeGone) else logging.WARNING
+                logger.log(level, "watch failed, listing again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
                 await asyncio.sleep(delay_s)
             except Exception:
                 # The boundary of one watch: an object that nobody thought of must not make the operator blind.
@@ -72,19 +77,23 @@ class Informer:
 
     async def _watch(self, version: str) -> None:
         """Follow changes, over reconnections, until the version is too old or the server does not answer."""
-        num_failures = 0
+        num_breaks = num_silent = 0
         while True:
             try:
+                num_silent += 1
                 async for event in self._source.watch(self._path, version, self._selector):
                     version = event.item["metadata"]["resourceVersion"]
-                    num_failures = 0
+                    num_breaks = num_silent = self._num_failures = 0
                     self._take(event.type, event.item)
-            except KubeUnavailable:
+            except KubeUnavailable as error:
                 # The connection broke: go on where it was, unless the server is away for longer.
-                num_failures += 1
-                if num_failures > 3:
+                num_breaks += 1
+                if num_breaks > MAX_BREAKS:
                     raise
-                await asyncio.sleep(0.2 * num_failures)
+                await asyncio.sleep(after_failure_s(error, num_breaks, random.random()))
+            else:
+                # A server, or a proxy, that ends every watch at once is not to be asked without a pause.
+                await asyncio.sleep(min(SILENT_S * num_silent, MAX_DELAY_S))
 
     def _take(self, kind: str, item: dict[str, Any]) -> None:
         if kind == "DELETED":

@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 10.0
 WATCH_TIMEOUT_S = 290
 WATCH_SILENCE_S = 100.0
 """The API server sends a bookmark every minute: a watch that is silent for longer is dead."""
+NUM_PARALLEL = 64
+"""Calls at once. More of them wait here, where their time-out does not run yet: a slow API server is no absent one."""
 PAGE_SIZE = 500
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -70,11 +72,14 @@ class Kube:
     def __init__(self, api: ApiClient, on_call: CallObserver) -> None:
         self._api = api
         self._on_call = on_call
+        self._gate = asyncio.Semaphore(NUM_PARALLEL)
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, on_call: CallObserver = lambda *_: None) -> "Kube":
         """Read the kubeconfig, or the pod's service account when it is None. Raises InputError."""
         configuration = await load_configuration(kubeconfig)
+        # Calls are bounded here. Watches, some for each namespace, must not take the connections of calls.
+        configuration.connection_pool_maxsize = 0
         return cls(ApiClient(configuration), on_call)
 
     async def close(self) -> None:
@@ -146,14 +151,20 @@ class Kube:
         content_type: str = "application/json",
     ) -> JsonObject:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
-        response = await self._request(method, path, query=query, body=body, content_type=content_type, timeout=timeout)
+        async with self._gate:
+            response = await self._request(
+                method, path, query=query, body=body, content_type=content_type, timeout=timeout
+            )
+            try:
+                data = await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                raise KubeUnavailable(f"{method} {path}: answer broke off: {_text(error)}") from error
+            finally:
+                response.release()
         try:
-            data = await response.read()
             parsed = json.loads(data)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except ValueError as error:
             raise KubeUnavailable(f"{method} {path}: unreadable answer: {_text(error)}") from error
-        finally:
-            response.release()
         if not isinstance(parsed, dict):
             raise KubeUnavailable(f"{method} {path}: want a JSON object, got {type(parsed).__name__}")
         return parsed
@@ -183,7 +194,8 @@ class Kube:
             answer = await self._api.rest_client.request(
                 method, url, headers=headers, body=dict(body) if body is not None else None, _request_timeout=timeout
             )
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, ConfigException, TimeoutError, OSError) as error:
+            # ConfigException: the token is read again now and then, and may be in the middle of being replaced.
             self._on_call(verb, resource, "error")
             raise KubeUnavailable(f"{method} {path}: {_text(error)}") from error
         response: aiohttp.ClientResponse = answer.response

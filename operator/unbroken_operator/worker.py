@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import datetime
 import logging
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from unbroken_operator.actions import (
     PushObservation,
     without_lost_fields,
 )
+from unbroken_operator.backoff import after_failure_s
 from unbroken_operator.cluster import JobKey, version_of
 from unbroken_operator.errors import KubeError, KubeNotFound, KubeUnavailable
 from unbroken_operator.executor import Executor, Services
@@ -43,9 +45,7 @@ STARTING_SECRET_S = 10.0
 """While a pod starts on its node: it waits there for the Secret, should that have been deleted."""
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
-MAX_BACKOFF_S = 60.0
-MAX_ABSENCE_S = 15.0
-"""Between attempts while the API server is away: jobs go on soon after it is back."""
+BUG_PAUSE_S = 60.0
 
 
 class JobWorker:
@@ -100,9 +100,9 @@ class JobWorker:
                     self._wake.set()
                 except Exception:
                     # The boundary of one job: a bug that this one meets must not reach the others.
-                    logger.exception("plan failed by a bug, trying again job=%s/%s in_s=%.0f", *self.key, MAX_BACKOFF_S)
+                    logger.exception("plan failed by a bug, trying again job=%s/%s in_s=%.0f", *self.key, BUG_PAUSE_S)
                     self._shared.metrics.reconcile_errors.inc()
-                    await asyncio.sleep(MAX_BACKOFF_S)
+                    await asyncio.sleep(BUG_PAUSE_S)
                     self._wake.set()
                 await asyncio.sleep(MIN_PAUSE_S)
         finally:
@@ -175,10 +175,7 @@ class JobWorker:
             await self.check_existence()
         if self.is_gone:
             return
-        limit_s = MAX_ABSENCE_S if isinstance(error, KubeUnavailable) else MAX_BACKOFF_S
-        delay_s = min(0.2 * 2 ** min(num_errors, 12), limit_s)
-        if isinstance(error, KubeUnavailable) and error.retry_after_s is not None:
-            delay_s = error.retry_after_s
+        delay_s = after_failure_s(error, num_errors, random.random())
         logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
         await asyncio.sleep(delay_s)
 
