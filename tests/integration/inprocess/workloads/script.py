@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,15 @@ def wait_for_file(variable: str) -> None:
     while not exists(variable):
         if time.monotonic() > until_s:
             raise TimeoutError(f"{os.environ[variable]}: want this file within {LIMIT_S:g} s, got none")
+        time.sleep(STEP_S)
+
+
+def settle() -> None:
+    """Wait until the groups and stores of former iterations are destroyed, which happens in the background."""
+    until_s = time.monotonic() + LIMIT_S
+    while any(thread.name == "unbroken-destroy" for thread in threading.enumerate()):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"old groups: want them destroyed within {LIMIT_S:g} s, they are not")
         time.sleep(STEP_S)
 
 
