@@ -22,6 +22,7 @@ from unbroken_operator.lease import Lease
 from unbroken_operator.metrics import OperatorMetrics
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.webhook import reviewing
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ async def run(config: Config) -> int:
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
+        await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
             return 0

@@ -23,6 +23,15 @@ class Address:
 
 
 @dataclass(frozen=True)
+class Webhook:
+    """Where reviews of jobs are served."""
+
+    listen: Address
+    certificates: Path
+    """Folder with tls.crt and tls.key, which may come late and be replaced."""
+
+
+@dataclass(frozen=True)
 class Config:
     """Validated settings."""
 
@@ -39,6 +48,7 @@ class Config:
     lease: LeaseName | None = None
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
+    webhook: Webhook | None = None
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -76,6 +86,12 @@ def parse(arguments: list[str] | None = None) -> Config:
         default=8,
         help="another operator takes over when the holder was silent for so long (default: 8)",
     )
+    parser.add_argument(
+        "--webhook-listen", metavar="ADDRESS:PORT", help="answer the API server's reviews of jobs there, over HTTPS"
+    )
+    parser.add_argument(
+        "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; taken anew when they change"
+    )
     options = parser.parse_args(arguments)
     namespaces = tuple(dict.fromkeys(options.namespace or ()))
     for name in namespaces:
@@ -98,7 +114,17 @@ def parse(arguments: list[str] | None = None) -> Config:
         force_delete_after_s=options.force_delete_after_seconds,
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
+        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
     )
+
+
+def _webhook(listen: str | None, folder: str | None) -> Webhook | None:
+    address = _address("--webhook-listen", listen)
+    if address is None and not folder:
+        return None
+    if address is None or not folder:
+        raise InputError("--webhook-listen, --webhook-certificates: want both or none, got one")
+    return Webhook(address, Path(folder))
 
 
 def _lease(text: str | None) -> LeaseName | None:

@@ -39,6 +39,18 @@ class OperatorMetrics:
             ["verb", "resource", "outcome"],
             registry=self.registry,
         )
+        self.reviews = Counter(
+            "unbroken_operator_reviews",
+            "Reviews of jobs that the API server asked the webhook for",
+            ["outcome"],
+            registry=self.registry,
+        )
+        for outcome in ("allowed", "refused", "unreadable"):
+            self.reviews.labels(outcome)
+
+    def count_review(self, outcome: str) -> None:
+        """Count one review: allowed, refused or unreadable."""
+        self.reviews.labels(outcome).inc()
 
     def count_call(self, verb: str, resource: str, outcome: str) -> None:
         """Count one call to the API server."""

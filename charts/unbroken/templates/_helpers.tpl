@@ -46,6 +46,38 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .registry -}}{{- printf "%s/%s" (trimSuffix "/" .registry) $name -}}{{- else -}}{{- $name -}}{{- end -}}
 {{- end -}}
 
+{{- define "unbroken.webhookName" -}}
+{{ include "unbroken.name" . }}-webhook
+{{- end -}}
+
+{{- /* Different for each way to make it, so that helm takes away only what it has made. */ -}}
+{{- define "unbroken.webhookSecret" -}}
+{{ include "unbroken.webhookName" . }}-{{ ternary "issued" "certificate" .Values.webhook.certManager.enabled }}
+{{- end -}}
+
+{{- /*
+The webhook's certificate that helm has made, base64 by file, and when the next upgrade makes another one, in seconds
+since 1970: the one in the cluster as long as it holds for two more years. Nothing when cert-manager makes it.
+*/ -}}
+{{- define "unbroken.webhookCertificate" -}}
+{{- if not .Values.webhook.certManager.enabled -}}
+{{- $now := now | unixEpoch | int64 -}}
+{{- $secret := lookup "v1" "Secret" .Release.Namespace (include "unbroken.webhookSecret" .) | default dict -}}
+{{- $renewAfter := dig "metadata" "annotations" "unbroken.dev/renew-after" "0" $secret | int64 -}}
+{{- $data := $secret.data | default dict -}}
+{{- if and (gt $renewAfter $now) (index $data "ca.crt") (index $data "tls.crt") (index $data "tls.key") -}}
+{{- toYaml (merge (dict "renewAfter" ($renewAfter | toString)) $data) -}}
+{{- else -}}
+{{- $days := 3650 -}}
+{{- $name := printf "%s.%s.svc" (include "unbroken.webhookName" .) .Release.Namespace -}}
+{{- $authority := genCA (printf "unbroken %s" .Release.Name) $days -}}
+{{- $made := genSignedCert $name (list) (list $name) $days $authority -}}
+{{- $renewAfter = add $now (mul 86400 (sub $days 730)) -}}
+{{- toYaml (dict "renewAfter" ($renewAfter | toString) "ca.crt" ($authority.Cert | b64enc) "tls.crt" ($made.Cert | b64enc) "tls.key" ($made.Key | b64enc)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* What the operator does in a namespace with jobs, and nothing else. */ -}}
 {{- define "unbroken.jobRules" -}}
 - apiGroups: [unbroken.dev]

@@ -3,18 +3,23 @@
 UNBROKEN_UPDATE_SNAPSHOTS=1 writes them again: look at the difference before you commit it.
 """
 
+import base64
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.handshake import shakes_hands
+
+from unbroken_operator.webhook import Certificate
 
 from .test_chart import CHART, helm_or_skip, rendered, run
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
-MONITORING = ("--api-versions", "monitoring.coreos.com/v1")
+APIS = ("--api-versions", "monitoring.coreos.com/v1", "--api-versions", "cert-manager.io/v1")
 CASES: dict[str, tuple[str, ...]] = {
     "default": (),
     "namespaces": ("scope=Namespaces", "namespaces={a,b}", "podMonitor.enabled=true"),
@@ -37,6 +42,15 @@ CASES: dict[str, tuple[str, ...]] = {
         "networkPolicy.enabled=true",
         "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     ),
+    "webhook": ("webhook.enabled=true", "networkPolicy.enabled=true"),
+    "webhook-namespaces": ("webhook.enabled=true", "webhook.failurePolicy=Fail", "scope=Namespaces", "namespaces={a}"),
+    "webhook-cert-manager": ("webhook.enabled=true", "webhook.certManager.enabled=true"),
+    "webhook-issuer": (
+        "webhook.enabled=true",
+        "webhook.certManager.enabled=true",
+        "webhook.certManager.issuer.kind=ClusterIssuer",
+        "webhook.certManager.issuer.name=internal",
+    ),
     "without-service": ("metrics.service=false",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
     "pod": (
@@ -54,12 +68,16 @@ Objects = dict[str, Any]
 
 
 def objects(helm: str, *options: str) -> Objects:
-    """Return what the chart becomes, by kind and name; long texts are cut, since other tests read them."""
+    """Return what the chart becomes, by kind and name; what is long, or made anew each time, is cut."""
     sets = [word for option in options for word in ("--set", option)]
     found = {}
-    for item in rendered(helm, *MONITORING, "--set", "crd.install=false", *sets):
-        if item["kind"] == "ConfigMap":
+    for item in rendered(helm, *APIS, "--set", "crd.install=false", *sets):
+        if item["kind"] in ("ConfigMap", "Secret"):
             item["data"] = dict.fromkeys(item["data"], "...")
+        if item["kind"] == "Secret":
+            item["metadata"]["annotations"] = dict.fromkeys(item["metadata"]["annotations"], "...")
+        for hook in item.get("webhooks", ()):
+            hook["clientConfig"] |= {key: "..." for key in hook["clientConfig"] if key == "caBundle"}
         if item["kind"] == "PrometheusRule":
             for group in item["spec"]["groups"]:
                 group["rules"] = [{key: rule[key] for key in rule if key != "labels"} for rule in group["rules"][:2]]
@@ -113,6 +131,8 @@ def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: O
         ("namespaces={a}", r"namespaces"),
         ("logLevel=loud", r"logLevel"),
         ("metrics.port=0", r"metrics.port.*|/metrics/port"),
+        ("webhook.failurePolicy=Never", r"failurePolicy"),
+        ("webhook.timeoutSeconds=31", r"timeoutSeconds"),
         ("nonsense=1", r"nonsense"),
         ("podMonitor.interval=often", r"interval"),
         ("prometheusRule.recoveryObjectiveSeconds=0", r"recoveryObjectiveSeconds"),
@@ -129,6 +149,30 @@ def test_a_monitor_in_a_cluster_without_its_operator_is_refused_with_what_to_do(
     for switch in ("serviceMonitor", "podMonitor", "prometheusRule"):
         result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", f"{switch}.enabled=true")
         assert f"{switch}.enabled: want the API monitoring.coreos.com/v1" in result.stderr
+
+
+def test_a_certificate_of_a_cert_manager_that_is_not_there_is_refused_with_what_to_do() -> None:
+    options = ("--set", "webhook.enabled=true,webhook.certManager.enabled=true")
+    result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options)
+    assert "webhook.certManager.enabled: want the API cert-manager.io/v1 of cert-manager, got none" in result.stderr
+
+
+def test_the_webhooks_certificate_is_for_its_service_and_signed_by_what_the_api_server_trusts(tmp_path: Path) -> None:
+    """In-memory handshake, as the API server makes it."""
+    items = rendered(helm_or_skip(), "--set", "webhook.enabled=true,crd.install=false")
+    (secret,) = (item for item in items if item["kind"] == "Secret")
+    (configuration,) = (item for item in items if item["kind"] == "ValidatingWebhookConfiguration")
+    client = configuration["webhooks"][0]["clientConfig"]
+    for file in ("tls.crt", "tls.key"):
+        (tmp_path / file).write_bytes(base64.b64decode(secret["data"][file]))
+    certificate = Certificate(tmp_path)
+    assert certificate.look()
+    authority = base64.b64decode(client["caBundle"]).decode()
+    name = f"{client['service']['name']}.{client['service']['namespace']}.svc"
+    assert shakes_hands(certificate.context, authority, name)
+    assert not shakes_hands(certificate.context, authority, "other.ops.svc")
+    left_s = int(secret["metadata"]["annotations"]["unbroken.dev/renew-after"]) - time.time()
+    assert 7.9 < left_s / (365 * 86_400) < 8.1, "renewed in the last two years of ten"
 
 
 def test_a_cluster_that_is_too_old_is_refused() -> None:

@@ -1,0 +1,187 @@
+"""The webhook refuses what the operator would refuse, and nothing that was there before."""
+
+import asyncio
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+from tests.handshake import shakes_hands
+
+from unbroken_core.errors import InputError
+from unbroken_local.apiserver.certificates import Identity, new_identity
+from unbroken_operator import layout, webhook
+from unbroken_operator.admission import Refused, accepted_facts, admit
+from unbroken_operator.models import Spec
+from unbroken_operator.review import Answer, answer
+
+from .operator_world import a_job
+
+JsonObject = dict[str, Any]
+NO_COMMAND: JsonObject = {"template": {"spec": {"containers": [{"name": "trainer", "image": "torch:2"}]}}}
+
+
+def a_review(job: Any, before: Any = None, **fields: Any) -> JsonObject:
+    """Return what the API server sends."""
+    request = {
+        "uid": "r1",
+        "operation": "CREATE" if before is None else "UPDATE",
+        "resource": {"group": layout.GROUP, "version": layout.VERSION, "resource": layout.PLURAL},
+        "namespace": "ml",
+        "object": job,
+        "oldObject": before,
+        **fields,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def test_a_sound_job_passes() -> None:
+    assert answer(a_review(a_job()), ()) == Answer("r1", "ml/digits")
+
+
+def test_a_bad_job_is_refused_with_the_words_of_the_operator() -> None:
+    """What, where, seen and wanted: kubectl shows this sentence."""
+    job = a_job(minReplicas=3, **NO_COMMAND)
+    verdict = admit(job)
+    assert isinstance(verdict, Refused)
+    assert len(verdict.violations) == 2
+    assert answer(a_review(job), ()).to_json() == {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {
+            "uid": "r1",
+            "allowed": False,
+            "status": {"code": 422, "reason": "Invalid", "message": verdict.message},
+        },
+    }
+    assert "spec.minReplicas: want 1 to replicas (2), got 3" in verdict.message
+
+
+def test_what_cannot_change_after_admission_is_refused_by_the_status_that_is_stored() -> None:
+    """The user's own status in the new object counts for nothing."""
+    before = a_job() | {"status": {"accepted": accepted_facts(Spec.model_validate_json(json.dumps(a_job()["spec"])))}}
+    after = a_job(ranksPerPod=4)
+    for status in ({}, {"accepted": {"ranksPerPod": 4}}):
+        refused = answer(a_review(after | {"status": status}, before), ()).refused
+        assert refused == Refused(("spec.ranksPerPod: cannot change after the job was admitted; want 2, got 4",))
+    assert answer(a_review(a_job(replicas=3), before), ()).refused is None
+
+
+def test_a_job_with_an_old_fault_can_be_changed_elsewhere_and_the_user_is_told() -> None:
+    before = a_job(minReplicas=3)
+    after = a_job(minReplicas=3, suspend=True)
+    told = ("spec.minReplicas: want 1 to replicas (2), got 3",)
+    assert answer(a_review(after, before), ()) == Answer("r1", "ml/digits", warnings=told)
+    worse = answer(a_review(a_job(minReplicas=3, **NO_COMMAND), before), ()).refused
+    assert worse is not None
+    assert [text.partition(":")[0] for text in worse.violations] == ["spec.template.spec.containers[0].command"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "namespaces"),
+    [
+        pytest.param({"operation": "DELETE", "object": None}, (), id="deletion"),
+        pytest.param({"namespace": "other"}, ("ml",), id="a namespace of another operator"),
+    ],
+)
+def test_what_is_not_for_this_operator_to_judge_passes(fields: JsonObject, namespaces: tuple[str, ...]) -> None:
+    job = a_job(minReplicas=3)
+    del job["metadata"]["namespace"]
+    assert answer(a_review(job, **fields), namespaces).refused is None
+
+
+def test_a_job_that_is_being_deleted_may_lose_its_finalizers_whatever_its_spec() -> None:
+    job = a_job(minReplicas=3)
+    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert answer(a_review(job, a_job()), ()).refused is None
+
+
+def test_a_job_that_gets_its_name_from_the_server_is_checked_by_its_beginning() -> None:
+    job = a_job()
+    job["metadata"] = {"generateName": "digits-"}
+    assert answer(a_review(job, name=""), ()) == Answer("r1", "ml/digits-xxxxx")
+    job["metadata"] = {"generateName": "9-"}
+    refused = answer(a_review(job), ()).refused
+    assert refused is not None
+    assert refused.message.startswith("metadata.name: want lowercase letters")
+
+
+@pytest.mark.parametrize(
+    ("review", "message"),
+    [
+        (None, "body: want an AdmissionReview of admission.k8s.io/v1, got None of None"),
+        ([1], "body: want an AdmissionReview"),
+        (a_review(a_job()) | {"apiVersion": "admission.k8s.io/v1beta1"}, "got AdmissionReview of admission.k8s.io/v1b"),
+        (a_review(a_job()) | {"request": None}, "AdmissionReview.request.uid: want a text, got none"),
+        (a_review(a_job(), resource={"resource": "pods"}), "resource: want resilienttrainingjobs, got pods"),
+        (a_review("text"), "AdmissionReview.request.object: want a ResilientTrainingJob, got str"),
+        (a_review(a_job(), before=["x"]), "AdmissionReview.request.object: want"),
+    ],
+)
+def test_what_is_no_review_is_said_to_be_none(review: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        answer(review, ())
+
+
+@pytest.mark.parametrize("part", ["metadata", "spec", "status"])
+@pytest.mark.parametrize("value", [None, 1, "x", [], [1], {}, {"accepted": 1}, {"template": []}])
+def test_no_object_however_malformed_breaks_the_review(part: str, value: Any) -> None:
+    job = copy.deepcopy(a_job()) | {part: value}
+    answer(a_review(job, a_job()), ())
+    answer(a_review(a_job(), job), ())
+    answer(a_review(job, job), ())
+
+
+def _post(body: bytes) -> tuple[int, str, list[str]]:
+    outcomes: list[str] = []
+
+    async def scenario() -> tuple[int, str]:
+        (route,) = webhook.make_application((), outcomes.append).router.routes()
+        request = make_mocked_request("POST", webhook.PATH)
+        request._read_bytes = body
+        response: Any = await route.handler(request)
+        return response.status, response.text
+
+    return *asyncio.run(scenario()), outcomes
+
+
+def test_reviews_are_answered_and_counted() -> None:
+    for job, outcome in ((a_job(), "allowed"), (a_job(minReplicas=3), "refused")):
+        status, text, outcomes = _post(json.dumps(a_review(job)).encode())
+        assert (status, json.loads(text)["response"]["allowed"]) == (200, outcome == "allowed")
+        assert outcomes == [outcome]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"{}"])
+def test_an_unreadable_review_is_answered_as_a_failed_call(body: bytes) -> None:
+    status, text, outcomes = _post(body)
+    assert (status, outcomes) == (400, ["unreadable"])
+    assert text.endswith("\n")
+
+
+def write(identity: Identity, folder: Path) -> None:
+    """Put a certificate where the kubelet would."""
+    (folder / "tls.crt").write_text(identity.certificate)
+    (folder / "tls.key").write_text(identity.key)
+
+
+def test_a_certificate_may_come_late_and_be_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (new_identity(time.time(), ()) for _ in range(2))
+    certificate = webhook.Certificate(tmp_path)
+    assert [certificate.look(), certificate.look()] == [False, False]
+    assert not shakes_hands(certificate.context, first.authority)
+    (told,) = caplog.messages
+    assert told.startswith(f"webhook waits for a certificate file={tmp_path / 'tls.crt'} error=FileNotFoundError")
+    write(first, tmp_path)
+    assert certificate.look()
+    assert shakes_hands(certificate.context, first.authority)
+    (tmp_path / "tls.crt").write_text(second.certificate)
+    assert certificate.look()
+    assert shakes_hands(certificate.context, first.authority), "half of the new one has arrived: the old one is shown"
+    write(second, tmp_path)
+    assert certificate.look()
+    assert shakes_hands(certificate.context, second.authority)
+    assert not shakes_hands(certificate.context, first.authority)
