@@ -20,6 +20,10 @@ from unbroken_core.reasons import JobPhase
 
 logger = logging.getLogger(__name__)
 
+STATUS_GATHER_S = 0.05
+"""So long whoever waits for a newer status is not told of a change: a recovery in the process is over by then, and
+writing and sending three statuses while it runs would take as long as the rest of it."""
+
 
 class Service:
     """The job's coordinator with its connections."""
@@ -34,6 +38,8 @@ class Service:
         self._num_sessions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        self._telling: asyncio.TimerHandle | None = None
+        """Until those who wait for a newer status are told."""
         self._revision = -1
         self._num_strangers = 0
         refusals.on_stranger(self._meet_stranger)
@@ -134,11 +140,24 @@ class Service:
             self._tell()
 
     def _tell(self) -> None:
+        """Answer those who wait for a newer status: once for all changes of a moment, at once at the end of the job."""
+        if self._coordinator.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+            self._answer()
+        elif self._telling is None:
+            self._telling = self._loop.call_later(STATUS_GATHER_S, self._answer)
+
+    def _answer(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
-        """Return a status that is newer than the one named, or the same one after `timeout_s`."""
+        """Return a status that is newer than the one named, or the same one after `timeout_s`.
+
+        A change that comes while it waits is told STATUS_GATHER_S later, together with those that follow it.
+        """
         until_s = self._loop.time() + timeout_s
         while (status := self.status()).generation == generation and status.revision <= revision:
             left_s = until_s - self._loop.time()
@@ -205,8 +224,9 @@ class Service:
 
     def close(self) -> None:
         """Close all connections; the agents come again by themselves."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._telling):
+            if timer is not None:
+                timer.cancel()
         for peer in list(self._peers.values()):
             peer.close()
         self._changed.set()

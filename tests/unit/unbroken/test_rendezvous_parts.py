@@ -11,7 +11,7 @@ import pytest
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.service import STATUS_GATHER_S, Service
 from unbroken.rendezvous.token import GRACE_S, TokenFile
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import InputError
@@ -138,6 +138,39 @@ def test_pods_that_have_taken_leave_are_counted_until_they_come_back() -> None:
         return seen
 
     assert asyncio.run(run()) == [0, 1, 1, 2, 1, 2]
+
+
+def test_changes_of_one_moment_are_told_to_a_waiting_reader_at_once() -> None:
+    async def run() -> tuple[int, bool, int, int]:
+        loop: Any = asyncio.get_running_loop()
+        service = Service(Coordinator(JobSettings("digits", replicas=4), loop.time()), Refusals())
+        set_timer, due = loop.call_later, []
+
+        def note_timer(delay_s: float, callback: Any, *arguments: Any) -> Any:
+            if delay_s != STATUS_GATHER_S:
+                return set_timer(delay_s, callback, *arguments)
+            due.append(callback)
+            return set_timer(60.0, callback)
+
+        loop.call_later = note_timer
+        before = service.status()
+        reader = asyncio.create_task(service.newer_status(before.generation, before.revision, 60.0))
+        transport: Any = SlowTransport()
+        for pod in ("digits-0", "digits-1"):
+            await asyncio.sleep(0)
+            service.leave(service.join(Hello(PROTOCOL, "digits", pod, f"uid of {pod}", "s", "node", 1), transport))
+        await asyncio.sleep(0)
+        was_told_early = reader.done()
+        for callback in due:
+            callback()
+        told = await reader
+        service.close()
+        return len(due), was_told_early, told.revision, service.status().revision
+
+    num_timers, was_told_early, told, newest = asyncio.run(run())
+    assert num_timers == 1
+    assert not was_told_early
+    assert told == newest
 
 
 def a_tree(num_pods: int) -> RankTree:
