@@ -1,14 +1,16 @@
 """The service proxy: every Service has a loopback address here, and connections to it go to a ready pod.
 
 A Service's address is its cluster IP when that is a loopback address; else one of the cluster's own block, given when
-the Service, or its name in a pod's environment, is first seen. Like a real cluster, the proxy refuses connections while
-no pod is ready. No other address than loopback is ever bound or connected to.
+the Service, or its name in a pod's environment, is first seen. Like a real cluster, which only rewrites addresses, the
+proxy refuses connections while no pod is ready, or nobody listens in it. No other address than loopback is ever bound
+or connected to.
 """
 
 import asyncio
 import contextlib
 import itertools
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from unbroken_local.kube import Json
@@ -18,6 +20,8 @@ log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 64 << 10
 CONNECT_LIMIT_S = 5.0
+PROBE_PAUSE_S = 0.05
+"""Between two attempts to find somebody who listens."""
 Endpoint = tuple[str, int]
 
 
@@ -136,21 +140,19 @@ class ServiceProxy:
             if not endpoints:
                 continue
             if place not in self._listeners:
-                listener = await self._open(place)
+                listener = self._open(place)
                 if listener is None:
                     continue
                 self._listeners[place] = listener
             self._listeners[place].endpoints = endpoints
 
-    async def _open(self, place: tuple[Key, int]) -> "_Listener | None":
+    def _open(self, place: tuple[Key, int]) -> "_Listener | None":
         key, port = place
         address = self._directory.address_of(*key)
         is_first = all(other != key for other, _ in self._listeners)
         for _ in range(10):
-            listener = _Listener()
             try:
-                await listener.open(address, port)
-                return listener
+                return _Listener(address, port)
             except OSError as error:
                 log.warning("address taken: service=%s/%s address=%s:%d error=%s", *key, address, port, error)
                 if not is_first:
@@ -175,19 +177,40 @@ def _endpoint_facts(pod: Json | None) -> object:
 class _Listener:
     """One port of one Service."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str, port: int) -> None:
+        """Take the address. Raises OSError when it is taken already."""
         self.endpoints: list[Endpoint] = []
+        self._address = (address, port)
+        self._socket = _bound(self._address)
         self._turn = itertools.count()
-        self._server: asyncio.Server | None = None
+        self._is_deserted = asyncio.Event()
+        """Set by a connection that reached nobody."""
         self._connections: set[asyncio.Task[None]] = set()
-
-    async def open(self, address: str, port: int) -> None:
-        self._server = await asyncio.start_server(self._serve, address, port, limit=BUFFER_BYTES, backlog=512)
+        self._task = asyncio.create_task(self._run(), name=f"service {address}:{port}")
 
     def close(self) -> None:
         """Accept no more connections; those that are open live on."""
-        if self._server is not None:
-            self._server.close()
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        """Listen while somebody listens behind; the address is kept, and refuses, meanwhile."""
+        try:
+            while True:
+                await self._wait_for_somebody()
+                self._is_deserted.clear()
+                server = await asyncio.start_server(self._serve, sock=self._socket, limit=BUFFER_BYTES, backlog=512)
+                try:
+                    await self._is_deserted.wait()
+                finally:
+                    server.close()
+                self._socket = _bound(self._address)
+        finally:
+            self._socket.close()
+
+    async def _wait_for_somebody(self) -> None:
+        while (found := await self._connect()) is None:
+            await asyncio.sleep(PROBE_PAUSE_S)
+        found[1].close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -197,6 +220,7 @@ class _Listener:
         try:
             target = await self._connect()
             if target is None:
+                self._is_deserted.set()
                 writer.transport.abort()
                 return
             target_reader, target_writer = target
@@ -214,6 +238,19 @@ class _Listener:
             with contextlib.suppress(OSError, TimeoutError):
                 return await asyncio.wait_for(asyncio.open_connection(host, port, limit=BUFFER_BYTES), CONNECT_LIMIT_S)
         return None
+
+
+def _bound(address: Endpoint) -> socket.socket:
+    """Return a socket that has the address and does not listen: connections to it are refused."""
+    taken = socket.socket()
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.setblocking(False)
+        taken.bind(address)
+    except OSError:
+        taken.close()
+        raise
+    return taken
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:

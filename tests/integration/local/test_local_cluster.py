@@ -20,6 +20,18 @@ SERVER = (
     "    def log_message(self, *a): pass\n"
     "h.ThreadingHTTPServer((os.environ['IP'], 8080), H).serve_forever()"
 )
+LISTENS_FOR_A_WORD = (
+    "import os, socket, time\n"
+    "server = socket.create_server((os.environ['IP'], 8080))\n"
+    "word = b''\n"
+    "while not word:\n"
+    "    client = server.accept()[0]\n"
+    "    word = client.recv(10)\n"
+    "    client.close() if not word else client.sendall(word)\n"
+    "client.close()\n"
+    "server.close()\n"
+    "time.sleep(600)\n"
+)
 CLIENT = (
     "import os, time, urllib.request\n"
     "deadline = time.monotonic() + 30\n"
@@ -103,6 +115,32 @@ def test_a_service_spreads_connections_and_refuses_them_without_a_ready_pod(buil
         return seen == {"one", "two"}
 
     wait_until(ask, "both pods answer")
+
+
+def test_a_service_refuses_connections_while_nobody_listens_in_its_pod(builtin_space: Space) -> None:
+    """As on a real cluster, where the pod's host refuses: who calls knows that the way is free."""
+    space = builtin_space
+    ports = [{"port": 80, "targetPort": "http"}]
+    spec = {"selector": {"app": "web"}, "ports": ports, "publishNotReadyAddresses": True}
+    space.make("services", "web", spec=spec)
+    found = space.bench.get(f"/api/v1/namespaces/{space.name}/services/web")
+    assert found is not None
+    address = (found["spec"]["clusterIP"], 80)
+    space.run("one", {**web(), **python(LISTENS_FOR_A_WORD)}, labels={"app": "web"})
+
+    def answer() -> str:
+        try:
+            with socket.create_connection(address, timeout=5) as client:
+                client.sendall(b"end")
+                return client.recv(10).decode()
+        except ConnectionRefusedError:
+            return "refused"
+        except OSError as error:
+            return type(error).__name__
+
+    wait_until(lambda: answer() == "end", "the pod's answer")
+    wait_until(lambda: answer() == "refused", "refusal")
+    assert {answer() for _ in range(5)} == {"refused"}
 
 
 def gpu(number: int, **more: Any) -> Json:
