@@ -31,8 +31,10 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
         take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
     for local_rank in member.ranks:
         place = member.places[local_rank]
-        found = evidence(place, job.iteration)
         is_firm = _is_firm(place, job.iteration)
+        if job.phase is JobPhase.INTERRUPTED and not is_firm and not is_adoption:
+            continue
+        found = evidence(place, job.iteration)
         if found is None:
             continue
         if is_adoption and not is_firm:
@@ -40,8 +42,6 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
             # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
             take_fault(job, FaultRecord(found.cause, "", None, job.started_s, detail=detail), now_s)
-            continue
-        if job.phase is JobPhase.INTERRUPTED and not is_firm:
             continue
         is_told = found is place.state.fault
         at_s, detect_s = (place.fault_at_s, place.fault_detect_s) if is_told else (now_s, 0.0)

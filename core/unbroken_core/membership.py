@@ -18,6 +18,9 @@ from unbroken_core.worlds import Locals, Move
 MAX_START_ATTEMPTS = 5
 """Processes in a row that may end at one place before they were ready."""
 MAX_BACK_OFF_S = 30.0
+# A name of the module is found faster than a member of an Enum, and places are looked at by the ten thousand.
+_STARTING, _READY, _GONE = WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.GONE
+_RUNNING, _COMPLETED = WorkerPhase.RUNNING, WorkerPhase.COMPLETED
 YOUNG_S = 10.0
 """Without in-process restarts nobody says READY: a script that exits earlier than this has not started."""
 
@@ -56,15 +59,23 @@ class Place:
     @property
     def is_dead(self) -> bool:
         """Whether only a new process could be ready."""
-        is_out = self.replacing is not None or self.is_retired or bool(self.refusal)
-        return is_out or self.state.phase in (WorkerPhase.GONE, WorkerPhase.STARTING)
+        phase = self.state.phase
+        if phase is _GONE or phase is _STARTING:
+            return True
+        return self.replacing is not None or self.is_retired or bool(self.refusal)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its process says READY, and has left every iteration that it was told to enter."""
+        state = self.state
+        if state.phase is not _READY:
+            return False
+        return state.incarnation != self.told_incarnation or state.iteration >= self.told_iteration
 
     @property
     def is_ready(self) -> bool:
-        """Whether it waits for a plan, having left every iteration that it was told to enter."""
-        if self.is_dead or self.state.phase is not WorkerPhase.READY:
-            return False
-        return self.state.incarnation != self.told_incarnation or self.state.iteration >= self.told_iteration
+        """Whether it waits for a plan."""
+        return self.has_left and not self.is_dead
 
     def back_off_s(self) -> float:
         """Return how long to wait before the next process is started: 0, 1, 2, 4, ... s."""
@@ -107,21 +118,6 @@ class Member:
     def role(self) -> Role:
         """Role in the current iteration."""
         return Role.ACTIVE if self.ranks else Role.SPARE
-
-    def ready_locals(self) -> Locals:
-        """Return the local ranks that can be given a rank now."""
-        return tuple(local_rank for local_rank, place in self.places.items() if place.is_ready)
-
-    def healthy_locals(self) -> Locals:
-        """Return the local ranks that can keep or get a rank, if the iteration is interrupted and they leave it."""
-        if self.session is None or self.out is not None:
-            return ()
-        ranks = self.ranks
-        return tuple(
-            local_rank
-            for local_rank, place in self.places.items()
-            if (local_rank in ranks and not place.is_dead) or place.is_ready
-        )
 
     def seat(self, ranks: dict[int, int], moves: dict[int, Move]) -> None:
         """Give the member its ranks of a new iteration."""
@@ -235,6 +231,34 @@ def evidence(place: Place, iteration: int) -> Fault | None:
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
 
 
+class _Health:
+    """What the places of one member amount to; each is looked at once: thousands of pods may report at one instant."""
+
+    __slots__ = ("healthy", "is_broken", "is_hopeless", "is_unsettled", "needs_order", "ready")
+
+    def __init__(self, member: Member) -> None:
+        self.is_broken = self.is_unsettled = self.is_hopeless = self.needs_order = False
+        ready: list[int] = []
+        healthy: list[int] = []
+        for local_rank, place in member.places.items():
+            self.is_hopeless = self.is_hopeless or place.is_hopeless
+            if place.is_dead:
+                self.is_broken = True
+                self.needs_order = self.needs_order or needs_order(place)
+            elif place.has_left:
+                ready.append(local_rank)
+                healthy.append(local_rank)
+            else:
+                self.is_unsettled = True
+                if local_rank in member.ranks:
+                    healthy.append(local_rank)
+        is_usable = member.session is not None and member.out is None
+        self.ready: Locals = tuple(ready) if is_usable else ()
+        """Local ranks that can be given a rank now."""
+        self.healthy: Locals = tuple(healthy) if is_usable else ()
+        """Those that can keep or get a rank, if the iteration is interrupted and they leave it."""
+
+
 class Census:
     """All members, and sets of their uids by what the next decision asks for."""
 
@@ -279,46 +303,49 @@ class Census:
         """Put one member into the sets where it belongs."""
         uid = member.uid
         is_known = uid in self.by_uid
-        ready = member.ready_locals() if is_known and member.session is not None and member.out is None else ()
-        is_ready = len(ready) >= self._minimum_ranks_per_pod
+        health = _Health(member)
+        is_ready = is_known and len(health.ready) >= self._minimum_ranks_per_pod
         if is_ready:
-            self.ready[uid] = ready
+            self.ready[uid] = health.ready
         else:
             self.ready.pop(uid, None)
         _put(self.unready, uid, is_known and not is_ready)
         _put(self.homeless, uid, is_ready and not member.has_domains and self.ranking.num_layers > 0)
         _put(self.out, uid, is_known and member.out is not None)
         if is_known:
-            self.ranking.fit(uid, member.healthy_locals())
-        self._sort_health(member, is_known)
+            self.ranking.fit(uid, health.healthy)
+        self._sort_health(member, health, is_known)
         self._sort_iteration(member, iteration)
 
-    def _sort_health(self, member: Member, is_known: bool) -> None:
-        uid, places = member.uid, member.places.values()
+    def _sort_health(self, member: Member, health: _Health, is_known: bool) -> None:
+        uid = member.uid
         is_away = is_known and member.session is None
-        is_broken = is_known and any(place.is_dead for place in places)
-        is_unsettled = is_known and any(not place.is_dead and not place.is_ready for place in places)
+        is_broken = is_known and health.is_broken
+        is_unsettled = is_known and health.is_unsettled
         _put(self.away, uid, is_away)
         _put(self.broken, uid, is_broken)
-        _put(self.hopeless, uid, is_known and any(place.is_hopeless for place in places))
+        _put(self.hopeless, uid, is_known and health.is_hopeless)
         is_coming = not member.ranks and member.out is None and (is_broken or is_unsettled)
         _put(self.coming, uid, is_coming)
         may_heal = is_known and not is_away and member.out is None
-        _put(self.healing, uid, may_heal and any(map(needs_order, places)))
+        _put(self.healing, uid, may_heal and health.needs_order)
         is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not is_broken)
         _put(self.leaving, uid, is_waited_for and (is_away or is_unsettled))
 
     def _sort_iteration(self, member: Member, iteration: int) -> None:
         uid = member.uid
-        held = [member.places[local_rank].state for local_rank in member.ranks]
-        is_active = bool(held)
-        entered = [state for state in held if _is_in(state, iteration)]
-        completed = [state for state in entered if state.phase is WorkerPhase.COMPLETED]
-        progressed = [state for state in entered if state.has_progress or state.step >= 0]
-        _put(self.active, uid, is_active)
-        _put(self.not_entered, uid, len(entered) < len(held))
-        _put(self.not_completed, uid, len(completed) < len(held))
-        _put(self.not_progressed, uid, len(progressed) < len(held))
+        has_entered = has_completed = has_progressed = True
+        for local_rank in member.ranks:
+            state = member.places[local_rank].state
+            if not _is_in(state, iteration):
+                has_entered = has_completed = has_progressed = False
+                break
+            has_completed = has_completed and state.phase is _COMPLETED
+            has_progressed = has_progressed and (state.has_progress or state.step >= 0)
+        _put(self.active, uid, bool(member.ranks))
+        _put(self.not_entered, uid, not has_entered)
+        _put(self.not_completed, uid, not has_completed)
+        _put(self.not_progressed, uid, not has_progressed)
 
     def name(self, uid: str) -> str:
         """Return the name of a member. Raises KeyError for any other pod."""
@@ -337,7 +364,7 @@ class Census:
             member.has_domains = member.has_domains and keeps_domains
             domains = former.domains(member.uid) if member.has_domains else ()
             self.ranking.place(member.uid, member.pod, domains)
-            self.ranking.fit(member.uid, member.healthy_locals())
+            self.ranking.fit(member.uid, _Health(member).healthy)
 
     def expect(self, names: Mapping[str, str]) -> None:
         """Note which pods there are: names by uid."""
@@ -382,7 +409,7 @@ def needs_order(place: Place) -> bool:
 
 
 def _is_in(state: WorkerState, iteration: int) -> bool:
-    return state.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) and state.iteration == iteration
+    return state.iteration == iteration and (state.phase is _RUNNING or state.phase is _COMPLETED)
 
 
 def _put(pods: MutableMapping[str, None], uid: str, is_member: bool) -> None:
