@@ -1,15 +1,20 @@
-"""Print what a Python environment holds, as CycloneDX 1.5 JSON: `python3 sbom.py NAME VERSION SITE_PACKAGES`.
+"""Print what an image holds, as CycloneDX 1.5 JSON: `python3 sbom.py NAME VERSION SITE_PACKAGES...`.
 
-Standard library only: it runs while an image is built. Without times and random numbers, so that one commit gives one
-file. What the base image holds is not in it.
+That is the packages in those folders and, of the base image that it runs in, the interpreter, its own packages and
+those of dpkg. Standard library only: it runs while an image is built. Without times and random numbers, so that one
+commit and one base give one file.
 """
 
 import json
+import platform
 import re
+import site
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 Component = dict[str, Any]
 
@@ -41,9 +46,32 @@ def licence_of(found: Distribution) -> Component | None:
     return {"license": {"name": " or ".join(words)}} if words else None
 
 
-def document(name: str, version: str, found: Iterable[Distribution]) -> Component:
-    """Return the whole document, packages by name."""
-    components = sorted(map(component_of, found), key=lambda component: component["bom-ref"])
+def interpreter() -> Component:
+    """Return the Python that runs this, which is the image's."""
+    name, version = platform.python_implementation().lower(), platform.python_version()
+    purl = f"pkg:generic/{name}@{version}"
+    return {"type": "platform", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def debian_packages(status: Path, release: Path) -> Iterator[Component]:
+    """Yield what dpkg has installed; nothing where the base has no dpkg."""
+    if not status.exists():
+        return
+    system = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', release.read_text(encoding="utf-8"), re.MULTILINE))
+    distro = "-".join(filter(None, (system.get("ID", "debian"), system.get("VERSION_ID"))))
+    for paragraph in status.read_text(encoding="utf-8").split("\n\n"):
+        words = dict(re.findall(r"^(Package|Version|Architecture|Status): (.*)$", paragraph, re.MULTILINE))
+        if words.get("Status", "").endswith(" installed"):
+            name, version = words["Package"], words["Version"]
+            place = f"{system.get('ID', 'debian')}/{name}@{quote(version)}"
+            purl = f"pkg:deb/{place}?arch={words['Architecture']}&distro={distro}"
+            yield {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def document(name: str, version: str, found: Iterable[Distribution], others: Iterable[Component] = ()) -> Component:
+    """Return the whole document, each component once, by its reference."""
+    by_reference = {component["bom-ref"]: component for component in (*map(component_of, found), *others)}
+    components = [by_reference[reference] for reference in sorted(by_reference)]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -59,7 +87,9 @@ def main() -> int:
         print("sbom: want NAME VERSION SITE_PACKAGES...", file=sys.stderr)
         return 2
     name, version, *folders = sys.argv[1:]
-    print(json.dumps(document(name, version, distributions(path=folders)), indent=1))
+    found = distributions(path=[*folders, *site.getsitepackages()])
+    others = [interpreter(), *debian_packages(Path("/var/lib/dpkg/status"), Path("/etc/os-release"))]
+    print(json.dumps(document(name, version, found, others), indent=1))
     return 0
 
 

@@ -40,6 +40,19 @@ def test_every_package_is_named_with_version_and_licence_in_order(tmp_path: Path
     json.dumps(made)
 
 
+def test_installed_packages_of_the_base_are_named_and_none_twice(tmp_path: Path) -> None:
+    (tmp_path / "os-release").write_text('PRETTY_NAME="Debian"\nVERSION_ID="12"\nID=debian\n')
+    (tmp_path / "status").write_text(
+        "Package: libssl3\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1:3.0.17-1~deb12u2\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n\n"
+    )
+    (found,) = sbom.debian_packages(tmp_path / "status", tmp_path / "os-release")
+    assert found["purl"] == "pkg:deb/debian/libssl3@1%3A3.0.17-1~deb12u2?arch=amd64&distro=debian-12"
+    assert list(sbom.debian_packages(tmp_path / "none", tmp_path / "os-release")) == []
+    made = sbom.document("unbroken-x", "9", (), (found, found, sbom.interpreter()))
+    assert [item["name"] for item in made["components"]] == ["libssl3", "cpython"]
+
+
 @pytest.mark.parametrize("part", ["operator", "sidecar", "trainer-example"])
 def test_every_image_brings_its_bill(part: str) -> None:
     text = (ROOT / "images" / part / "Dockerfile").read_text()
