@@ -215,12 +215,20 @@ class Service:
                     assert_never(action)
 
     def _set_timer(self) -> None:
+        deadline_s = self._coordinator.next_deadline_s()
+        wanted_s = math.inf if deadline_s is None else deadline_s
         if self._timer is not None:
+            # Each heartbeat of thousands of agents moves the deadline on: a Tick too early now and then costs less.
+            if self._timer.when() <= wanted_s:
+                return
             self._timer.cancel()
             self._timer = None
-        deadline_s = self._coordinator.next_deadline_s()
-        if deadline_s is not None and deadline_s < math.inf:
-            self._timer = self._loop.call_at(deadline_s, self._step, Tick())
+        if wanted_s < math.inf:
+            self._timer = self._loop.call_at(wanted_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(Tick())
 
     def close(self) -> None:
         """Close all connections; the agents come again by themselves."""
