@@ -56,6 +56,7 @@ generate: $(STAMP) ## Write the generated files again: CRD, references of API, m
 	$(BIN)/python tools/metrics_reference.py
 	$(BIN)/python tools/dashboards.py
 	$(BIN)/python tools/chart_values.py
+	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
 	$(BIN)/python tools/topology_pictures.py
 

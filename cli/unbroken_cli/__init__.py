@@ -1,4 +1,5 @@
-"""What people ask of a job from the command line: `unbroken status`, `unbroken why`, `unbroken timeline`.
+"""What people ask of a job from the command line: `unbroken status`, `why`, `timeline`, `topology` and `inject`.
 
-Here belongs what reads and words; nothing here changes a job. Reading is in `kube` and `rendezvous`, all else is pure.
+Here belongs what reads and words; only `inject` changes a job. Reading is in `kube` and `rendezvous`, what the commands
+do in the module of each, all else is pure.
 """

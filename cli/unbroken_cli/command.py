@@ -1,4 +1,4 @@
-"""What the three commands share: options, where the job is read, how it is printed, and exit codes."""
+"""What the commands share: options, where the job is read, how it is printed, and exit codes."""
 
 import argparse
 import json
@@ -16,6 +16,7 @@ from unbroken_cli.from_rendezvous import job_from_status
 from unbroken_cli.rendezvous import read_status
 from unbroken_cli.words import paint
 from unbroken_core.errors import InputError
+from unbroken_core.messages import JobStatus
 
 if TYPE_CHECKING:
     from unbroken_cli.kube import Cluster
@@ -40,8 +41,10 @@ def run(parser: argparse.ArgumentParser, show: Show, argv: Sequence[str] | None)
     return 0
 
 
-def make_parser(name: str, text: str, is_job_optional: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the options that all commands take."""
+def make_parser(
+    name: str, text: str, is_job_optional: bool = False, is_in_cluster: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that all commands take; `is_in_cluster`: without those for a rendezvous."""
     parser = argparse.ArgumentParser(prog=f"unbroken {name}", description=text)
     parser.add_argument(
         "job", metavar="JOB", nargs="?", help="name of the job" + (" (all, if left out)" * is_job_optional)
@@ -51,8 +54,9 @@ def make_parser(name: str, text: str, is_job_optional: bool = False) -> argparse
     places.add_argument("-A", "--all-namespaces", action="store_true", help="look in all namespaces")
     parser.add_argument("--kubeconfig", metavar="FILE", help="($KUBECONFIG, else ~/.kube/config)")
     parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
+    if not is_in_cluster:
+        parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
+        parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     return parser
 
@@ -70,11 +74,9 @@ def as_json(job: Job) -> dict[str, Any]:
 def read_job(arguments: argparse.Namespace) -> Job:
     """Read the job that the options name. Raises InputError and CommandError."""
     if arguments.url is not None:
-        return _job_of_rendezvous(arguments)
-    if arguments.job is None:
-        raise InputError("JOB: want the name of a job, got none; `unbroken status -A` lists them")
-    cluster = _cluster(arguments)
-    item = _find(cluster, arguments)
+        return job_from_status(read_job_status(arguments))
+    cluster = connect(arguments)
+    item = find_job(cluster, arguments)
     metadata = item["metadata"]
     try:
         events = cluster.events(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
@@ -87,21 +89,23 @@ def read_job(arguments: argparse.Namespace) -> Job:
 
 def read_jobs(arguments: argparse.Namespace) -> list[Job]:
     """Read all jobs of the namespace that the options name, or of all."""
-    cluster = _cluster(arguments)
+    cluster = connect(arguments)
     namespace = None if arguments.all_namespaces else arguments.namespace or cluster.namespace
     return [job_from_objects(item) for item in cluster.jobs(namespace)]
 
 
-def _job_of_rendezvous(arguments: argparse.Namespace) -> Job:
+def read_job_status(arguments: argparse.Namespace) -> JobStatus:
+    """Ask the rendezvous that the options name. Raises InputError and CommandError."""
     if arguments.token_file is None:
         raise InputError("--url: want --token-file with it, the file with the job's token")
-    job = job_from_status(read_status(arguments.url, arguments.token_file))
-    if arguments.job not in (None, job.name):
-        raise InputError(f"JOB: the rendezvous {arguments.url} serves {job.name!r}, got {arguments.job!r}")
-    return job
+    status = read_status(arguments.url, arguments.token_file)
+    if arguments.job not in (None, status.job):
+        raise InputError(f"JOB: the rendezvous {arguments.url} serves {status.job!r}, got {arguments.job!r}")
+    return status
 
 
-def _cluster(arguments: argparse.Namespace) -> "Cluster":
+def connect(arguments: argparse.Namespace) -> "Cluster":
+    """Return the API server that the options name. Raises InputError."""
     try:
         from unbroken_cli.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
     except ImportError as error:
@@ -109,8 +113,11 @@ def _cluster(arguments: argparse.Namespace) -> "Cluster":
     return Cluster.connect(arguments.kubeconfig, arguments.context)
 
 
-def _find(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any]:
+def find_job(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the object of the job that the options name. Raises InputError and CommandError."""
     name = arguments.job
+    if name is None:
+        raise InputError("JOB: want the name of a job, got none; `unbroken status -A` lists them")
     if arguments.all_namespaces:
         return _only([item for item in cluster.jobs(None) if item["metadata"]["name"] == name], name)
     namespace = arguments.namespace or cluster.namespace

@@ -1,6 +1,7 @@
-"""Jobs and Events from the API server, with the user's own kubeconfig and rights. Alone knows the `kubernetes` package.
+"""Jobs, pods and Events from the API server, with the user's own kubeconfig and rights.
 
-Every call is bounded in time, and every failure is one sentence: a CommandError.
+The only module that knows the `kubernetes` package. Every call is bounded in time, and every failure is one sentence:
+a CommandError.
 """
 
 import json
@@ -68,6 +69,20 @@ class Cluster:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         return self._list(path, f"events in namespace {namespace!r}", {"fieldSelector": selector})
 
+    def pods(self, namespace: str, job: str, component: str = "trainer") -> list[JsonObject]:
+        """Return the pods of a job, those that have ended included."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        selector = f"unbroken.dev/job={job},unbroken.dev/component={component}"
+        return self._list(path, f"pods in namespace {namespace!r}", {"labelSelector": selector})
+
+    def delete_pod(self, namespace: str, name: str, uid: str, grace_s: int | None) -> None:
+        """Delete a pod if it is still this one. `grace_s`: seconds to end in, None as the pod says, 0 at once."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+        options: JsonObject = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        self._call("DELETE", path, f"pod {name!r} in namespace {namespace!r}", body=options)
+
     def _list(self, path: str, what: str, query: dict[str, str]) -> list[JsonObject]:
         items: list[JsonObject] = []
         query = {**query, "limit": str(_PAGE_SIZE)}
@@ -80,22 +95,28 @@ class Cluster:
             query["continue"] = token
 
     def _get(self, path: str, what: str, query: dict[str, str] | None = None) -> JsonObject:
+        return self._call("GET", path, what, query)
+
+    def _call(
+        self, method: str, path: str, what: str, query: dict[str, str] | None = None, body: JsonObject | None = None
+    ) -> JsonObject:
         server = self.api.configuration.host
         try:
             arguments = self.api.param_serialize(
-                "GET",
+                method,
                 path,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json"},
+                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                body=body,
                 auth_settings=["BearerToken"],
             )
             response = self.api.call_api(*arguments, _request_timeout=_TIMEOUT_S)
-            body = response.read()
+            data = response.read()
             if response.status >= 400:
-                raise _refusal(response.status, body, what, server)
-            answer: JsonObject = json.loads(body)
+                raise _refusal(response.status, data, what, server, method)
+            answer: JsonObject = json.loads(data)
         except ApiException as error:
-            raise _refusal(error.status, error.body, what, server) from error
+            raise _refusal(error.status, error.body, what, server, method) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             cause = " ".join(str(getattr(error, "reason", None) or error).split())
             raise CommandError(f"{what}: the API server {server} does not answer: {cause}") from error
@@ -109,7 +130,7 @@ def _jobs_path(namespace: str | None) -> str:
     return f"/apis/{_GROUP}/{place}resilienttrainingjobs"
 
 
-def _refusal(status: int | None, body: Any, what: str, server: str) -> CommandError:
+def _refusal(status: int | None, body: Any, what: str, server: str, method: str) -> CommandError:
     try:
         message = json.loads(body).get("message", "")
     except (ValueError, TypeError, AttributeError):
@@ -119,9 +140,11 @@ def _refusal(status: int | None, body: Any, what: str, server: str) -> CommandEr
     if status == 404:
         return CommandError(f"{what}: {server} does not know ResilientTrainingJob; want Unbroken's CRD installed there")
     if status == 403:
-        return CommandError(
-            f"{what}: you may not read them on {server}: {message}; want a role with get and list on them"
-        )
+        lacks = "read them" if method == "GET" else "delete it"
+        role = "get and list on them" if method == "GET" else "delete on pods"
+        return CommandError(f"{what}: you may not {lacks} on {server}: {message}; want a role with {role}")
+    if status == 409:
+        return CommandError(f"{what}: it is another one by now; nothing was done: {message}")
     if status == 401:
         return CommandError(
             f"{what}: {server} does not accept your credentials (401); want a kubeconfig that is not expired"

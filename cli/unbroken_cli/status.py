@@ -11,7 +11,12 @@ from unbroken_cli.words import list_lines, status_lines
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns the exit code."""
-    return run(make_parser("status", "Show one job, or list all.", is_job_optional=True), _show, argv)
+    return run(parser(), _show, argv)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    return make_parser("status", "Show one job, or list all.", is_job_optional=True)
 
 
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:

@@ -14,9 +14,14 @@ from unbroken_core.errors import InputError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command; returns the exit code."""
-    parser = make_parser("why", "Explain a fault of a job.")
-    parser.add_argument("fault", metavar="FAULT", nargs="?", help="its number, as the timeline shows it (the last one)")
-    return run(parser, _show, argv)
+    return run(parser(), _show, argv)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    made = make_parser("why", "Explain a fault of a job.")
+    made.add_argument("fault", metavar="FAULT", nargs="?", help="its number, as the timeline shows it (the last one)")
+    return made
 
 
 def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:

@@ -65,12 +65,17 @@ def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
     if not fault.detail:
         lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
     lines += _row("done", done(fault, job))
-    for phase in (*PHASES, *sorted(set(fault.seconds) - set(PHASES))):
-        if phase in fault.seconds:
-            lines += _row("", f"{phase:<15} {fault.seconds[phase]:9.3f} s")
+    for phase, seconds in phases_of(fault):
+        lines += _row("", f"{phase:<15} {seconds:9.3f} s")
     is_last = bool(job.faults) and fault is job.faults[-1]
     steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job) if is_last else ())]))
     return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
+
+
+def phases_of(fault: Fault) -> list[tuple[str, float]]:
+    """Return the seconds of each phase, in the order in which they happen."""
+    phases = (*PHASES, *sorted(set(fault.seconds) - set(PHASES)))
+    return [(phase, fault.seconds[phase]) for phase in phases if phase in fault.seconds]
 
 
 def timeline_lines(job: Job) -> list[str]:

@@ -1,0 +1,74 @@
+"""Whom `unbroken inject` hits, how, and that it does nothing by accident."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from unbroken_cli.faults import KINDS, check_consent, check_state, choose_victim, exec_words
+from unbroken_core.errors import InputError
+
+JsonObject = dict[str, Any]
+
+
+def a_pod(name: str, role: str = "active", phase: str = "Running") -> JsonObject:
+    """Return a pod as the operator makes it."""
+    container = {"name": "trainer", "command": ["python3.12", "-m", "unbroken.launch", "--", "python3.12", "t.py"]}
+    return {
+        "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": {"unbroken.dev/role": role}},
+        "spec": {"nodeName": "node-a", "containers": [container, {"name": "other"}]},
+        "status": {"phase": phase},
+    }
+
+
+PODS = [a_pod("digits-2"), a_pod("digits-10"), a_pod("digits-11", "spare"), a_pod("digits-12", phase="Pending")]
+
+
+def test_the_last_active_pod_that_runs_is_hit_unless_another_is_named() -> None:
+    assert choose_victim(KINDS["kill"], PODS, None).pod == "digits-10"
+    assert choose_victim(KINDS["delete-pod"], PODS, "digits-11").uid == "uid-of-digits-11"
+    rendezvous = [a_pod("digits-rendezvous-0", role="")]
+    assert choose_victim(KINDS["lose-rendezvous"], rendezvous, None).pod == "digits-rendezvous-0"
+
+
+@pytest.mark.parametrize(
+    ("pods", "wanted", "message"),
+    [
+        (PODS[2:], None, "want an active trainer pod that runs, got digits-11 (spare Running), digits-12 (active Pend"),
+        (PODS, "digits-12", "want pod 'digits-12' to run, got"),
+        (PODS, "others-0", "want pod 'others-0' to run, got"),
+        ([], None, "want an active trainer pod that runs, got none"),
+        ([PODS[0] | {"metadata": PODS[0]["metadata"] | {"deletionTimestamp": "x"}}], None, "got digits-2 (active end"),
+    ],
+)
+def test_a_victim_that_is_not_there_is_refused_with_those_that_are(
+    pods: list[JsonObject], wanted: str | None, message: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        choose_victim(KINDS["kill"], pods, wanted)
+    assert message in str(error.value)
+
+
+def test_a_worker_is_reached_by_the_interpreter_of_its_own_container() -> None:
+    words = exec_words(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
+    assert words[:6] == ["exec", "digits-10", "--container", "trainer", "--", "python3.12"]
+    assert words[-2:] == [str(int(signal.SIGSTOP)), "1"]
+
+
+def test_nothing_is_broken_without_a_word_of_the_user_or_the_owner() -> None:
+    job: JsonObject = {"metadata": {"name": "digits", "namespace": "ml"}}
+    with pytest.raises(InputError, match="it would hit pod digits-0; nothing was done: want --yes, or a job that may"):
+        check_consent(job, False, "hit pod digits-0")
+    check_consent(job, True, "")
+    job["metadata"]["annotations"] = {"unbroken.dev/allow-faults": "true"}
+    check_consent(job, False, "")
+    job["metadata"]["annotations"] = {"unbroken.dev/allow-faults": "false"}
+    with pytest.raises(InputError):
+        check_consent(job, False, "")
+
+
+@pytest.mark.parametrize("state", ["Forming", "Recovering", "Complete", None])
+def test_a_job_that_does_not_train_is_left_alone(state: str | None) -> None:
+    with pytest.raises(InputError, match=f"want state Running, got {state or 'none'}"):
+        check_state({"metadata": {"name": "digits"}, "status": {"state": state}})
+    check_state({"metadata": {"name": "digits"}, "status": {"state": "Running"}})
