@@ -241,7 +241,8 @@ class _Health:
         ready: list[int] = []
         healthy: list[int] = []
         for local_rank, place in member.places.items():
-            self.is_hopeless = self.is_hopeless or place.is_hopeless
+            if place.is_hopeless:
+                self.is_hopeless = True
             if place.is_dead:
                 self.is_broken = True
                 self.needs_order = self.needs_order or needs_order(place)

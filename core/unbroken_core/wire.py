@@ -4,7 +4,7 @@ import json
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, cast
@@ -19,8 +19,21 @@ MAX_MESSAGE_BYTES = 4 << 20
 T = TypeVar("T")
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=vars)
-"""Messages are dataclasses of JSON types, words that are strings, and other such dataclasses."""
+def _parts(message: object) -> dict[str, Any]:
+    """Return what is written of a message within another one.
+
+    Most of a worker's fields say nothing most of the time, and 64 of them come with each report of a pod: what has its
+    default is left out, for whoever reads it fills it in.
+    """
+    values = vars(message)
+    if type(message) is not messages.WorkerState:
+        return values
+    return {name: value for name, value in values.items() if name not in _USUAL or value != _USUAL[name]}
+
+
+_USUAL = {field.name: field.default for field in fields(messages.WorkerState) if field.default is not MISSING}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
+"""Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 
 
 def encode(message: object) -> str:

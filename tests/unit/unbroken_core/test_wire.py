@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from unbroken_core import messages
 from unbroken_core.errors import WireError
-from unbroken_core.messages import Heartbeat, Hello, Observation, Report
+from unbroken_core.messages import Heartbeat, Hello, Observation, Report, WorkerState
+from unbroken_core.reasons import WorkerPhase
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
 
 KINDS: list[type] = [
@@ -63,6 +64,27 @@ def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -
     assert "\n" not in text
     assert decode(text, kind) == message
     assert decode(text.encode(), Union[kind, Heartbeat]) == message
+
+
+def test_what_is_usual_of_a_worker_is_left_out_and_read_all_the_same() -> None:
+    states = (
+        WorkerState(0, 0, WorkerPhase.STARTING),
+        WorkerState(1, 2, WorkerPhase.READY, iteration=0, host="10.0.0.1", port=0, step=0, has_progress=True),
+    )
+    text = encode(Report(1, states))
+    assert json.loads(text)["workers"] == [
+        {"local_rank": 0, "incarnation": 0, "phase": "starting"},
+        {
+            "local_rank": 1,
+            "incarnation": 2,
+            "phase": "ready",
+            "iteration": 0,
+            "host": "10.0.0.1",
+            "step": 0,
+            "has_progress": True,
+        },
+    ]
+    assert decode(text, Report) == Report(1, states)
 
 
 HEARTBEAT = {"type": "Heartbeat", "seq": 1, "max_step": 2}
