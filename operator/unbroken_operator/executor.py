@@ -35,7 +35,8 @@ from unbroken_operator.snapshot import ObjectView, OperatorOptions, Refusal, obj
 
 logger = logging.getLogger(__name__)
 
-NUM_PARALLEL_CREATES = 32
+NUM_PARALLEL = 32
+"""Pods of one job that are created, deleted or patched at once."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,15 @@ class Executor:
         """Of the status, because the CRD does not have them."""
         self.written_job: Mapping[str, Any] | None = None
         """The job as the last write of the status returned it."""
+        self.num_done = 0
+        """Actions that succeeded."""
+        self._unsure: set[str] = set()
+        """Names of pods that may or may not have been created."""
 
     async def apply(self, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
         """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
-        for is_new_pod, group in itertools.groupby(actions, lambda action: isinstance(action, CreatePod)):
-            refusals = await self._apply_group(group, NUM_PARALLEL_CREATES if is_new_pod else 1)
+        for kind, group in itertools.groupby(actions, type):
+            refusals = await self._apply_group(group, NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1)
             if refusals:
                 # The rest would be refused as well: a quota, or the template.
                 return refusals
@@ -105,6 +110,7 @@ class Executor:
         if not self._shared.may_act():
             raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
         await self._dispatch(action)
+        self.num_done += 1
         self._shared.metrics.actions.labels(type(action).__name__).inc()
 
     async def _dispatch(self, action: Action) -> None:
@@ -191,11 +197,28 @@ class Executor:
         return object_view(item)
 
     async def _create_pod(self, action: CreatePod) -> None:
+        name = str(action.manifest["metadata"]["name"])
         try:
             item = await self._shared.kube.create(self._path("pods"), action.manifest)
         except KubeConflict:
             # Created already, or a stranger's pod: then the next plan takes the next ordinal.
-            item = await self._conflicting_pod(str(action.manifest["metadata"]["name"]))
+            item = await self._conflicting_pod(name)
+        except KubeUnavailable:
+            self._unsure.add(name)
+            raise
+        self._take_pod(item)
+
+    async def look_for_unsure_pods(self) -> None:
+        """Take in the pods whose creation was not answered: else others would be made in their place. Raises KubeError.
+
+        The watch tells of them as well, but perhaps later.
+        """
+        for name in sorted(self._unsure):
+            with contextlib.suppress(KubeNotFound):
+                self._take_pod(await self._shared.kube.get(f"{self._path('pods')}/{name}"))
+            self._unsure.discard(name)
+
+    def _take_pod(self, item: dict[str, Any]) -> None:
         if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
             self._shared.pods.upsert(item)
 

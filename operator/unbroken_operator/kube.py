@@ -8,7 +8,8 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -80,6 +81,9 @@ class Kube:
         configuration = await load_configuration(kubeconfig)
         # Calls are bounded here. Watches, some for each namespace, must not take the connections of calls.
         configuration.connection_pool_maxsize = 0
+        # Else aiohttp reads ~/.netrc at every call, in a thread.
+        configuration.client_session_kwargs = {"trust_env": False}
+        configuration.proxy = configuration.proxy or _proxy_of_environment(configuration.host)
         return cls(ApiClient(configuration), on_call)
 
     async def close(self) -> None:
@@ -231,6 +235,12 @@ async def load_connection(kubeconfig: str | None) -> Connection:
         private_key_path=configuration.key_file,
         is_insecure=not configuration.verify_ssl,
     )
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    address = urlsplit(server)
+    is_direct = proxy_bypass(address.netloc.rpartition("@")[2])
+    return None if is_direct else getproxies().get(address.scheme)
 
 
 def _text(error: Exception) -> str:

@@ -4,7 +4,6 @@ The user's containers stay as they are, but for the first one's command, which t
 environment and mounts. An agent, an install container and three volumes are added.
 """
 
-import copy
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -44,7 +43,7 @@ def training_pod(
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
-    pod = copy.deepcopy(template["spec"])
+    pod = template["spec"]
     containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image

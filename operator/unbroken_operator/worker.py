@@ -91,11 +91,13 @@ class JobWorker:
                 self._wake.clear()
                 if self.is_gone:
                     return
+                num_done = self._executor.num_done
                 try:
                     wait_s = await self._reconcile()
                     num_errors = 0
                 except KubeError as error:
-                    num_errors += 1
+                    # Ever more slowly, unless it gets on.
+                    num_errors = num_errors + 1 if num_done == self._executor.num_done else 1
                     await self._back_off(error, num_errors)
                     self._wake.set()
                 except Exception:
@@ -115,8 +117,9 @@ class JobWorker:
             decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
-                decision = plan(await self._observe(FRESH_SECRET_S))
-                decision = without_lost_fields(decision, self._executor.lost_fields)
+                again = await self._observe(FRESH_SECRET_S)
+                if again.secret != snapshot.secret:
+                    decision = without_lost_fields(plan(again), self._executor.lost_fields)
             try:
                 refusals = await self._executor.apply(decision.actions)
             finally:
@@ -134,6 +137,7 @@ class JobWorker:
         if not self.job["metadata"].get("deletionTimestamp"):
             await self._keeper.refresh(FRESH_SECRET_S if self._keeper.is_foreign else secret_age_s)
             await self._executor.refresh_foreign_service()
+            await self._executor.look_for_unsure_pods()
         pods = shared.pods.of_job(self.key)
         self._poller.follow(self._target(pods))
         snapshot = Snapshot(

@@ -11,7 +11,7 @@ from unbroken_operator.actions import Action, CreatePod, DeletePod
 from unbroken_operator.backoff import MAX_ABSENCE_S, MAX_BESIDE_S, MAX_S, after_failure_s
 from unbroken_operator.cluster import NodeStore, PodStore, ServiceStore
 from unbroken_operator.errors import KubeConflict, KubeError, KubeGone, KubeNotFound, KubeRefused, KubeUnavailable
-from unbroken_operator.executor import NUM_PARALLEL_CREATES, Executor, Services
+from unbroken_operator.executor import NUM_PARALLEL, Executor, Services
 from unbroken_operator.informer import Informer
 from unbroken_operator.kube import WatchEvent
 from unbroken_operator.memory import JobMemory
@@ -120,6 +120,7 @@ class Server:
         self._fails_from = fails_from
         self.created: list[str] = []
         self.deleted: list[str] = []
+        self.sought: list[str] = []
         self.num_asked = 0
         self.num_now = 0
         self.most_at_once = 0
@@ -140,6 +141,7 @@ class Server:
 
     async def get(self, path: str) -> dict[str, Any]:
         """See Kube."""
+        self.sought.append(path.rpartition("/")[2])
         raise KubeNotFound(path)
 
     async def delete(self, path: str, _uid: str, _is_forced: bool = False) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def test_a_slow_pod_does_not_hold_up_the_others() -> None:
     server = Server()
     refusals = asyncio.run(_executor(server).apply((*_pods(200), DeletePod("old", "uid-of-old", "why"))))
     assert refusals == ()
-    assert server.most_at_once == NUM_PARALLEL_CREATES
+    assert server.most_at_once == NUM_PARALLEL
     assert len(server.created) == 200
     assert server.created[-1] == "digits-0"
     assert len(server.deleted) == 1
@@ -178,7 +180,7 @@ def test_a_slow_pod_does_not_hold_up_the_others() -> None:
 def test_nothing_more_is_begun_after_a_refusal_and_what_was_begun_is_not_forgotten() -> None:
     server = Server(KubeRefused("403: exceeded quota"), fails_from=10)
     refusals = asyncio.run(_executor(server).apply((*_pods(200), DeletePod("old", "uid-of-old", "why"))))
-    assert server.num_asked <= 10 + 2 * NUM_PARALLEL_CREATES
+    assert server.num_asked <= 10 + 2 * NUM_PARALLEL
     assert len(refusals) == server.num_asked - 10
     assert len(server.created) == 10
     assert server.deleted == []
@@ -195,4 +197,21 @@ def test_pods_that_the_server_does_not_make_now_are_tried_again(error: KubeError
     server = Server(error, fails_from=10)
     with pytest.raises(raised):
         asyncio.run(_executor(server).apply(_pods(200)))
-    assert server.num_asked <= 10 + 2 * NUM_PARALLEL_CREATES
+    assert server.num_asked <= 10 + 2 * NUM_PARALLEL
+
+
+def test_a_pod_whose_creation_was_not_answered_is_sought_once_before_the_next_plan() -> None:
+    """Else another one would be made beside it, whenever the watch is later than the next plan."""
+    server = Server(KubeUnavailable("connection lost"), fails_from=2)
+    executor = _executor(server)
+
+    async def scenario() -> None:
+        with pytest.raises(KubeUnavailable):
+            await executor.apply(_pods(3))
+        assert server.sought == []
+        await executor.look_for_unsure_pods()
+        assert server.sought == ["digits-2"]
+        await executor.look_for_unsure_pods()
+        assert server.sought == ["digits-2"]
+
+    asyncio.run(scenario())
