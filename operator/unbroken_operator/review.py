@@ -73,9 +73,9 @@ def _request(review: Any) -> dict[str, Any]:
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
         raise InputError("AdmissionReview.request.uid: want a text, got none")
     resource = request.get("resource")
-    seen = resource.get("resource") if isinstance(resource, dict) else None
-    if seen != layout.PLURAL:
-        raise InputError(f"AdmissionReview.request.resource: want {layout.PLURAL}, got {str(seen)[:200]}")
+    name = resource.get("resource") if isinstance(resource, dict) else None
+    if name != layout.PLURAL:
+        raise InputError(f"AdmissionReview.request.resource: want {layout.PLURAL}, got {str(name)[:200]}")
     return request
 
 
