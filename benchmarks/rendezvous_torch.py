@@ -1,7 +1,8 @@
 """N members of torch's dynamic rendezvous, each in a process of its own, forked from one that has imported torch.
 
 Prints the seconds until the last member has its rank, in the first round and in the next: the store is TCPStore, the
-backend c10d, as under `torchrun --rdzv-backend=c10d`.
+backend c10d, as under `torchrun --rdzv-backend=c10d`. c10d's reverse DNS lookups, which can stall it for five seconds
+each, are switched off.
 """
 
 import json
@@ -15,6 +16,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from unbroken.inprocess.names import stop_reverse_lookups
 
 _ROUNDS = 2
 
@@ -37,6 +40,7 @@ def member(number: int, size: int, port: int, start: list[int], answer: int) -> 
 def main() -> None:
     """Fork the members, start each round, print the seconds of both."""
     size = int(sys.argv[1])
+    stop_reverse_lookups()
     master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     starts = [os.pipe() for _ in range(_ROUNDS)]
     answer_out, answer_in = os.pipe()
