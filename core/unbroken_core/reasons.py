@@ -150,6 +150,7 @@ class Reason(Word):
     TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"
     TOPOLOGY_LABELS_CONTRADICT = "TopologyLabelsContradict"
     UNSCHEDULABLE = "PodsUnschedulable"
+    PODS_GATED = "PodsGated"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     SPARES_READY = "SparesReady"
     SPARES_EXHAUSTED = "SparesExhausted"

@@ -152,7 +152,8 @@ def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, s
     first = troubled[0].problem
     assert first is not None
     if first.reason is not Reason.UNSCHEDULABLE:
-        return first.reason, f"{_names(troubled)}: {first.message}"
+        alike = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is first.reason]
+        return first.reason, f"{_names(alike)}: {first.message}"
     waiting = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE]
     text = f"{len(waiting)} wait for nodes ({_names(waiting)}): {first.message}"
     if waiting[-1].component != layout.TRAINER:

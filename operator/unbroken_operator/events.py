@@ -22,7 +22,12 @@ _WARNINGS = {
     ("Failed", "True"),
 }
 _GOOD_NEWS = ("Complete", "Suspended")
-_ORDINARY_WAITS = (Reason.WAITING_FOR_PODS.value, Reason.WAITING_FOR_RENDEZVOUS.value, Reason.SUSPENDED.value)
+_ORDINARY_WAITS = (
+    Reason.WAITING_FOR_PODS.value,
+    Reason.WAITING_FOR_RENDEZVOUS.value,
+    Reason.PODS_GATED.value,
+    Reason.SUSPENDED.value,
+)
 
 
 def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -248,7 +248,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
         leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
-        problem=None if phase in TERMINAL_PHASES else _problem(status),
+        problem=None if phase in TERMINAL_PHASES else _problem(spec, status),
         end=_end(status) if phase == "Failed" else "",
         has_ended=_has_ended(item),
     )
@@ -274,7 +274,10 @@ def _has_ended(item: Mapping[str, Any]) -> bool:
     return bool(states) and not any("running" in state for state in states)
 
 
-def _problem(status: Mapping[str, Any]) -> Problem | None:
+def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Problem | None:
+    gates = [gate["name"] for gate in spec.get("schedulingGates") or ()]
+    if gates:
+        return Problem(Reason.PODS_GATED, _shorten(f"held back by scheduling gate {', '.join(gates)}"))
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Reason.UNSCHEDULABLE, _shorten(condition.get("message") or condition.get("reason") or ""))

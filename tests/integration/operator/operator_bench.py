@@ -177,8 +177,8 @@ async def _clean(made: Bench) -> None:
             with contextlib.suppress(KubeNotFound, KubeConflict):
                 path = made.path(resource, item["metadata"]["name"])
                 await made.kube.delete(path, item["metadata"]["uid"], is_forced=True)
-    namespace = await made.kube.get(f"{collection_path('namespaces')}/{made.namespace}")
     with contextlib.suppress(KubeNotFound, KubeConflict):
+        namespace = await made.kube.get(f"{collection_path('namespaces')}/{made.namespace}")
         await made.kube.delete(f"{collection_path('namespaces')}/{made.namespace}", namespace["metadata"]["uid"])
 
 

@@ -1,13 +1,16 @@
 """The operator where its API server fails it, and where it is killed itself."""
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 
+import aiohttp
 import pytest
 from tests.waiting import LIMIT_S, eventually
 
 from unbroken_operator import layout
+from unbroken_operator.kube import collection_path
 
 from .bad_api_server import BadApiServer, Call, Cut, Held, Lost, Status, Trouble
 from .operator_bench import Bench, bench, operator
@@ -114,5 +117,36 @@ def test_an_operator_that_is_killed_among_its_calls_leaves_nothing_twice_and_not
             # One more: another rendezvous for other settings.
             assert proxy.created.count("pods") == 8
             assert set(await made.pod_names()) < set(names)
+
+    asyncio.run(scenario())
+
+
+def test_a_namespace_that_is_deleted_under_its_jobs_troubles_no_other_and_fills_no_log(
+    kubeconfig: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as kept, bench(kubeconfig, tmp_path) as deleted:
+            await deleted.apply("digits", replicas=2)
+            await kept.apply("digits")
+            spaces = ("--namespace", kept.namespace, "--namespace", deleted.namespace)
+            with operator(kept, *spaces) as running:
+                await deleted.wait_for_pods("digits-0", "digits-1")
+                await kept.wait_for_pods("digits-0")
+                path = f"{collection_path('namespaces')}/{deleted.namespace}"
+                await deleted.kube.delete(path, (await deleted.kube.get(path))["metadata"]["uid"])
+
+                async def is_forgotten() -> bool:
+                    url = f"http://127.0.0.1:{running.metrics_port}/metrics"
+                    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                        return 'unbroken_operator_jobs{state="Forming"} 1.0' in await answer.text()
+
+                await eventually(is_forgotten, "one job left")
+                uid = (await kept.pods())[0]["metadata"]["uid"]
+                await kept.kube.delete(kept.path("pods", "digits-0"), uid, is_forced=True)
+                await kept.wait_for_pods("digits-1")
+                lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+                troubles = [line for line in lines if line["level"] in ("warning", "error")]
+                assert len(troubles) <= 5, troubles
+                assert not [line for line in troubles if "exception" in line]
 
     asyncio.run(scenario())

@@ -280,6 +280,29 @@ def test_pods_that_wait_for_nodes_say_how_many_and_what_no_node_has() -> None:
     )
 
 
+def test_pods_that_wait_for_their_scheduling_gates_are_no_fault_of_the_nodes() -> None:
+    """A queue holds them back: that is ordinary, no Event, and goes without a trace."""
+    world = World()
+    world.settle()
+    world.run_pods()
+    for name in ("digits-0", "digits-2"):
+        told = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}
+        world.pods[name]["spec"]["schedulingGates"] = [{"name": "example.com/queue"}]
+        world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodsGated")
+    conditions = {item["type"]: item for item in world.job["status"]["conditions"]}
+    assert conditions["PodsReady"]["message"] == (
+        "1 of 3 training pods run; digits-0, digits-2: held back by scheduling gate example.com/queue"
+    )
+    assert messages(world, "PodsGated") == []
+    for name in ("digits-0", "digits-2"):
+        del world.pods[name]["spec"]["schedulingGates"]
+    world.run_pods()
+    world.settle()
+    assert world.condition("PodsReady") == ("True", "PodsReady")
+
+
 def test_a_rendezvous_that_waits_for_a_node_is_not_explained_by_the_template_of_the_others() -> None:
     job = a_job()
     job["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "gpu"}}
