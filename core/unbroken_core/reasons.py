@@ -173,3 +173,5 @@ class Reason(Word):
     RESUMED = "Resumed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     NODES_LEAVING = "NodesLeaving"
+    TEMPLATE_CURRENT = "TemplateCurrent"
+    TEMPLATE_OUTDATED = "TemplateOutdated"

@@ -12,6 +12,7 @@ from unbroken_operator.lifecycle import Outcome, is_suspended, job_outcome
 from unbroken_operator.manifests import settings_digest
 from unbroken_operator.node_signals import troubled_pods
 from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.updates import leaving_for_update, outdated_pods
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,10 @@ class Assessment:
     """Uids of pods whose node is dead."""
     alive: tuple[PodView, ...]
     """Training pods that count as present, by ordinal."""
+    outdated: tuple[PodView, ...]
+    """Present pods that were made from an earlier template."""
     troubled: dict[str, str]
-    """Uids of present pods that are to leave their node, and why."""
+    """Uids of present pods that are to make way for others, and why."""
     rendezvous: PodView | None
     """The rendezvous pod that is to stay."""
     stale_rendezvous: tuple[PodView, ...]
@@ -59,6 +62,7 @@ def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
     lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
     outcome = job_outcome(snapshot, verdict.spec)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
+    outdated = outdated_pods(verdict.spec, alive)
     current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
     domains = _domains(snapshot, settings, trainers)
     nodes = sorted({pod.node for pod in alive if pod.node in domains}, key=natural_key)
@@ -75,7 +79,8 @@ def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
         members=members,
         lost=lost,
         alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
-        troubled=troubled_pods(snapshot, verdict.spec.node_signals, alive),
+        outdated=outdated,
+        troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
         rendezvous=current,
         stale_rendezvous=stale,
         domains=domains,

@@ -12,12 +12,13 @@ from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused
 from unbroken_operator.assessment import Assessment
 from unbroken_operator.lifecycle import Outcome, ending_pods, job_outcome, was_suspended
-from unbroken_operator.models import Spread
+from unbroken_operator.models import Spread, UpdatePolicy
 from unbroken_operator.node_words import missing_on_nodes
 from unbroken_operator.recovery_words import culprit
 from unbroken_operator.snapshot import PodView, Snapshot
 from unbroken_operator.spreading import Unserved, unserved
 from unbroken_operator.status_models import ConditionType
+from unbroken_operator.updates import CHANGED
 
 MAX_MESSAGE = 1000
 MAX_NAMES = 5
@@ -28,6 +29,7 @@ _OF_PODS: dict[ConditionType, bool | None] = {
     ConditionType.DEGRADED: False,
     ConditionType.SPARES_EXHAUSTED: False,
     ConditionType.SPARES_SPREAD: None,
+    ConditionType.UP_TO_DATE: None,
 }
 """What conditions about pods are when the job is to have none."""
 
@@ -56,6 +58,7 @@ def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assess
         if verdict.settings.layers and assessment.domains:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
+        found += [] if assessment.outcome is not None else _up_to_date(snapshot, verdict, assessment)
     elif snapshot.report is not None and snapshot.is_reachable:
         found += [_running(snapshot.report), _recovering(snapshot.report), *_ends(job_outcome(snapshot))]
     return found
@@ -114,7 +117,8 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     ]
     if troubled:
         return finding(*_trouble(snapshot, troubled))
-    useless = _useless(snapshot, assessment, is_short=running < wanted)
+    # Those that are to take the place of others come on top.
+    useless = _useless(snapshot, assessment, is_short=running < wanted or bool(assessment.outdated))
     if useless is not None:
         return finding(*useless)
     if assessment.rendezvous is None:
@@ -124,19 +128,41 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
 
 
+def _up_to_date(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Finding]:
+    """Say which pods are old, from the first change of the template on."""
+    outdated = assessment.outdated
+    if outdated:
+        is_rolling = verdict.spec.update_policy is UpdatePolicy.ROLLING
+        text = (
+            "ranks move to new pods as soon as those are ready"
+            if is_rolling
+            else "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
+        )
+        message = f"{len(outdated)} of {len(assessment.alive)} training pods were made from an earlier template"
+        message = f"{message} ({_names(outdated)}); {text}"
+        yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
+    elif any(item["type"] == ConditionType.UP_TO_DATE.value for item in snapshot.status.get("conditions") or ()):
+        message = "all training pods were made from the present template"
+        yield Finding(ConditionType.UP_TO_DATE, True, Reason.TEMPLATE_CURRENT, message)
+
+
 def _leaving(assessment: Assessment) -> str:
+    """Return which pods are to leave their nodes; "" for none."""
     why: dict[str, list[str]] = {}
     for pod in assessment.alive:
-        if pod.uid in assessment.troubled:
+        if assessment.troubled.get(pod.uid, CHANGED) != CHANGED:
             why.setdefault(assessment.troubled[pod.uid], []).append(pod.name)
+    if not why:
+        return ""
     parts = _listed([f"{_listed(names)} ({text})" for text, names in why.items()])
     return f"to be moved as soon as a spare pod elsewhere is ready: {parts}"
 
 
 def _useless(snapshot: Snapshot, assessment: Assessment, *, is_short: bool) -> tuple[Reason, str] | None:
     """Return why pods that come up are of no use, or will not be for long."""
-    if assessment.troubled:
-        return Reason.NODES_LEAVING, _leaving(assessment)
+    leaving = _leaving(assessment)
+    if leaving:
+        return Reason.NODES_LEAVING, leaving
     report = snapshot.report
     if report is not None and report.refused:
         return Reason.POD_REFUSED, f"the rendezvous refuses {_listed(report.refused, '; ')}"

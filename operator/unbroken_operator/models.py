@@ -72,6 +72,13 @@ class ConditionSign(str, Enum):
     UNKNOWN = "Unknown"
 
 
+class UpdatePolicy(str, Enum):
+    """What a change of the template does to pods that run."""
+
+    ON_DELETE = "OnDelete"
+    ROLLING = "Rolling"
+
+
 class SidecarMode(str, Enum):
     """How the agent runs in a training pod."""
 
@@ -385,7 +392,8 @@ class TemplateSpec(Model):
 
 
 class Template(Model):
-    """Training pods, active and spare alike. A change applies to pods that are created after it."""
+    """Training pods, active and spare alike. A change applies to pods that are created after it; updatePolicy says what
+    becomes of those that run, and those that have not started are made anew."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the training pods."""
@@ -488,6 +496,11 @@ class Spec(Model):
     sidecar: Sidecar = Sidecar()
     rendezvous: Rendezvous = Rendezvous()
     logs: Logs | None = None
+    update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
+    """What becomes of pods that run when template, sidecar or logs change. OnDelete: they stay until they are deleted
+    or lost. Rolling: as many new pods as spares.count, at least one, are made beside them; when one is ready ranks move
+    to it, in a planned recovery, and the old pod is deleted; and so on. Without a new pod that is ready nothing moves.
+    The condition UpToDate says which pods are old."""
     suspend: bool = False
     """True keeps the job without pods, or ends those that it has with their grace period; false starts it, or starts it
     again where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""

@@ -39,6 +39,7 @@ from unbroken_operator.spreading import Preference, spare_preferences
 from unbroken_operator.status import Ordinals, earlier, next_status, status_patch
 from unbroken_operator.suspects import shunned
 from unbroken_operator.training_pods import training_pod
+from unbroken_operator.updates import not_started
 
 MAX_RETRY_S = 300.0
 
@@ -220,6 +221,7 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
     for pod in assessment.alive:
         if not pod.node and not set(pod.avoids) <= set(forbidden):
             yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
+    yield from not_started(assessment.outdated)
     yield from _old_failures(snapshot, trainers)
     yield from _surplus(verdict, assessment)
 

@@ -54,6 +54,8 @@ class PodView:
     topology: str
     """The topology annotation as it is."""
     problem: Problem | None = None
+    template: str = ""
+    """Digest of the template that a training pod was made from; "" when it does not say."""
     leaving: str = ""
     """Why the pod is to go as soon as its ranks have moved; "" when it is not."""
     avoids: tuple[str, ...] = ()
@@ -246,6 +248,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_ready=_is_true(status, "Ready"),
         settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        template=annotations.get(layout.TEMPLATE_ANNOTATION, ""),
         leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
         problem=None if phase in TERMINAL_PHASES else _problem(spec, status),

@@ -49,6 +49,7 @@ class ConditionType(str, Enum):
     DEGRADED = "Degraded"
     SPARES_EXHAUSTED = "SparesExhausted"
     SPARES_SPREAD = "SparesSpread"
+    UP_TO_DATE = "UpToDate"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -62,7 +63,8 @@ class Condition(Model):
     layer's label, and no domain lies in two domains of an outer layer. Running: the training function runs on all
     active ranks. Recovering: an interruption is being repaired. Degraded: the job runs with fewer ranks than it wants.
     SparesExhausted: spares are wanted and none is ready. SparesSpread: every domain of every layer in which active pods
-    stand has a spare pod. Complete and Failed: the job is over."""
+    stand has a spare pod. UpToDate: all pods were made from the present template; it appears with the first change.
+    Complete and Failed: the job is over."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]

@@ -27,6 +27,7 @@ from unbroken_operator.models import SidecarMode, Spec, Spread
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.spreading import Preference
 from unbroken_operator.suspects import Shunned
+from unbroken_operator.updates import digest_of
 
 NOTHING_SHUNNED = Shunned()
 
@@ -43,6 +44,7 @@ def training_pod(
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
+    digest = digest_of(spec, template)
     pod = template["spec"]
     containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
@@ -62,11 +64,9 @@ def training_pod(
         "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
     }
     metadata = _metadata(template, settings, ordinal, role)
+    metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: digest}
     if shunned.forbidden:
-        metadata["annotations"] = {
-            **metadata.get("annotations", {}),
-            layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden),
-        }
+        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
@@ -141,8 +141,7 @@ def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Rol
     metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
     users = template.get("metadata") or {}
     metadata["labels"] = {**(users.get("labels") or {}), **metadata["labels"], layout.ROLE_LABEL: role.value}
-    if users.get("annotations"):
-        metadata["annotations"] = users["annotations"]
+    metadata["annotations"] = dict(users.get("annotations") or {})
     return metadata
 
 

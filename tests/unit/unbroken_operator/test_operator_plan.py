@@ -138,7 +138,36 @@ def late(world: World) -> None:
     world.now = "2026-01-01T00:01:00Z"
 
 
-SITUATIONS = [fresh, running, pod_failed, node_died, scaled, broken, completed, suspended, resumed, late]
+def rolled(world: World) -> None:
+    """The template is changed, and pods are to follow it."""
+    running(world)
+    world.settle()
+    world.job["spec"]["updatePolicy"] = "Rolling"
+    world.job["spec"]["template"]["spec"]["containers"][0]["image"] = "torch:3"
+    world.job["metadata"]["generation"] = 2
+
+
+def mended(world: World) -> None:
+    """The template is changed before its pods have started."""
+    world.settle()
+    world.job["spec"]["template"]["spec"]["containers"][0]["image"] = "torch:3"
+    world.job["metadata"]["generation"] = 2
+
+
+SITUATIONS = [
+    fresh,
+    running,
+    pod_failed,
+    node_died,
+    scaled,
+    broken,
+    completed,
+    suspended,
+    resumed,
+    late,
+    rolled,
+    mended,
+]
 
 
 def outcome(world: World) -> Any:
