@@ -87,7 +87,8 @@ def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | Non
         fitting = [pod for pod in pods if pod["metadata"]["name"] == wanted and _is_running(pod)]
     if not fitting:
         names = ", ".join(sorted(f"{pod['metadata']['name']} ({_words(pod)})" for pod in pods)) or "none"
-        what = f"an active {kind.component} pod that runs" if wanted is None else f"pod {wanted!r} to run"
+        whom = "an active trainer pod" if kind.component == "trainer" else f"a {kind.component} pod"
+        what = f"{whom} that runs" if wanted is None else f"pod {wanted!r} to run"
         raise InputError(f"--fault {kind.name}: want {what}, got {names}")
     pod = max(fitting, key=_ordinal)
     container = pod["spec"]["containers"][0]

@@ -7,7 +7,7 @@ from html import escape
 from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, time_line
 from unbroken_cli.facts import Fault, Job
-from unbroken_cli.words import culprit, done, headline, phases_of
+from unbroken_cli.words import clock, culprit, done, headline, phases_of
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa; }
@@ -25,6 +25,7 @@ h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5re
 table { border-collapse: collapse; width: 100%; } .wide { overflow-x: auto; }
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem .3rem 0; text-align: left; vertical-align: top; }
 th { color: var(--dim); font-weight: 600; } td.time { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td { overflow-wrap: anywhere; } td:nth-child(n + 4) { min-width: 9rem; }
 pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 .chart { display: block; height: auto; width: 100%; }
 .chart text { fill: var(--ink); font: 12px system-ui, sans-serif; }
@@ -64,7 +65,8 @@ def _sections(job: Job, now: datetime) -> Iterator[str]:
     yield f"<pre>{escape(chr(10).join(next_steps(job)))}</pre>"
     if job.notes:
         yield "<h2>Events</h2>"
-        yield _table(("Time (UTC)", "Reason", "Message"), ((n.time, n.reason, n.message) for n in job.notes))
+        rows = ((clock(note.time), note.reason, note.message) for note in job.notes)
+        yield _table(("Time (UTC)", "Reason", "Message"), rows)
     yield f'<p class="dim">Read {now:%Y-%m-%d %H:%M:%S} UTC. The last 20 faults are kept; Events for an hour or so.</p>'
 
 
@@ -91,7 +93,7 @@ def _key(faults: Sequence[Fault]) -> str:
 def _faults(job: Job) -> str:
     rows = (
         (
-            fault.started_at,
+            clock(fault.started_at),
             fault.id,
             f"{fault.cause}: {fault.detail}" if fault.detail else fault.cause,
             culprit(fault),

@@ -87,7 +87,7 @@ def timeline_lines(job: Job) -> list[str]:
     head = f"{job.title}: {headline(job)}"
     if not rows:
         return [head, "  nothing happened yet"]
-    return [head, *(f"  {_clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
+    return [head, *(f"  {clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
 
 
 def list_lines(jobs: Iterable[Job]) -> list[str]:
@@ -155,7 +155,8 @@ def _when(text: str, now: datetime) -> str:
     return f"{age(text, now)} ({text})"
 
 
-def _clock(text: str) -> str:
+def clock(text: str) -> str:
+    """Return a time of the API server, UTC, to the second."""
     then = moment(text)
     return f"{then:%Y-%m-%d %H:%M:%S}" if then is not None else f"{'?':<19}"
 

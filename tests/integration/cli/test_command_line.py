@@ -122,6 +122,12 @@ def _check_words(kubeconfig: Path, namespace: str) -> None:
     assert [fault["detail"] for fault in told["faults"]] == ["signal 9"]
     assert "Recovered" in [event["reason"] for event in told["events"]]
     assert "digits" in ask("status", *place).stdout.splitlines()[1]
+    tree = ask("topology", "digits", *place)
+    assert tree.stdout.startswith(f"digits in namespace {namespace}: 0 active, 0 spare, 3 not running\n"), tree
+    aimed = ("inject", "digits", "--fault", "lose-rendezvous", "-o", "json", *place)
+    refused = ask(*aimed)
+    assert (refused.returncode, "nothing was done: want --yes" in refused.stderr) == (2, True), refused
+    assert json.loads(ask(*aimed, "--yes").stdout)["pod"] == "digits-rendezvous-0"
     unknown = ask("status", "nope", *place)
     assert unknown.returncode == 1
     assert unknown.stderr.rstrip().endswith("jobs there: digits"), unknown.stderr
