@@ -48,6 +48,8 @@ class Worker:
     port: int = 0
     fault: Fault | None = None
     fault_at_s: float = 0.0
+    unheard: Fault | None = None
+    """The fault for which its pod has left the iteration, until the rendezvous says that it is over."""
     is_hung: bool = False
     """Does not react to anything but the end of its process."""
     is_stubborn: bool = False
@@ -154,7 +156,7 @@ class Pod:
                 worker.iteration,
                 self.node if worker.phase is WorkerPhase.READY else "",
                 worker.port if worker.phase is WorkerPhase.READY else 0,
-                worker.fault,
+                worker.fault or worker.unheard,
                 policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
             )
@@ -234,6 +236,22 @@ class Pod:
         self._settle()
         self._set_fence(1.0)
 
+    def _leave_early(self, worker: Worker, rank: int | None) -> None:
+        """In touch with the rendezvous, do not wait for what it will say of a fault in the iteration in force."""
+        plan, fault = self.plan, worker.fault
+        if plan is None or fault is None or rank is None or not (self._acts() and self.is_welcome):
+            return
+        is_in_force = plan.iteration > self.interrupted and plan.generation == self.generation
+        if is_in_force and fault.iteration == plan.iteration:
+            worker.unheard = fault
+            self.interrupted = plan.iteration
+            self._settle()
+
+    def _forget_unheard(self, iteration: int) -> None:
+        for worker in self.workers:
+            if worker.unheard is not None and worker.unheard.iteration <= iteration:
+                worker.unheard = None
+
     # ------------------------------------------------------------------------------------------------- agent: obeying
 
     def hear(self, message: RendezvousMessage) -> None:
@@ -250,8 +268,10 @@ class Pod:
                 self.report()
                 self.heartbeat()
             case Interrupt():
+                self._forget_unheard(message.iteration)
                 self.interrupted = max(self.interrupted, message.iteration)
             case Plan():
+                self._forget_unheard(message.iteration - 1)
                 self._take_plan(message)
             case Respawn():
                 self._replace(message)
@@ -369,9 +389,11 @@ class Pod:
             self.report()
 
     def _gone(self, worker: Worker, fault: Fault) -> None:
+        rank = worker.rank
         worker.phase, worker.fault, worker.rank = WorkerPhase.GONE, fault, None
         worker.fault_at_s = self.world.now_s - fault.detect_s
         self.report()
+        self._leave_early(worker, rank)
 
     def _respawn(self, worker: Worker) -> None:
         self.workers[worker.local_rank] = new = Worker(worker.local_rank, worker.incarnation + 1)
@@ -394,6 +416,7 @@ class Pod:
             # It waits at the end of the function until it is told that the iteration is over.
             worker.phase, worker.is_waiting_to_leave = WorkerPhase.STOPPING, True
             self.report()
+            self._leave_early(worker, worker.rank)
             self.world.broke(self, worker.iteration)
 
     def kill(self, worker: Worker) -> None:

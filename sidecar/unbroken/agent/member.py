@@ -40,6 +40,7 @@ from unbroken.agent.events import (
 )
 from unbroken.agent.fence import Contact, explain, longest_absence_s
 from unbroken.agent.orders import Orders, Standing
+from unbroken.agent.own_fault import interrupt_early, note_heard
 from unbroken.agent.place import Place, in_process_state, process_state
 from unbroken.agent.suspicion import attach_patience_s, note_absent, note_hangs
 from unbroken_core.errors import assert_never
@@ -302,6 +303,7 @@ class Member:
                 self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
                 self._contact.note_heard()
             case Interrupt(iteration=iteration):
+                note_heard(self.places, iteration)
                 if iteration > standing.interrupted:
                     standing.interrupted, standing.interrupt = iteration, message
             case Plan():
@@ -323,6 +325,7 @@ class Member:
         present = self.standing.plan
         if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
             return
+        note_heard(self.places, plan.iteration - 1)
         is_same_iteration = present is not None and present.iteration == plan.iteration
         self.standing.plan = plan
         parts = {part.local_rank: part for part in plan.ranks}
@@ -343,10 +346,12 @@ class Member:
             self._hang_up = None
             self.is_connected = self.is_welcome = False
         self._fence(now_s)
-        actions += self._remember()
         if self.settings.is_in_process and self.standing.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
         workers = self.workers
+        if self.settings.is_in_process and self.is_welcome:
+            interrupt_early(self.standing, self.places, workers, self.identity.pod)
+        actions += self._remember()
         self._note_faults(workers, now_s)
         actions += self.orders.issue(workers, self._has_launcher, now_s)
         actions += self._speak(now_s)

@@ -51,6 +51,8 @@ class Place:
     must_be_ready_by_s: float | None = None
     found: Fault | None = None
     """The agent's own finding, as opposed to the worker's word."""
+    unheard: Fault | None = None
+    """The fault for which this pod has left its iteration, until the rendezvous says that it is over."""
     spawned: int = -1
     """Incarnation that the attached launcher was told to start."""
     ended: int = -1
@@ -88,7 +90,7 @@ class Place:
         self.wanted = incarnation
         self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
         self.is_attached = self.is_released = self.is_ending = False
-        self.alive_since_s = self.asked = None
+        self.alive_since_s = self.asked = self.unheard = None
         self.left = self.passed = self.step = -1
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()
 
@@ -131,7 +133,7 @@ def in_process_state(place: Place, is_finished: bool) -> WorkerState:
         iteration,
         worker.host if is_ready else "",
         worker.port if is_ready else 0,
-        _stronger(worker.fault, place.found),
+        _stronger(worker.fault or place.unheard, place.found),
         place.step,
         worker.has_progress,
         worker.policy,

@@ -112,8 +112,11 @@ def test_pod_that_stands_still_while_it_is_cut_off_leaves_before_the_link_is_bac
     assert causes == [Cause.SOFT_TIMEOUT, Cause.EXCEPTION]
 
 
-def test_pod_that_is_in_touch_waits_for_the_order_to_leave() -> None:
+def test_pod_in_touch_with_a_rendezvous_that_took_over_waits_for_the_order_to_leave() -> None:
+    """It may not know yet that the fault's iteration is its own."""
     pod = train(lone_plan())
+    pod.step(Disconnected(), Connected())
+    pod.hear(Welcome(PROTOCOL, 2, 5.0))
     boom = Fault(Cause.EXCEPTION, 0, "boom")
     assert leaves(pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))) == []
     assert leaves(pod.after(10 * LIMIT_S)) == []

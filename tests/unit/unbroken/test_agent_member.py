@@ -318,12 +318,60 @@ def test_respawn_of_a_stuck_process_ends_it_first() -> None:
     assert pod.step(LauncherSaid(processes(running(0), ended(1, -9)))) == [TellLauncher(Spawn(1, 1, {}))]
 
 
+def raised(local_rank: int) -> WorkerSaid:
+    return WorkerSaid(local_rank, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 0, "boom")))
+
+
+def test_fault_of_one_worker_lets_the_pod_leave_at_once_and_is_told_until_the_rendezvous_has_heard_it() -> None:
+    """A worker that has left speaks of its fault no more, and what is sent may be lost with the connection."""
+    pod = Pod()
+    pod.run()
+    actions = pod.step(raised(1))
+    leave = Leave(0, Cause.EXCEPTION, 1, "boom")
+    assert [item for item in actions if isinstance(item, TellWorker)] == [TellWorker(0, leave), TellWorker(1, leave)]
+    assert phases(actions)[1] == (WorkerPhase.STOPPING, 0, 0)
+    pod.step(WorkerSaid(1, 0, ready(1, 0)))
+    (told,) = pod.step(Disconnected(), Connected())
+    assert isinstance(told, TellRendezvous)
+    assert isinstance(told.message, Hello)
+    assert [(worker.phase, worker.fault) for worker in told.message.workers] == [
+        (WorkerPhase.RUNNING, None),
+        (WorkerPhase.READY, Fault(Cause.EXCEPTION, 0, "boom")),
+    ]
+    pod.hear(Welcome(PROTOCOL, 1, 5.0))
+    pod.hear(Interrupt(1, 0, Cause.EXCEPTION, 1, "digits-0", "boom"))
+    assert [worker.fault for worker in pod.member.workers] == [None, None]
+
+
+def test_end_of_a_process_lets_the_others_of_its_pod_leave_at_once() -> None:
+    pod = Pod()
+    pod.run()
+    leave = Leave(0, Cause.PROCESS_SIGNAL, 1, "killed by signal 9 (SIGKILL)")
+    assert TellWorker(0, leave) in pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+
+
+def test_fault_of_a_spare_or_of_an_older_iteration_ends_nothing() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.hear(plan(0, role=Role.SPARE))
+    assert not any(isinstance(action, TellWorker) for action in pod.step(raised(1)))
+    pod = Pod()
+    pod.run()
+    pod.hear(interrupt(0))
+    for rank in (0, 1):
+        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
+    pod.hear(plan(1))
+    assert not any(isinstance(action, TellWorker) for action in pod.step(raised(1)))
+
+
 def test_new_process_does_not_enter_a_plan_that_was_made_for_the_old_one() -> None:
     pod = Pod()
     pod.run()
     pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
     pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL))
     pod.step(LauncherSaid(processes(running(0), running(1, 1))), WorkerAttached(Attach(PROTOCOL, "worker", 9, 1, 1)))
+    pod.step(WorkerSaid(0, 0, ready(0, 0)))
     actions = pod.step(WorkerSaid(1, 1, ready(1)))
     assert not any(isinstance(action, TellWorker) for action in actions)
     assert phases(actions)[1] == (WorkerPhase.READY, -1, 1)
