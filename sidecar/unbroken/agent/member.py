@@ -414,7 +414,7 @@ class Member:
         if not self.is_welcome:
             return []
         workers = self.workers
-        has_news = _without_steps(workers) != _without_steps(self._said) or self.is_leaving != self._is_leaving_said
+        has_news = bool(_changed(workers, self._said)) or self.is_leaving != self._is_leaving_said
         if has_news and self._may_wait(workers, now_s):
             return []
         self._unsaid_since_s = None
@@ -432,10 +432,8 @@ class Member:
 
         The next plan waits for all of them.
         """
-        pairs = zip(_without_steps(workers), _without_steps(self._said), strict=True)
-        changed = [worker for worker, said in pairs if worker != said]
         is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
-        if not is_waited_for or self.is_leaving or any(not _is_plainly_ready(worker) for worker in changed):
+        if not is_waited_for or self.is_leaving or not all(map(_is_plainly_ready, _changed(workers, self._said))):
             return False
         if self._unsaid_since_s is None:
             self._unsaid_since_s = now_s
@@ -488,5 +486,13 @@ def _is_plainly_ready(worker: WorkerState) -> bool:
     return worker.phase is WorkerPhase.READY and worker.fault is None and worker.answer is None
 
 
-def _without_steps(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
-    return tuple(replace(worker, step=-1) for worker in workers)
+def _changed(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> list[WorkerState]:
+    """Return the workers of which other things than the step are new."""
+    return [worker for worker, former in zip(workers, said, strict=True) if not _is_same(worker, former)]
+
+
+def _is_same(worker: WorkerState, former: WorkerState) -> bool:
+    if worker is former:
+        return True
+    has_moved = worker.phase is not former.phase or worker.iteration != former.iteration
+    return not has_moved and worker == replace(former, step=worker.step)

@@ -59,6 +59,7 @@ class Orders:
 
     def __init__(self, settings: JobSettings, places: Sequence[Place], standing: Standing) -> None:
         self._settings = settings
+        self._is_in_process = settings.is_in_process
         self._places = places
         self._standing = standing
         self._is_shutdown_sent = False
@@ -85,11 +86,11 @@ class Orders:
             return self._finish(self._standing.finish, has_launcher)
         actions: list[Action] = []
         for place, state in zip(self._places, workers, strict=True):
-            if self._settings.is_in_process:
+            if self._is_in_process:
                 actions += self._guide(place, state, now_s)
             else:
                 self._turn(place, state)
-            if has_launcher or self._settings.is_in_process:
+            if has_launcher or self._is_in_process:
                 actions += self._enter(place, state)
             actions += self._ask(place)
             if has_launcher:
@@ -137,10 +138,10 @@ class Orders:
         plan, part = self._standing.plan, place.part
         if plan is None or part is None or not self._standing.is_plan_in_force:
             return []
-        may_enter = self._settings.is_in_process or part.rank is not None
+        may_enter = self._is_in_process or part.rank is not None
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             place.told = _entry(plan, part)
-            place.entered = -1 if self._settings.is_in_process else plan.iteration
+            place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
     def _ask(self, place: Place) -> list[Action]:
@@ -177,7 +178,7 @@ class Orders:
             return self._inspect(place) + (self._end(place) if self._must_end(place) else self._look_into(place))
         if place.present is not None or place.spawned >= place.wanted:
             return []
-        if self._settings.is_in_process:
+        if self._is_in_process:
             place.spawned = place.wanted
             return [TellLauncher(Spawn(place.local_rank, place.wanted, {}))]
         plan, part = self._standing.plan, place.part
@@ -198,7 +199,7 @@ class Orders:
     def _inspect(self, place: Place) -> list[Action]:
         """Ask how a process ends that is ending."""
         # A new process elsewhere gets another port with the end of the one before, and has nothing to gain.
-        if not place.is_ending or not self._settings.is_in_process or place.inspected >= place.wanted:
+        if not place.is_ending or not self._is_in_process or place.inspected >= place.wanted:
             return []
         place.inspected = place.wanted
         return [TellLauncher(Inspect(place.local_rank, place.wanted))]
@@ -206,7 +207,7 @@ class Orders:
     def _must_end(self, place: Place) -> bool:
         if place.present is None or _is_condemned(place):
             return True
-        return not self._settings.is_in_process and place.entered <= self._standing.over
+        return not self._is_in_process and place.entered <= self._standing.over
 
     def _end(self, place: Place) -> list[Action]:
         if place.process is None or place.ended >= place.process.incarnation:

@@ -1,5 +1,6 @@
 """One place of a pod: what is known about its process and worker, and the one phase that follows from it. Pure."""
 
+import operator
 import signal
 from dataclasses import dataclass
 
@@ -74,6 +75,8 @@ class Place:
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
+    known: tuple[tuple[object, ...], WorkerState] | None = None
+    """The last state that was asked for, and the facts that it followed from."""
 
     @property
     def present(self) -> ProcessState | None:
@@ -114,7 +117,27 @@ class Place:
 
 
 def in_process_state(place: Place, is_finished: bool) -> WorkerState:
-    """Return the worker's state in a job with in-process restarts."""
+    """Return the worker's state in a job with in-process restarts; the same object until another fact is known."""
+    # Asked for several times at each message of each worker: a pod of 16 has little else to do in a recovery.
+    facts = (
+        place.wanted,
+        place.process,
+        place.worker or place.former,
+        place.told,
+        place.found,
+        place.unheard,
+        place.step,
+        is_finished,
+    )
+    known = place.known
+    if known is not None and all(map(operator.is_, known[0], facts)):
+        return known[1]
+    state = _in_process_state(place, is_finished)
+    place.known = facts, state
+    return state
+
+
+def _in_process_state(place: Place, is_finished: bool) -> WorkerState:
     process, worker = place.present, place.worker or place.former
     if process is not None and process.exit_code is not None:
         return _exited(place, process, worker, is_finished)

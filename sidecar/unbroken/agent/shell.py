@@ -153,7 +153,7 @@ class Agent:
         self._is_turn_due = False
         try:
             now_s = self._loop.time()
-            if any(isinstance(event, (WorkerSaid, WorkerLost, LauncherSaid)) for event in self._events):
+            if any(map(_tells_of_steps, self._events)):
                 # Steps first: a fault that follows one at once is not one without progress.
                 self._member.take(self._look(), now_s)
             while self._events:
@@ -226,6 +226,16 @@ class Agent:
                     self._exit_code.set_result(code)
             case _:
                 assert_never(action)
+
+
+def _tells_of_steps(event: Event) -> bool:
+    """Return whether this may be the first or the last that is heard of a worker's progress in an iteration."""
+    if not isinstance(event, WorkerSaid):
+        return isinstance(event, (WorkerLost, LauncherSaid))
+    report = event.message
+    if report.phase is WorkerPhase.RUNNING:
+        return report.has_progress
+    return report.phase is not WorkerPhase.READY
 
 
 def _log_event(event: Event) -> None:
