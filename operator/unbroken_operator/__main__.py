@@ -20,6 +20,7 @@ from unbroken_operator.jobs import Jobs, has_native_sidecars
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.lease import Lease
 from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.quarantine_keeper import QuarantineKeeper
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.webhook import reviewing
@@ -118,9 +119,18 @@ async def _work(
         config.sidecar_image, has_native_sidecars=is_native, force_delete_after_s=config.force_delete_after_s
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
-    ending = None
+    quarantine = QuarantineKeeper(
+        kube,
+        jobs.nodes,
+        jobs.blames,
+        mode=config.quarantine,
+        limits=config.quarantine_limits,
+        may_act=flags.may_act,
+    )
+    ending = keeping = None
     try:
         await jobs.start()
+        keeping = asyncio.create_task(quarantine.run(), name="quarantine")
         # kopf waits 5 s at its end for every task that was made while it ran: by then those of the jobs should be gone.
         ending = asyncio.create_task(_stop_jobs(jobs, flags), name="stop jobs")
         await run_operator(jobs, config.kubeconfig, config.namespaces, flags.stop, flags.ready)
@@ -129,6 +139,9 @@ async def _work(
             await ending
         elif ending is not None:
             ending.cancel()
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
         await jobs.stop()
 
 

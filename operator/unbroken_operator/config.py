@@ -9,9 +9,12 @@ from pathlib import Path
 from unbroken_core.errors import InputError
 from unbroken_core.images import image_of
 from unbroken_operator.lease import LeaseName
-from unbroken_operator.models import DNS_LABEL
+from unbroken_operator.models import DAY_S, DNS_LABEL
+from unbroken_operator.quarantine import Limits
+from unbroken_operator.quarantine_keeper import Mode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Config:
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
     webhook: Webhook | None = None
+    quarantine: Mode = Mode.DRY_RUN
+    quarantine_limits: Limits = DEFAULT_LIMITS
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -92,6 +97,7 @@ def parse(arguments: list[str] | None = None) -> Config:
     parser.add_argument(
         "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; taken anew when they change"
     )
+    _add_quarantine(parser)
     options = parser.parse_args(arguments)
     namespaces = tuple(dict.fromkeys(options.namespace or ()))
     for name in namespaces:
@@ -115,7 +121,48 @@ def parse(arguments: list[str] | None = None) -> Config:
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
         webhook=_webhook(options.webhook_listen, options.webhook_certificates),
+        quarantine=Mode(options.quarantine),
+        quarantine_limits=_limits(options),
     )
+
+
+def _add_quarantine(parser: argparse.ArgumentParser) -> None:
+    limits = DEFAULT_LIMITS
+    parser.add_argument(
+        "--quarantine",
+        choices=[mode.value for mode in Mode],
+        default=Mode.DRY_RUN.value,
+        help="taint nodes on which jobs failed again and again (default: dry-run, which only says so in the log)",
+    )
+    parser.add_argument(
+        "--quarantine-score",
+        type=float,
+        default=limits.score,
+        help=f"faults of a node, as status.suspectNodes counts them, of all jobs (default: {limits.score:g})",
+    )
+    parser.add_argument(
+        "--quarantine-max-nodes",
+        type=int,
+        default=limits.max_nodes,
+        help=f"most nodes at once (default: {limits.max_nodes})",
+    )
+    parser.add_argument(
+        "--quarantine-seconds",
+        type=float,
+        default=limits.duration_s,
+        help=f"a node is released after this (default: {limits.duration_s:g})",
+    )
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    # Below, faults that are long forgotten would count; every node would be an offender at 0.
+    if not 1 <= options.quarantine_score <= 1000:
+        raise InputError(f"--quarantine-score: want 1 to 1000, got {options.quarantine_score:g}")
+    if not 1 <= options.quarantine_max_nodes <= 1000:
+        raise InputError(f"--quarantine-max-nodes: want 1 to 1000, got {options.quarantine_max_nodes}")
+    if not 60 <= options.quarantine_seconds <= 30 * DAY_S:
+        raise InputError(f"--quarantine-seconds: want 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
+    return Limits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
 
 
 def _webhook(listen: str | None, folder: str | None) -> Webhook | None:

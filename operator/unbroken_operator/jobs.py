@@ -12,8 +12,9 @@ from unbroken_operator.executor import Services
 from unbroken_operator.informer import Informer
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.quarantine import JobsView
 from unbroken_operator.rendezvous_client import RendezvousClient
-from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.snapshot import NodeView, OperatorOptions
 from unbroken_operator.worker import JobWorker
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,15 @@ class Jobs:
         """Return namespace, name and status of every job."""
         for (namespace, name), (worker, _) in sorted(self._workers.items()):
             yield namespace, name, worker.job.get("status") or {}
+
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Return all nodes by name."""
+        return self._shared.nodes.nodes
+
+    def blames(self) -> Iterator[JobsView]:
+        """Return what each job says of nodes."""
+        for namespace, name, status in self.statuses():
+            yield JobsView(f"{namespace}/{name}", status.get("suspectNodes") or ())
 
     def _wake_on_node(self, node: str) -> None:
         for key in self._shared.pods.jobs_on(node):

@@ -85,6 +85,8 @@ class NodeView:
     """Key and effect of each."""
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Status by type."""
+    quarantined: str = ""
+    """When and why it was quarantined, or had been when somebody took the taint away; "" for neither."""
 
     @property
     def is_out_of_service(self) -> bool:
@@ -225,6 +227,7 @@ def node_view(item: Mapping[str, Any]) -> NodeView:
         is_cordoned=bool(spec.get("unschedulable")),
         taints=tuple((taint["key"], taint.get("effect", "")) for taint in spec.get("taints") or ()),
         conditions={condition["type"]: condition["status"] for condition in conditions},
+        quarantined=(item["metadata"].get("annotations") or {}).get(layout.QUARANTINE, ""),
     )
 
 

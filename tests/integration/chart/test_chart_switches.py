@@ -51,6 +51,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "webhook.certManager.issuer.kind=ClusterIssuer",
         "webhook.certManager.issuer.name=internal",
     ),
+    "quarantine": ("quarantine.mode=On", "quarantine.maxNodes=3"),
     "without-service": ("metrics.service=false",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
     "pod": (

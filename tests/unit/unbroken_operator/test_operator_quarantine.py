@@ -1,0 +1,188 @@
+"""Nodes that fail jobs again and again: quarantined, never too many, and released."""
+
+import asyncio
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken_core.errors import InputError
+from unbroken_operator import layout
+from unbroken_operator.config import parse
+from unbroken_operator.errors import KubeConflict
+from unbroken_operator.quarantine import JobsView, Judgement, Limits, judge
+from unbroken_operator.quarantine_keeper import Mode, QuarantineKeeper
+from unbroken_operator.snapshot import node_view
+
+from .operator_world import a_node, merge_patch
+
+NOW = "2026-01-01T12:00:00Z"
+LIMITS = Limits(score=2.0, max_nodes=1, duration_s=3600.0)
+TAINT = {"key": layout.QUARANTINE, "effect": "NoSchedule"}
+
+
+def blame(job: str, **scores: float) -> JobsView:
+    """Return what a job says of nodes now."""
+    return JobsView(
+        job, [{"name": name, "faults": 1, "score": score, "scoreTime": NOW} for name, score in scores.items()]
+    )
+
+
+class Cluster:
+    """Nodes as the API server holds them, and their keeper."""
+
+    def __init__(self, *names: str, mode: Mode = Mode.ON, limits: Limits = LIMITS) -> None:
+        self.items = {name: a_node(name) for name in names}
+        self.jobs: list[JobsView] = []
+        self.num_writes = 0
+        self.is_contended = False
+        self.may_act = True
+        for item in self.items.values():
+            item["metadata"]["resourceVersion"] = "1"
+        kube: Any = self
+        self.keeper = QuarantineKeeper(
+            kube,
+            lambda: {name: node_view(item) for name, item in self.items.items()},
+            lambda: self.jobs,
+            mode=mode,
+            limits=limits,
+            may_act=lambda: self.may_act,
+        )
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """See Kube."""
+        item = copy.deepcopy(self.items[path.rpartition("/")[2]])
+        if self.is_contended:
+            self.items[path.rpartition("/")[2]]["metadata"]["resourceVersion"] = "2"
+        return item
+
+    async def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
+        """See Kube."""
+        name = path.rpartition("/")[2]
+        if patch["metadata"]["resourceVersion"] != self.items[name]["metadata"]["resourceVersion"]:
+            raise KubeConflict("409")
+        self.num_writes += 1
+        self.items[name] = merge_patch(self.items[name], patch)
+        return self.items[name]
+
+    def look(self, now: str = NOW) -> list[str]:
+        """Let the keeper look until it has nothing to do; return the nodes with the taint."""
+        for _ in range(5):
+            before = self.num_writes
+            asyncio.run(self.keeper.look(now))
+            if self.num_writes == before:
+                break
+        taints = {name: (item.get("spec") or {}).get("taints") or [] for name, item in self.items.items()}
+        return sorted(name for name, found in taints.items() if TAINT in found)
+
+
+def test_a_node_that_failed_several_jobs_is_quarantined_with_the_reason_on_it() -> None:
+    cluster = Cluster("a", "b")
+    cluster.items["b"]["spec"] = {"taints": [{"key": "other", "value": "x", "effect": "NoExecute"}]}
+    cluster.jobs = [blame("ml/one", b=1.0), blame("ml/two", b=1.5)]
+    assert cluster.look() == ["b"]
+    assert cluster.items["b"]["spec"]["taints"][0] == {"key": "other", "value": "x", "effect": "NoExecute"}
+    mark = cluster.items["b"]["metadata"]["annotations"][layout.QUARANTINE]
+    assert mark == f"{NOW} score 2.5 of 2, from ml/one, ml/two"
+    assert cluster.num_writes == 1, "nothing more once it is done"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "nodes"),
+    [
+        pytest.param([blame("one", a=1.9)], [], id="not enough"),
+        pytest.param([blame("one", a=9.0, b=0.3)], [], id="a job that blames more nodes than may be blames itself"),
+        pytest.param([blame("one", a=9.0, b=0.2)], ["a"], id="what is all but forgotten is no blame"),
+        pytest.param([blame("one", a=2.5), blame("two", b=3.0)], ["b"], id="the worst one only, as one may be"),
+        pytest.param([blame("one", gone=9.0)], [], id="a node that is no more"),
+    ],
+)
+def test_who_is_quarantined(jobs: list[JobsView], nodes: list[str]) -> None:
+    cluster = Cluster("a", "b")
+    cluster.jobs = jobs
+    assert cluster.look() == nodes
+
+
+def test_a_node_is_released_when_its_time_is_over_also_without_the_job_that_blamed_it() -> None:
+    cluster = Cluster("a", "b")
+    cluster.jobs = [blame("one", a=3.0)]
+    assert cluster.look() == ["a"]
+    cluster.jobs = []
+    assert cluster.look("2026-01-01T12:59:59Z") == ["a"]
+    assert cluster.look("2026-01-01T13:00:00Z") == []
+    assert cluster.items["a"]["spec"]["taints"] == []
+    assert layout.QUARANTINE not in cluster.items["a"]["metadata"]["annotations"]
+
+
+def test_who_takes_the_taint_away_is_right_until_its_time_is_over() -> None:
+    cluster = Cluster("a", "b")
+    cluster.jobs = [blame("one", a=30.0)]
+    assert cluster.look() == ["a"]
+    cluster.items["a"]["spec"]["taints"] = []
+    assert cluster.look("2026-01-01T12:30:00Z") == []
+    assert cluster.look("2026-01-01T13:00:00Z") == ["a"], "it is as bad as before"
+
+
+def test_a_taint_by_hand_stays_and_takes_one_of_the_places_and_a_label_exempts_a_node() -> None:
+    cluster = Cluster("a", "b", "c")
+    cluster.items["c"]["spec"] = {"taints": [TAINT]}
+    cluster.jobs = [blame("one", a=3.0)]
+    assert cluster.look("2027-01-01T00:00:00Z") == ["c"]
+    del cluster.items["c"]["spec"]
+    cluster.items["a"]["metadata"]["labels"][layout.QUARANTINE] = "never"
+    assert cluster.look() == []
+
+
+def test_a_mark_that_is_not_ours_is_left_alone() -> None:
+    cluster = Cluster("a")
+    cluster.items["a"]["metadata"]["annotations"] = {layout.QUARANTINE: "by the night shift"}
+    cluster.jobs = [blame("one", a=9.0)]
+    assert cluster.look("2030-01-01T00:00:00Z") == []
+    assert cluster.num_writes == 0
+
+
+@pytest.mark.parametrize("mode", [Mode.DRY_RUN, Mode.OFF])
+def test_dry_run_says_once_what_it_would_do_and_does_nothing(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster("a", mode=mode)
+    cluster.jobs = [blame("one", a=3.0)]
+    with caplog.at_level(logging.WARNING):
+        if mode is Mode.OFF:
+            asyncio.run(cluster.keeper.run())
+        else:
+            assert cluster.look() == []
+            assert cluster.look() == []
+    assert cluster.num_writes == 0
+    said = [record.getMessage() for record in caplog.records]
+    assert said == (
+        [] if mode is Mode.OFF else ["node would be quarantined, see --quarantine node=a why=score 3.0 of 2, from one"]
+    )
+
+
+def test_nothing_is_written_without_the_lease_or_over_another_ones_change() -> None:
+    cluster = Cluster("a")
+    cluster.jobs = [blame("one", a=3.0)]
+    cluster.may_act = False
+    assert cluster.look() == []
+    cluster.may_act, cluster.is_contended = True, True
+    with pytest.raises(KubeConflict):
+        cluster.look()
+    cluster.is_contended = False
+    assert cluster.look() == ["a"]
+
+
+def test_scores_decay() -> None:
+    nodes = {"a": node_view(a_node("a"))}
+    jobs = [blame("one", a=3.0)]
+    assert judge(nodes, jobs, "2026-01-01T12:30:01Z", LIMITS) == Judgement()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--quarantine-score", "0"], ["--quarantine-max-nodes", "0"], ["--quarantine-seconds", "1"]]
+)
+def test_a_wrong_limit_is_refused_at_the_start(arguments: list[str], tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.touch()
+    with pytest.raises(InputError, match=arguments[0]):
+        parse(["--all-namespaces", "--kubeconfig", str(kubeconfig), *arguments])
