@@ -272,9 +272,12 @@ class Root:
         token_file.write_text(token)
         refusals = Refusals()
         service = Service(Coordinator(settings, self._loop.time()), refusals)
-        app = Server(service, TokenFile(token_file), refusals).application()
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+        server = Server(service, TokenFile(token_file), refusals)
+        runner = web.AppRunner(
+            server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+        )
         await runner.setup()
+        server.watch(runner.server)
         try:
             await web.SockSite(runner, listener, backlog=4096).start()
             on_up()

@@ -36,9 +36,10 @@ async def serve(config: RendezvousConfig) -> None:
         file = GenerationFile(config.folder)
         file.write(*coordinator.past)
         service.on_change(lambda: file.write(*coordinator.past))
-    app = Server(service, token, refusals).application()
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    server = Server(service, token, refusals)
+    runner = web.AppRunner(server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
+    server.watch(runner.server)
     exposition = None
     try:
         await _listen(runner, *config.listen)

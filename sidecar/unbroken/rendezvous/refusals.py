@@ -21,6 +21,10 @@ class Refusal(str, Enum):
     SILENT = "silent"
     NO_MEMBER = "no-member"
     """A sound agent that may not take part: another job, another protocol, another number of workers."""
+    TOO_FAST = "too-fast"
+    """An agent that sends more than it may: it is read slower. Or an address that tries wrong tokens: it is cut off."""
+    TOO_MANY = "too-many"
+    """More connections without a token than may be open."""
 
     __str__ = str.__str__
 

@@ -1,12 +1,14 @@
 """The HTTP side: authentication, parsing and the requests of the API."""
 
 import asyncio
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
+from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget, FailureRate, Strangers
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
@@ -21,6 +23,7 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
 _SILENT_PEER_MS = 10_000
+_SWEEP_S = 1.0
 
 
 class Server:
@@ -31,10 +34,33 @@ class Server:
         self._token = token
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
+        self._failures = FailureRate()
+        self._strangers: Strangers | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def watch(self, server: web.Server | None, limit: int | None = None) -> None:
+        """Close connections of this server that show no token; None: half of all that the process can hold may be open.
+
+        Raises RuntimeError when the runner was not set up, and so has no server.
+        """
+        if server is None:
+            raise RuntimeError("watch: want the server of a runner that is set up, got none")
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if limit is None else limit
+        self._strangers = Strangers(lambda: server.connections, self._refusals, most)
+        self._sweep(self._strangers)
+
+    def _sweep(self, strangers: Strangers) -> None:
+        strangers.sweep(self._loop.time())
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep, strangers)
+
+    async def _stop(self, _app: web.Application) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
 
     def application(self) -> web.Application:
         """Return the application to serve."""
         app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._guard])
+        app.on_cleanup.append(self._stop)
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -50,10 +76,20 @@ class Server:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Refuse whoever lacks the token, before anything else is looked at."""
         if not self._token.accepts(request.headers.get("Authorization", "")):
-            self._refuse(Refusal.UNAUTHORIZED, request, "want the token of this job as Authorization: Bearer")
-            return web.Response(status=401, text="want Authorization: Bearer <token of this job>\n")
+            return self._turn_away(request)
+        if self._strangers is not None:
+            self._strangers.admit(request.protocol)
         self._refusals.welcome(request.remote or "unknown")
         response: web.StreamResponse = await handler(request)
+        return response
+
+    def _turn_away(self, request: web.Request) -> web.Response:
+        self._refuse(Refusal.UNAUTHORIZED, request, "want the token of this job as Authorization: Bearer")
+        response = web.Response(status=401, text="want Authorization: Bearer <token of this job>\n")
+        response.force_close()
+        if not self._failures.may_answer(request.remote or "unknown", self._loop.time()):
+            self._refuse(Refusal.TOO_FAST, request, "more wrong tokens than are answered")
+            request.protocol.force_close()
         return response
 
     def _refuse(self, reason: Refusal, request: web.Request, detail: str) -> None:
@@ -71,7 +107,7 @@ class Server:
         try:
             hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
             if hello is not None:
-                await self._converse(connection, hello, transport)
+                await self._converse(connection, hello, transport, request)
         except _Refused as error:
             self._refuse(error.reason, request, str(error))
             await connection.close(code=1008, message=str(error).encode()[:120])
@@ -81,12 +117,18 @@ class Server:
         return connection
 
     async def _converse(
-        self, connection: web.WebSocketResponse, hello: Hello, transport: asyncio.WriteTransport
+        self, connection: web.WebSocketResponse, hello: Hello, transport: asyncio.WriteTransport, request: web.Request
     ) -> None:
         peer = self._service.join(hello, transport)
+        budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
             while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
                 self._service.hear(peer, message)
+                wait_s = budget.take(self._loop.time())
+                if wait_s > 0:
+                    # It is not read meanwhile: what it sends waits in its own buffers, and costs nobody else anything.
+                    self._refuse(Refusal.TOO_FAST, request, f"want {MESSAGES_PER_S:g} messages a second on average")
+                    await asyncio.sleep(wait_s)
         finally:
             self._service.leave(peer)
 

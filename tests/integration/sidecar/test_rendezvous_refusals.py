@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,10 +18,17 @@ from xml.etree import ElementTree
 
 import aiohttp
 import pytest
+from aiohttp import web
 from tests.waiting import eventually, wait_until
 
+from unbroken.rendezvous.limits import FAILURES_AT_ONCE
+from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.server import Server
+from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.token import TokenFile
 from unbroken.run.addresses import AddressBlock
 from unbroken_core import wire
+from unbroken_core.coordinator import Coordinator
 from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
@@ -115,6 +123,70 @@ def test_an_agent_without_the_token_is_told_of_in_the_status_until_it_comes_with
 
     stranger = address.rpartition(".")[0] + ".253"
     asyncio.run(scenario())
+
+
+def test_flood_of_strangers_is_cut_off_while_members_go_on(tmp_path: Path) -> None:
+    """10,000 lines a second, wrong tokens and connections that say nothing: counted, and nobody else is disturbed."""
+
+    async def scenario() -> None:
+        (tmp_path / "token").write_text(TOKEN)
+        refusals = Refusals()
+        service = Service(Coordinator(JobSettings("digits"), asyncio.get_running_loop().time()), refusals)
+        server = Server(service, TokenFile(tmp_path / "token"), refusals)
+        runner = web.AppRunner(server.application(), access_log=None)
+        await runner.setup()
+        server.watch(runner.server, limit=250)
+        await web.SockSite(runner, listener := socket.create_server(("127.0.0.1", 0))).start()
+        host, port = listener.getsockname()
+        try:
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
+                member = await session.ws_connect(f"http://{host}:{port}/v1/agents")
+                await member.send_str(HELLO)
+                assert isinstance(wire.decode(await member.receive_str(), RendezvousMessage), Welcome)
+                answers = await asyncio.gather(*(wrong_token(host, port) for _ in range(200)))
+                num_cut = answers.count(b"")
+                num_told = sum(answer.startswith(b"HTTP/1.1 401") for answer in answers)
+                assert num_told >= FAILURES_AT_ONCE
+                assert num_cut > 0
+                assert (refusals.counts[Refusal.UNAUTHORIZED], refusals.counts[Refusal.TOO_FAST]) == (200, num_cut)
+                strangers = [await asyncio.open_connection(host, port) for _ in range(251)]
+                assert await asyncio.wait_for(strangers[0][0].read(), LIMIT_S) == b""
+                assert refusals.counts[Refusal.TOO_MANY] == 1
+                for number in range(2000):
+                    await member.send_str(wire.encode(Heartbeat(number)))
+
+                async def is_read_slower() -> bool:
+                    return refusals.counts[Refusal.TOO_FAST] > num_cut
+
+                await eventually(is_read_slower, "a member that is read slower")
+                assert service.num_agents == 1
+                for _reader, writer in strangers:
+                    await hang_up(writer)
+                await member.close()
+        finally:
+            service.close()
+            await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+async def wrong_token(host: str, port: int) -> bytes:
+    """Ask with a wrong token on a connection of its own; return all that comes back."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET /v1/status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\n\r\n")
+    try:
+        return await asyncio.wait_for(reader.read(), LIMIT_S)
+    except ConnectionError:
+        return b""
+    finally:
+        await hang_up(writer)
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, which the other side may have closed."""
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def test_agent_with_a_wrong_token_counts_its_refusals_and_leaves_a_termination_message(
