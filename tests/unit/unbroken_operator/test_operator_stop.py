@@ -12,7 +12,9 @@ from unbroken_operator import __main__ as entry
 from unbroken_operator.config import Config
 from unbroken_operator.kube import Kube
 from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.quarantine import JobsView
 from unbroken_operator.rendezvous_client import RendezvousClient
+from unbroken_operator.snapshot import NodeView
 
 
 def test_jobs_are_stopped_while_kopf_still_runs_since_it_would_wait_for_their_tasks(
@@ -24,6 +26,12 @@ def test_jobs_are_stopped_while_kopf_still_runs_since_it_would_wait_for_their_ta
     class Jobs:
         def __init__(self, *_: object, **__: object) -> None:
             self.worker: asyncio.Task[None] | None = None
+
+        def nodes(self) -> dict[str, NodeView]:
+            return {}
+
+        def blames(self) -> tuple[JobsView, ...]:
+            return ()
 
         async def start(self) -> None:
             told.append("start")
