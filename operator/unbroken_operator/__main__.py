@@ -20,6 +20,7 @@ from unbroken_operator.jobs import Jobs, has_native_sidecars
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.lease import Lease
 from unbroken_operator.metrics import OperatorMetrics
+from unbroken_operator.permissions import telling_missing_rights
 from unbroken_operator.quarantine_keeper import QuarantineKeeper
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.snapshot import OperatorOptions
@@ -65,6 +66,7 @@ async def run(config: Config) -> int:
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
+        await stack.enter_async_context(telling_missing_rights(kube, config.namespaces, config.lease))
         await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
@@ -161,16 +163,20 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
     """Wait for the API server and the CRD; return whether the cluster has native sidecars."""
     path = collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION)
+    trouble = ""
     while True:
         try:
             is_native = await has_native_sidecars(kube)
             await kube.list(path)
         except KubeNotFound:
-            logger.warning("waiting for the CRD name=%s; install crds/resilienttrainingjobs.yaml", layout.CRD_NAME)
+            found = f"no CRD {layout.CRD_NAME}, install crds/resilienttrainingjobs.yaml"
         except KubeError as error:
-            logger.warning("waiting for the API server error=%s", error)
+            found = str(error)
         else:
             return is_native
+        if found != trouble:
+            logger.warning("waiting for the API server error=%s", found)
+        trouble = found
         await asyncio.sleep(RETRY_S)
 
 

@@ -20,6 +20,8 @@ from unbroken_operator import layout
 from unbroken_operator.config import parse
 from unbroken_operator.errors import KubeRefused
 from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.lease import LeaseName
+from unbroken_operator.permissions import Right, rights
 
 CHART = Path(__file__).parents[3] / "charts" / "unbroken"
 JsonObject = dict[str, Any]
@@ -108,6 +110,25 @@ def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> 
     assert {resource for rule in lease["rules"] for resource in rule["resources"]} == {"leases"}
     (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
     assert secrets["verbs"] == ["get", "create"]
+
+
+@pytest.mark.parametrize("namespaces", [(), ("a", "b")], ids=["cluster", "namespaces"])
+def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_else(
+    helm: str, namespaces: tuple[str, ...]
+) -> None:
+    options = ("--set", f"scope=Namespaces,namespaces={{{','.join(namespaces)}}}") if namespaces else ()
+    granted = set()
+    for item in rendered(helm, *options):
+        for rule in item["rules"] if item["kind"] in ("Role", "ClusterRole") else ():
+            place = item["metadata"].get("namespace") if item["kind"] == "Role" else None
+            granted |= {
+                Right(group, resource, verb, place, name)
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for verb in rule["verbs"]
+                for name in rule.get("resourceNames", ("",))
+            }
+    assert granted == set(rights(namespaces, LeaseName("ops", "unbroken")))
 
 
 async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:
