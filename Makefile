@@ -54,7 +54,7 @@ GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/
 generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics, values and behaviours, dashboards, pictures
 	$(BIN)/python -m unbroken_operator.generate
 	$(BIN)/python tools/metrics_reference.py
-	$(BIN)/python tools/dashboards.py
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.dashboards
 	$(BIN)/python tools/chart_values.py
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
@@ -72,7 +72,7 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 	$(BIN)/python tools/lock.py
 
 ##@ Deeper
-.PHONY: cluster-test chart-test e2e soak bench images
+.PHONY: cluster-test chart-test e2e soak bench images pictures
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -93,10 +93,14 @@ bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, ren
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
 
+pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 15 minutes: docs/dashboards/*.png; wants prometheus, node and chromium
+	npm ci --prefix tools/dashboard_pictures --ignore-scripts --no-audit --no-fund
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
+
 ##@ Cleaning
 .PHONY: clean
 clean: ## Remove everything that make made, .venv included
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .local-cluster \
-	    demo-output digits-checkpoints $(TEST_OUTPUT) build dist
+	    demo-output digits-checkpoints tools/dashboard_pictures/node_modules $(TEST_OUTPUT) build dist
 	find core sidecar operator local cli tests benchmarks examples tools -name __pycache__ -prune -exec rm -rf {} +
 	find . -maxdepth 2 -name '*.egg-info' -prune -exec rm -rf {} +
