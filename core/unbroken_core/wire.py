@@ -50,7 +50,7 @@ def decode(text: str | bytes, expected: Any) -> Any:
     if len(text) > MAX_MESSAGE_BYTES:
         raise WireError(f"message: want at most {MAX_MESSAGE_BYTES} bytes, got {len(text)}")
     try:
-        data = json.loads(text)
+        data = _load(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"message: want JSON, got {_shorten(text)}") from error
     if not isinstance(data, dict):
@@ -64,6 +64,18 @@ def decode(text: str | bytes, expected: Any) -> Any:
     except _Refused:
         # Once more, to say what is wrong where.
         return _from_json(data, kinds[name], name)
+
+
+def _load(text: str | bytes) -> Any:
+    """Read JSON. Halves of characters, as file names that are no text have them, become question marks.
+
+    Whatever a worker says must not break those who log it, write it down or show it.
+    """
+    data = json.loads(text)
+    is_half_possible = b"\\ud" in text.lower() if isinstance(text, bytes) else "\\ud" in text.lower()
+    if text.isascii() and not is_half_possible:
+        return data
+    return json.loads(json.dumps(data, ensure_ascii=False).encode(errors="replace"))
 
 
 def settings_to_json(settings: JobSettings) -> str:

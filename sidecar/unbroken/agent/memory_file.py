@@ -15,6 +15,7 @@ from unbroken_core.errors import WireError
 
 logger = logging.getLogger(__name__)
 
+_MAX_HEAD_BYTES = 100
 _NAMES = ("agent-0.memory", "agent-1.memory")
 
 
@@ -73,7 +74,8 @@ def _parse(content: bytes) -> tuple[int, Memory] | None:
     """Return serial number and memory; None when the file is empty or was not written to its end."""
     head, _, rest = content.partition(b"\n")
     words = head.decode(errors="replace").split()
-    if len(words) != 3 or not (words[1].isdecimal() and words[2].isdecimal()):
+    # A number of thousands of digits is one that Python does not read.
+    if len(words) != 3 or len(head) > _MAX_HEAD_BYTES or not (words[1].isdecimal() and words[2].isdecimal()):
         return None
     serial, text = int(words[1]), rest[: int(words[2])]
     if words[0] != f"{_checksum(serial, text):08x}":

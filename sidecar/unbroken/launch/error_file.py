@@ -17,9 +17,9 @@ def read_error(path: Path) -> str:
         return ""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return first_line(text)
-    return first_line(_message(data))
+    return first_line(_message(data).encode(errors="replace").decode())
 
 
 def _message(data: Any) -> str:
