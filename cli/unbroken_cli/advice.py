@@ -28,6 +28,7 @@ _WAITS = {
 
 _ENDS = {
     "NoProgress": "mend the script: it fails at the same place again and again; the traceback is in the pod's log",
+    "FatalExitCode": "mend what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
     "FailedBeforeReady": "mend the script or its command: it ends before it is ready",

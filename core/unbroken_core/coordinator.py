@@ -32,6 +32,7 @@ from unbroken_core.events import (
     Send,
     Tick,
 )
+from unbroken_core.exits import hear_exits
 from unbroken_core.forming import begin_adoption, consider_adoption, while_forming
 from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.interrupting import heal, inspect, interrupt_message, take_fault, while_interrupted
@@ -207,6 +208,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     if hello.plan is not None:
         begin_adoption(job, now_s)
     hear_script(job, member)
+    hear_exits(job, member)
     job.sort(member)
     ask_again(job, member)
     inspect(job, member, now_s)
@@ -305,6 +307,7 @@ def _hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: floa
     job.is_changed = True
     _update(job, member, message.workers, now_s)
     hear_script(job, member)
+    hear_exits(job, member)
     job.sort(member)
     inspect(job, member, now_s)
 

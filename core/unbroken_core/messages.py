@@ -33,6 +33,8 @@ class Fault:
     """Seconds from the fault instant to its report, on the pod's clock."""
     stack: tuple[str, ...] = ()
     """Top Python frames of the culprit, innermost last; empty when unknown."""
+    exit_code: int | None = None
+    """Of the worker's process, when that ended by itself with another one than 0."""
 
 
 @dataclass(frozen=True)

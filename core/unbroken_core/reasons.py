@@ -144,6 +144,7 @@ class Reason(Word):
     STARTUP_TIMEOUT = "StartupTimeout"
     RECOVERY_TIMEOUT = "RecoveryTimeout"
     NO_PROGRESS = "NoProgress"
+    FATAL_EXIT = "FatalExitCode"
     POLICY_REFUSED = "PolicyRefused"
     COMPLETED = "AllRanksCompleted"
     INVALID_SPEC = "InvalidSpec"

@@ -96,6 +96,8 @@ class JobSettings:
     max_faults_per_rank: int | None = None
     no_progress_limit: int | None = 10
     """So many faults of the script in a row, without progress between them, are recovered; one more fails the job."""
+    fatal_exit_codes: tuple[int, ...] = ()
+    """Exit codes of a worker's process that end the job at once."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -180,6 +182,8 @@ def _restart_violations(settings: JobSettings) -> Iterator[str]:
             (limit is None or limit >= 1, f"restart.noProgressLimit: want at least 1, got {limit}"),
         )
     )
+    for code in settings.fatal_exit_codes:
+        yield from _broken(((1 <= code <= 255, f"restart.fatalExitCodes: want codes of 1 to 255, got {code}"),))
     for budget in rungs:
         where = f"restart.rungs[{budget.rung}]"
         yield from _broken(

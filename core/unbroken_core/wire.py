@@ -26,12 +26,16 @@ def _parts(message: object) -> dict[str, Any]:
     default is left out, for whoever reads it fills it in.
     """
     values = vars(message)
-    if type(message) is not messages.WorkerState:
+    usual = _USUAL.get(type(message))
+    if usual is None:
         return values
-    return {name: value for name, value in values.items() if name not in _USUAL or value != _USUAL[name]}
+    return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 
-_USUAL = {field.name: field.default for field in fields(messages.WorkerState) if field.default is not MISSING}
+_USUAL: dict[type, dict[str, Any]] = {
+    kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    for kind in (messages.WorkerState, messages.Fault)
+}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 

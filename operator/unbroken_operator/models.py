@@ -241,6 +241,13 @@ class Restart(Model):
     as it is."""
     max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
     """A place that faulted so often is not used again; empty means no limit."""
+    fatal_exit_codes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=255)], ...],
+        Field(strict=False, max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Exit codes of a worker's process with which the script says that no restart would help: the job fails at once,
+    whatever rungs are left. Choose codes that nothing else ends with: after a fault of one worker the others may end
+    with 1, by errors of their collectives."""
     no_progress_limit: Annotated[int, Field(ge=1)] = 10
     """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
     where the script reports no steps, no run of a minute); one more fails the job."""

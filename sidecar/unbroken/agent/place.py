@@ -2,7 +2,7 @@
 
 import operator
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken_core.messages import (
     UNKNOWN_EXIT,
@@ -221,13 +221,14 @@ def _exited(
 
 def _exit_fault(place: Place, process: ProcessState, worker: WorkerReport | None, iteration: int) -> Fault:
     own = worker.fault if worker is not None else None
+    code = process.exit_code or 0
+    exit_code = code if code > 0 and code != UNKNOWN_EXIT else None
     if own is not None and own.cause in _LEAVES_ANYWAY and own.iteration == iteration:
-        return own
+        return replace(own, exit_code=exit_code)
     if place.found is not None:
         return place.found
-    code = process.exit_code or 0
     cause = Cause.PROCESS_SIGNAL if code < 0 else Cause.PROCESS_EXIT
-    return Fault(cause, iteration, describe_exit(code, process.error)[:MAX_DETAIL])
+    return Fault(cause, iteration, describe_exit(code, process.error)[:MAX_DETAIL], exit_code=exit_code)
 
 
 def describe_exit(code: int, error: str) -> str:

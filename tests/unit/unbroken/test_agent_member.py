@@ -272,7 +272,7 @@ def test_end_of_a_process_is_reported_with_what_is_known(code: int, error: str, 
     pod = Pod()
     pod.run()
     pod.step(LauncherSaid(processes(running(0), ended(1, code, error=error))))
-    assert faults(pod) == [None, Fault(cause, 0, detail)]
+    assert faults(pod) == [None, Fault(cause, 0, detail, exit_code=code if code > 0 else None)]
     assert pod.member.workers[1].phase is WorkerPhase.GONE
 
 
@@ -282,7 +282,7 @@ def test_own_word_of_a_worker_that_leaves_counts_more_than_its_exit_code() -> No
     own = Fault(Cause.BASE_EXCEPTION, 0, "SystemExit: 7")
     pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=own)))
     pod.step(LauncherSaid(processes(running(0), ended(1, 7))))
-    assert (faults(pod)[1], pod.member.workers[1].phase) == (own, WorkerPhase.GONE)
+    assert (faults(pod)[1], pod.member.workers[1].phase) == (replace(own, exit_code=7), WorkerPhase.GONE)
 
 
 def test_respawn_starts_the_next_incarnation_once_and_leaves_a_newer_one_alone() -> None:
@@ -685,7 +685,7 @@ def test_exit_code_0_is_completion_and_another_one_a_fault() -> None:
     pod = started_process_pod()
     actions = pod.step(LauncherSaid(processes(ended(0, 0), ended(1, 2, error="x"))))
     assert phases(actions) == [(WorkerPhase.COMPLETED, 0, 0), (WorkerPhase.GONE, 0, 0)]
-    assert faults(pod)[1] == Fault(Cause.PROCESS_EXIT, 0, "exited with code 2: x")
+    assert faults(pod)[1] == Fault(Cause.PROCESS_EXIT, 0, "exited with code 2: x", exit_code=2)
     actions = pod.hear(interrupt(0))
     assert phases(actions) == [(WorkerPhase.READY, 0, 1), (WorkerPhase.GONE, 0, 0)]
     actions = pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_EXIT))

@@ -81,6 +81,7 @@ def test_every_violation_of_the_settings_begins_with_a_field_of_the_crd() -> Non
         "rungs": (),
         "max_faults_per_rank": None,
         "no_progress_limit": 0,
+        "fatal_exit_codes": (0,),
         "timeouts": zero,
     }
     for name, value in fields.items():
