@@ -21,11 +21,20 @@ helm install unbroken charts/unbroken --namespace unbroken-system --create-names
 helm test unbroken --namespace unbroken-system
 ```
 
-`helm upgrade` brings the CRD up to date as well; `helm uninstall` keeps it, and with it all jobs. A value that does
-not exist, or has another type, is refused with its name. One release is enough for a cluster: a second one needs
-`crd.install=false`, and namespaces of its own in both (`scope=Namespaces`). helm says that the CRD "exists and cannot
-be imported" where another release, or kubectl, has installed it: give `--take-ownership` (helm 3.17 and newer) to let
-this one have it.
+`helm upgrade` brings the CRD up to date as well; give it `--reset-then-reuse-values` (helm 3.14 and newer) rather than
+`--reuse-values`, which leaves out the values that are new in this version. `helm uninstall` keeps the CRD, and with it
+all jobs.
+
+| what helm or the operator says | what to do |
+|---|---|
+| a value is refused by its name | correct it: it does not exist, or has another type |
+| `requires kubeVersion: >=1.20.0-0` | the cluster is too old |
+| `want the API monitoring.coreos.com/v1`, `cert-manager.io/v1` | install the Prometheus Operator or cert-manager first, or leave that switch off |
+| `the release ... has the CRD of this cluster, and runs` | one release is enough. A second one beside it needs `crd.install=false`, and namespaces of its own in both (`scope=Namespaces`) |
+| the CRD `exists and cannot be imported` | an earlier release, or kubectl, has left it: give `--take-ownership` (helm 3.17 and newer) |
+| log: `waiting for the API server error=no CRD ...` | `kubectl apply --server-side -f crds/resilienttrainingjobs.yaml`, or `crd.install=true` |
+| log: `status is not kept, update the CRD` | the CRD is of an older release: the same |
+| log: `permissions are missing ... rights=...` | leave `rbac.create` true, or give roles of your own these rights |
 
 Metrics, dashboards and alerts: [docs/dashboards.md](../../docs/dashboards.md).
 

@@ -164,6 +164,14 @@ async def _upgrade_and_roll_back(made: tools.Bench, words: list[str], helm_home:
         assert await objects() == ((True, 1, 3) if command[0] == "upgrade" else before)
 
 
+async def _refuse_a_second_release(words: list[str], helm_home: dict[str, str]) -> None:
+    helm, release, *place = words
+    second = await asyncio.to_thread(run, helm, "install", f"{release}-b", str(CHART), *place, **helm_home)
+    assert second.returncode != 0
+    assert f"the release {release} in namespace {place[-1]} has the CRD of this cluster, and runs" in second.stderr
+    assert "scope=Namespaces, namespaces={...}), and this one crd.install=false" in second.stderr
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("scope", ["Cluster", "Namespaces"])
 def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, scope: str, tmp_path: Path) -> None:
@@ -199,6 +207,7 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                     await eventually(has_status, "a status")
                     assert "forbidden" not in running.log.read_text()
                 if scope == "Cluster":
+                    await _refuse_a_second_release([helm, release, *place], helm_home)
                     await _upgrade_and_roll_back(made, [helm, release, *place], helm_home)
                 other = await Kube.connect(str(limited))
                 try:
