@@ -16,7 +16,7 @@ from tests.e2e.scraping import discover, prometheus, scrape_configs
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 DISCOVERY_PAUSE_S = 1.0
-SCRAPE_S = 2.0
+SCRAPE_S = 5.0
 BETWEEN_FAULTS_S = (45.0, 120.0)
 """Of one job."""
 TIMEOUTS = {"softSeconds": 6, "hardSeconds": 12, "barrierSeconds": 60, "startupSeconds": 300}

@@ -44,8 +44,10 @@ def break_down() -> None:
     if is_told("exit"):
         os._exit(7)
     if is_told("hang"):
-        # It keeps the GIL, as a stuck driver call may.
-        ctypes.PyDLL(None).sleep(3600)
+        # It keeps the GIL, as a stuck driver call may; a sleep would end at the signal that asks for the stack.
+        library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        for _ in range(2):
+            library.pthread_mutex_lock(mutex)
 
 
 @inprocess.Wrapper(health_check=inprocess.Compose(CudaHealthCheck(), LinkCheck(), FaultCounter()))
