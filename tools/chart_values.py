@@ -25,22 +25,28 @@ helm test unbroken --namespace unbroken-system
 `--reuse-values`, which leaves out the values that are new in this version. `helm uninstall` keeps the CRD, and with it
 all jobs.
 
-| what helm or the operator says | what to do |
-|---|---|
-| a value is refused by its name | correct it: it does not exist, or has another type |
-| `requires kubeVersion: >=1.20.0-0` | the cluster is too old |
-| `want the API monitoring.coreos.com/v1`, `cert-manager.io/v1` | install the Prometheus Operator or cert-manager first, or leave that switch off |
-| `the release ... has the CRD of this cluster, and runs` | one release is enough. A second one beside it needs `crd.install=false`, and namespaces of its own in both (`scope=Namespaces`) |
-| the CRD `exists and cannot be imported` | an earlier release, or kubectl, has left it: give `--take-ownership` (helm 3.17 and newer) |
-| log: `waiting for the API server error=no CRD ...` | `kubectl apply --server-side -f crds/resilienttrainingjobs.yaml`, or `crd.install=true` |
-| log: `status is not kept, update the CRD` | the CRD is of an older release: the same |
-| log: `permissions are missing ... rights=...` | leave `rbac.create` true, or give roles of your own these rights |
-
+{messages}
 Metrics, dashboards and alerts: [docs/dashboards.md](../../docs/dashboards.md).
 
 | value | default | meaning |
 |---|---|---|
 """
+
+CRD_BY_HAND = "`kubectl apply --server-side -f crds/resilienttrainingjobs.yaml`, or `crd.install=true`"
+MESSAGES = {
+    "a value is refused by its name": "correct it: it does not exist, or has another type",
+    "`requires kubeVersion: >=1.20.0-0`": "the cluster is too old",
+    "`want the API monitoring.coreos.com/v1`, `cert-manager.io/v1`": "install the Prometheus Operator or cert-manager "
+    "first, or leave that switch off",
+    "`the release ... has the CRD of this cluster, and runs`": "one release is enough. A second one beside it needs "
+    "`crd.install=false`, and namespaces of its own in both (`scope=Namespaces`)",
+    "the CRD `exists and cannot be imported`": "an earlier release, or kubectl, has left it: give `--take-ownership` "
+    "(helm 3.17 and newer)",
+    "log: `waiting for the API server error=no CRD ...`": CRD_BY_HAND,
+    "log: `status is not kept, update the CRD`": f"the CRD is of an older release: {CRD_BY_HAND}",
+    "log: `permissions are missing ... rights=...`": "leave `rbac.create` true, or give roles of your own these rights",
+}
+"""What helm or the operator may say at an installation, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,9 @@ def find_values(text: str) -> Iterator[Value]:
 def render(text: str) -> str:
     """Return the page."""
     lines = (f"| `{value.name}` | `{json.dumps(value.default)}` | {value.text} |\n" for value in find_values(text))
-    return HEADER + "".join(lines)
+    messages = "".join(f"| {said} | {wanted} |\n" for said, wanted in MESSAGES.items())
+    messages = f"| what helm or the operator says | what to do |\n|---|---|\n{messages}"
+    return HEADER.replace("{messages}", messages) + "".join(lines)
 
 
 def main() -> int:
