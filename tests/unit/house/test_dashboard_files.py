@@ -38,6 +38,24 @@ def test_panels_fill_rows_and_have_what_grafana_needs(path: Path) -> None:
         assert len(set(references)) == len(references) > 0, panel["title"]
 
 
+def test_docs_show_a_small_picture_of_each_dashboard() -> None:
+    text = (ROOT / "docs" / "dashboards.md").read_text()
+    pictures = sorted((ROOT / "docs" / "dashboards").iterdir())
+    assert [picture.name for picture in pictures] == [f"{path.stem}.png" for path in BOARDS]
+    for picture in pictures:
+        assert picture.stat().st_size < 300_000, picture
+        assert f"](dashboards/{picture.name})" in text
+
+
+def test_every_kind_of_panel_can_be_drawn_for_the_docs() -> None:
+    source = (ROOT / "tools" / "dashboard_pictures" / "page" / "panels.jsx").read_text()
+    table = source[source.index("export const KINDS") :]
+    drawn = {"row", *re.findall(r"^  '?([a-z-]+)'?:", table, re.MULTILINE)}
+    panels = [panel for path in BOARDS for panel in json.loads(path.read_text())["panels"]]
+    assert {panel["type"] for panel in panels} <= drawn
+    assert {change["id"] for panel in panels for change in panel.get("transformations", ())} <= {"organize"}
+
+
 def test_files_are_those_of_the_code() -> None:
     assert {path.stem: path.read_text() for path in BOARDS} == {
         name: dashboards.render(board) for name, board in dashboards.BOARDS.items()
