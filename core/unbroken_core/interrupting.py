@@ -19,6 +19,8 @@ MAX_PLANS = 8
 also ends a job whose workers never get as far as running."""
 MAX_HOLD_S = 1.0
 """So long at most a new process waits for a recovery that goes on without it."""
+SETTLE_S = 0.25
+"""So long it waits after that: the workers that were told to enter have yet to find each other."""
 
 _LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
 
@@ -121,7 +123,7 @@ def _cut(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None
 
 def heal(job: Job, now_s: float) -> None:
     """Start processes again where none is left, with a back-off for those that never get ready."""
-    held_until_s = _held_until_s(job) if job.census.healing else None
+    held_until_s = _held_until_s(job, now_s) if job.census.healing else None
     if held_until_s is not None and now_s < held_until_s:
         job.wake(held_until_s)
         return
@@ -144,23 +146,33 @@ def heal(job: Job, now_s: float) -> None:
         job.sort(member)
 
 
-def _held_until_s(job: Job) -> float | None:
+def _held_until_s(job: Job, now_s: float) -> float | None:
     """Return when processes may be started that the recovery under way does not need; None: now.
 
     A start takes seconds of a core, and those who recover at this moment may need it.
     """
     interruption = job.interruption
-    if not job.settings.is_in_process or job.history.running is None:
+    if not job.settings.is_in_process:
+        return None
+    if job.phase is JobPhase.RUNNING:
+        return None if job.running_s is None else job.running_s + SETTLE_S
+    if job.history.running is None:
         return None
     if job.phase is JobPhase.PLANNED:
         return job.planned_s + MAX_HOLD_S
-    if job.phase is not JobPhase.INTERRUPTED or interruption is None:
+    if job.phase is not JobPhase.INTERRUPTED or interruption is None or interruption.job_rung_began is not None:
         return None
     if interruption.does_hold is None:
-        census = job.census
-        num_spares = sum(uid not in census.active for uid in census.ready)
-        interruption.does_hold = num_spares >= sum(uid in census.active for uid in census.broken)
+        interruption.does_hold = not _needs_processes(job, interruption, now_s)
     return interruption.at_s + MAX_HOLD_S if interruption.does_hold else None
+
+
+def _needs_processes(job: Job, interruption: Interruption, now_s: float) -> bool:
+    """Return whether the recovery may wait for new processes: where it may at all, and no spares are in their place."""
+    census = job.census
+    num_spares = sum(uid not in census.active for uid in census.ready)
+    is_possible = Rung.PROCESS in job.ladder.possible(now_s) | interruption.charged
+    return is_possible and num_spares < sum(uid in census.active for uid in census.broken)
 
 
 def _is_firm(place: Place, iteration: int) -> bool:

@@ -282,7 +282,8 @@ def test_a_killed_worker_is_replaced_by_a_spare_at_once_and_heals_into_a_spare()
     assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3], "p0": [None, None]}
     assert {part.reason for part in plans["p2"].ranks} == {RankReason.REPLACED}
     actions = bench.all_are(RUNNING, 1, "p1", "p2")
-    assert sent(actions, Respawn)["p0"].places == ((0, 0),), "a new process takes no core from the recovery"
+    assert not sent(actions, Respawn), "a new process takes no core from the recovery, nor from its first collective"
+    assert sent(bench.tick(0.3), Respawn)["p0"].places == ((0, 0),)
     assert bench.status().recoveries[0].replaced_by == ("p2",)
     bench.states["p0"] = [replace(bench.workers(READY, -1, 1)[0]), bench.workers(READY, 0)[1]]
     bench.report("p0")
@@ -558,6 +559,18 @@ def test_a_pod_that_may_be_split_goes_on_without_its_dead_worker() -> None:
     bench.fault("p0", 0, Cause.EXCEPTION)
     plans = [sent(bench.worker("p0", local_rank, READY), Plan) for local_rank in range(3)]
     assert ranks(plans[-1]["p0"]) == [0, 1, 2, 3], "the world grows back at the next plan"
+
+
+def test_a_new_process_that_the_recovery_does_not_wait_for_is_started_after_it() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=2, min_replicas=1, spares=0, rungs=rungs))
+    bench.run("p0", "p1")
+    assert not sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)
+    actions = bench.all_are(READY, 0, "p1")
+    assert ranks(sent(actions, Plan)["p1"]) == [0, 1]
+    actions += bench.all_are(RUNNING, 1, "p1")
+    assert not sent(actions, Respawn)
+    assert sent(bench.tick(0.3), Respawn)["p0"].places == ((0, 0),)
 
 
 def _fail_again(bench: Bench, iteration: int, step: int) -> None:
