@@ -55,6 +55,7 @@ class Uplink:
 
     async def run(self) -> None:
         """Connect for ever; ends by cancellation."""
+        wire.prepare(RendezvousMessage)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session:
             while True:
                 await self._connect_once(session)

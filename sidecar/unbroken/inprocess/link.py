@@ -141,6 +141,7 @@ class Link:
             return self._orders
 
     def _run(self) -> None:
+        wire.prepare(ToWorker)
         next_beat_s = 0.0
         buffer = b""
         while not self._is_closing:
