@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import chart_values, dashboards
+from tools import chart_values, dashboard_looks, dashboards
 
 from .test_alerts import ROOT, metric_names
 
@@ -58,7 +58,7 @@ def test_every_kind_of_panel_can_be_drawn_for_the_docs() -> None:
 
 def test_files_are_those_of_the_code() -> None:
     assert {path.stem: path.read_text() for path in BOARDS} == {
-        name: dashboards.render(board) for name, board in dashboards.BOARDS.items()
+        name: dashboard_looks.render(board) for name, board in dashboards.BOARDS.items()
     }
 
 
