@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ async def _upgrade_and_roll_back(made: tools.Bench, words: list[str], helm_home:
         assert await objects() == ((True, 1, 3) if command[0] == "upgrade" else before)
 
 
+async def _run_the_command_of_the_test_pod(words: list[str], port: int, helm_home: dict[str, str]) -> None:
+    """Do what `helm test` lets a kubelet do: its program asks the operator, by another address than the Service's."""
+    helm, release, *place = words
+    hooks = await asyncio.to_thread(run, helm, "get", "hooks", release, *place, **helm_home)
+    (pod,) = (item for item in yaml.safe_load_all(hooks.stdout) if item and item["kind"] == "Pod")
+    (container,) = pod["spec"]["containers"]
+    service = f"http://{release}-metrics.{place[-1]}.svc:9090"
+    (program,) = container["args"]
+    assert (container["command"], service in program) == (["python", "-c"], True)
+    for address, code in ((f"http://127.0.0.1:{port}", 0), ("http://127.0.0.1:1", 1)):
+        done = await asyncio.to_thread(run, sys.executable, "-c", program.replace(service, address))
+        assert done.returncode == code, done.stdout + done.stderr
+
+
 async def _refuse_a_second_release(words: list[str], helm_home: dict[str, str]) -> None:
     helm, release, *place = words
     second = await asyncio.to_thread(run, helm, "install", f"{release}-b", str(CHART), *place, **helm_home)
@@ -206,6 +221,8 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
 
                     await eventually(has_status, "a status")
                     assert "forbidden" not in running.log.read_text()
+                    assert "permissions are missing" not in running.log.read_text()
+                    await _run_the_command_of_the_test_pod([helm, release, *place], running.metrics_port, helm_home)
                 if scope == "Cluster":
                     await _refuse_a_second_release([helm, release, *place], helm_home)
                     await _upgrade_and_roll_back(made, [helm, release, *place], helm_home)
