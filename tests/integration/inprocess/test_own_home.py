@@ -88,7 +88,7 @@ def test_hosts_may_have_different_numbers_of_workers(job: Job) -> None:
 
 
 def test_killed_rank_0_is_a_fault_like_any_other(job: Job) -> None:
-    """2.24: the others go on, with the rendezvous that its host had started."""
+    """2.24: the others go on, with the rendezvous that its host had started. 3.39"""
     job.plain(3, "steps")
     job.wait_for_started(0, 3)
     job.processes[0].send_signal(signal.SIGKILL)

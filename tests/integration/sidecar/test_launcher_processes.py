@@ -182,6 +182,7 @@ def test_places_have_held_ports_that_only_their_process_can_listen_on(start: Beg
 
 
 def test_exit_code_signal_and_last_words_are_reported(start: Begin) -> None:
+    """4.14, 4.16, 4.22"""
     agent = start(python("import os; exec(os.environ['CODE'])"))
     agent.spawn(0, CODE="raise ValueError('no data')")
     first = agent.wait_exit(0, 0)
@@ -252,7 +253,7 @@ def test_same_or_older_incarnation_is_not_started_again(start: Begin) -> None:
 
 
 def test_grace_is_given_and_stopped_or_stubborn_processes_are_killed(start: Begin) -> None:
-    """4.23, 4.28"""
+    """4.23, 4.28, 4.2"""
     polite = "import signal,time; signal.signal(15, lambda *a: exit(3)); print('on', flush=True); time.sleep(1000)"
     agent = start(python(polite))
     agent.spawn()
@@ -304,6 +305,7 @@ def test_launcher_that_is_killed_takes_its_workers_along(start: Begin) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signal_to_end_is_told_passed_on_and_becomes_the_exit_code(start: Begin, number: int, code: int) -> None:
+    """1.18, 4.1, 4.17, 4.30"""
     agent = start(["sleep", "1000"])
     agent.spawn()
     agent.wait_for(lambda said: said.processes[0].pid)
@@ -323,6 +325,7 @@ def test_user_signal_is_passed_on_to_the_worker(start: Begin) -> None:
 
 
 def test_shutdown_lets_workers_end_and_gives_the_exit_code(start: Begin) -> None:
+    """4.19"""
     agent = start(["sleep", "0.2"])
     agent.spawn()
     agent.wait_for(lambda said: said.processes[0].pid)
@@ -333,6 +336,7 @@ def test_shutdown_lets_workers_end_and_gives_the_exit_code(start: Begin) -> None
 
 
 def test_flood_of_output_is_complete_on_console_and_in_the_log(start: Begin, tmp_path: Path) -> None:
+    """4.9, 4.11"""
     code = "import sys; sys.stdout.write(''.join(f'line {i} ' + 'x' * 80 + '\\n' for i in range(50000)))"
     agent = start(python(code), UNBROKEN_LOG_DIR=str(tmp_path))
     agent.spawn()
@@ -370,6 +374,7 @@ def test_launcher_without_an_agent_says_what_it_waits_for_and_ends() -> None:
 
 
 def test_missing_command_is_refused() -> None:
+    """1.2"""
     done = subprocess.run(
         [sys.executable, "-m", "unbroken.launch"], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -266,6 +266,8 @@ def test_agent_of_another_job_is_refused_with_the_reason(address: str) -> None:
 
 
 def test_pod_with_another_number_of_workers_is_refused_and_named_in_the_status(address: str) -> None:
+    """1.4"""
+
     async def scenario() -> None:
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await eventually(lambda: is_up(session, address), "a rendezvous")

@@ -26,7 +26,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.timeout(200)
 def test_killed_worker_of_a_torchrun_script_restarts_all_processes(start_job: Start) -> None:
-    """A script written for torchrun runs unchanged and survives a SIGKILL by the process rung."""
+    """A script written for torchrun runs unchanged and survives a SIGKILL by the process rung. 1.17"""
     job = start_job("--pods", "2", "--ranks-per-pod", "2", "--last-call", "1", workload="plain")
     before = job.wait_started(0, 4)
     os.kill(before[3], signal.SIGKILL)
@@ -62,6 +62,7 @@ def test_spare_takes_over_a_killed_pod_in_local_order(start_job: Start, workload
 def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
     start_job: Start, workload: str, part: str
 ) -> None:
+    """1.25"""
     job = start_job("--pods", "2", "--reconnect-timeout", "30", workload=workload)
     before = job.wait_started(0, 2)
     victim = job.parts(part)[0]

@@ -78,7 +78,7 @@ def worker(
 def test_death_and_exit_code_are_known_before_the_process_is_reaped(
     page: Path, watch: DeathWatch, deaths: "queue.Queue[tuple[int, int]]"
 ) -> None:
-    """Two processes at the same place, one after the other; an exit code as well as a signal. 2.22"""
+    """Two processes at the same place, one after the other; an exit code as well as a signal. 2.22 1.27"""
     with worker(page, 1) as process:
         watch.watch(1, 4)
         watch.watch(1, 4)

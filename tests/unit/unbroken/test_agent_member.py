@@ -422,6 +422,7 @@ def test_fault_that_nobody_could_be_told_of_is_told_with_its_age() -> None:
 
 
 def test_heartbeat_is_sent_when_there_is_nothing_else_to_say() -> None:
+    """3.19"""
     pod = Pod()
     pod.join()
     pod.start_workers()
@@ -603,6 +604,7 @@ def test_sigterm_ends_an_agent_without_a_launcher_at_once() -> None:
 
 @pytest.mark.parametrize(("outcome", "code", "grace_s"), [(JobPhase.COMPLETE, 0, 600.0), (JobPhase.FAILED, 1, 5.0)])
 def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, code: int, grace_s: float) -> None:
+    """3.29"""
     pod = Pod()
     pod.run()
     finish = Finish(1, outcome, Reason.COMPLETED, "over")
@@ -636,6 +638,7 @@ def test_place_without_a_process_is_ready_with_its_held_port() -> None:
 
 
 def test_plan_becomes_processes_with_torchrun_variables() -> None:
+    """1.15"""
     pod = Pod(PROCESS)
     pod.join()
     pod.step(LauncherAttached(), LauncherSaid(processes()))

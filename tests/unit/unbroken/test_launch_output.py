@@ -58,6 +58,7 @@ def pipes(tmp_path: Path) -> Iterator[Pipes]:
     ],
 )
 def test_console_shows_whole_lines_with_a_prefix(pipes: Pipes, pieces: list[bytes], shown: bytes) -> None:
+    """4.12, 4.17"""
     assert pipes.write(*pieces) == shown
     assert pipes.file.path.read_bytes() == b"".join(pieces)
 
@@ -70,7 +71,7 @@ def test_very_long_line_is_cut_for_the_console_and_whole_in_the_file(pipes: Pipe
 
 
 def test_log_of_a_former_process_is_never_overwritten(tmp_path: Path) -> None:
-    """4.29"""
+    """4.29, 4.10, 4.24"""
     files = [LogFile(tmp_path, 12, 0) for _ in range(3)]
     for number, file in enumerate(files):
         file.write(b"%d" % number)

@@ -107,6 +107,7 @@ def test_series_of_a_job_with_a_thousand_pods_and_restarts_are_few() -> None:
 
 
 def test_a_recovery_is_counted_once_with_the_seconds_of_each_phase() -> None:
+    """1.23"""
     history, meter = History(), RecoveryMeter()
     add_recovery(history, 0)
     for _ in range(3):

@@ -15,6 +15,7 @@ from unbroken_core.settings import DEFAULT_RUNGS, RungBudget
 
 
 def test_script_becomes_a_job_of_its_name() -> None:
+    """1.3"""
     options = read_options(["--pods", "4", "--spares", "1", "--ranks-per-pod", "2", __file__, "--epochs", "3"])
     settings = options.settings
     assert (settings.job, settings.replicas, settings.spares, settings.ranks_per_pod) == ("test-run-options", 4, 1, 2)

@@ -63,6 +63,7 @@ def test_what_does_not_come_back_to_a_rendezvous_that_was_cut_off_is_lost() -> N
 
 
 def test_a_job_whose_pods_were_all_lost_at_once_has_been_started_again() -> None:
+    """3.45"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     bench.tick(60.0)

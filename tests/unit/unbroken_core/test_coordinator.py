@@ -140,6 +140,7 @@ def ranks(plan: Plan) -> list[int | None]:
 
 
 def test_a_job_forms_as_soon_as_all_wanted_pods_are_ready() -> None:
+    """3.27"""
     bench = Bench()
     welcome = sent(bench.join("p10"), Welcome)["p10"]
     assert welcome == Welcome(1, 1, 6.0)
@@ -155,6 +156,7 @@ def test_a_job_forms_as_soon_as_all_wanted_pods_are_ready() -> None:
 
 
 def test_spares_get_a_last_call_and_no_more() -> None:
+    """3.26"""
     bench = Bench()
     bench.join("p0")
     bench.join("p1")
@@ -164,6 +166,7 @@ def test_spares_get_a_last_call_and_no_more() -> None:
 
 
 def test_the_startup_timeout_says_who_is_missing() -> None:
+    """3.24, 3.43"""
     bench = Bench()
     bench.join("p0")
     pods = {f"uid-{pod}": PodObservation(pod, "n", ()) for pod in ("p0", "p1", "p2")}
@@ -313,6 +316,7 @@ def test_without_a_spare_the_others_wait_for_the_new_process() -> None:
 
 
 def test_the_strongest_evidence_names_the_culprit_then_the_earliest() -> None:
+    """4.26"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     bench.now_s = 5.0
@@ -379,6 +383,7 @@ def test_a_broken_connection_has_a_grace_and_then_costs_the_pod() -> None:
 
 
 def test_an_agent_that_comes_back_in_time_costs_nothing() -> None:
+    """3.23"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     old = bench.sessions["p0"]
@@ -422,6 +427,7 @@ def test_a_pod_that_the_operator_has_not_seen_yet_is_not_gone() -> None:
 
 
 def test_a_pod_that_is_told_to_end_gives_its_ranks_away() -> None:
+    """1.25, 3.20, 3.45"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     assert sent(bench.report("p0", is_leaving=True), Interrupt)["p1"].cause is Cause.POD_LEAVING
@@ -454,6 +460,7 @@ def test_a_worker_that_never_enters_is_replaced_after_the_barrier() -> None:
 
 
 def test_a_world_that_may_shrink_goes_on_with_fewer_ranks() -> None:
+    """1.24"""
     bench = Bench(replace(SETTINGS, spares=0, min_replicas=1))
     bench.run("p0", "p1")
     pods = {"uid-p0": PodObservation("p0", "n", ()), "uid-p1": PodObservation("p1", "n", ())}
@@ -470,6 +477,7 @@ def test_a_world_that_may_shrink_goes_on_with_fewer_ranks() -> None:
 
 
 def test_too_few_pods_are_waited_for_and_then_the_job_fails() -> None:
+    """3.6"""
     bench = Bench(replace(SETTINGS, spares=0))
     bench.run("p0", "p1")
     bench.report("p0", is_leaving=True)
@@ -627,6 +635,7 @@ def test_without_steps_a_long_run_counts_as_progress() -> None:
 
 
 def test_when_nothing_is_left_the_job_fails_and_says_why() -> None:
+    """1.28"""
     bench = Bench(replace(SETTINGS, spares=0, rungs=(RungBudget(Rung.IN_PROCESS),)))
     bench.run("p0", "p1")
     bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
@@ -669,6 +678,7 @@ def test_a_rank_with_too_many_faults_gives_its_place_up() -> None:
 
 
 def test_the_job_is_complete_when_all_active_workers_are() -> None:
+    """3.21"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     bench.all_are(COMPLETED, 0, "p0")
@@ -736,6 +746,7 @@ def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
 
 
 def test_a_second_connection_of_a_pod_replaces_the_first() -> None:
+    """3.4"""
     bench = Bench()
     bench.run("p0", "p1", "p2")
     old = bench.sessions["p0"]

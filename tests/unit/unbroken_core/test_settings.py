@@ -53,6 +53,7 @@ GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
     ],
 )
 def test_violation(changes: dict[str, Any], message: str) -> None:
+    """1.2, 3.2, 3.30"""
     with pytest.raises(InputError) as caught:
         replace(GOOD, **changes)
     assert str(caught.value) == message
@@ -64,6 +65,7 @@ def test_a_layer_may_hold_less_than_a_pod_where_pods_may_be_split() -> None:
 
 
 def test_settings_survive_their_environment_variable() -> None:
+    """3.3"""
     settings = replace(
         GOOD, layers=(Layer("rack", "topology/rack", 2, 4, False, True),), rungs=(RungBudget(Rung.POD, 3, 60.0),)
     )
