@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -180,11 +182,21 @@ async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
         await asyncio.sleep(RETRY_S)
 
 
+def _make_room() -> None:
+    """Let this process hold thousands of jobs: a connection each, and objects that are no garbage."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # With Python's own thresholds a list of thousands of pods is mostly looked through for garbage.
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
+
+
 def main() -> int:
     """Return the exit status: 0 after a signal, 2 for wrong settings, 3 when another operator leads."""
     try:
         config = parse()
         logs.configure(config.is_json_log, config.log_level)
+        _make_room()
         return asyncio.run(run(config))
     except InputError as error:
         print(f"unbroken_operator: {error}", file=sys.stderr)

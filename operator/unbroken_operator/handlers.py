@@ -7,7 +7,8 @@ deleted while no operator runs; owner references remove what belongs to it.
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import kopf
 
@@ -23,8 +24,24 @@ _IDENTITY: Any = "unbroken-operator"
 """Any text does, as there are no peers. Without it kopf asks for the user's name, which the uid of an image has not."""
 
 
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Nobody asks how a job has changed: without this kopf copies all of a job, and its history, at every event."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        """Return nothing to compare."""
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Return nothing to compare with."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Keep nothing."""
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False
     # The job's own resource is all that it must find: no right to watch CRDs and namespaces is needed.
     settings.scanning.disabled = True

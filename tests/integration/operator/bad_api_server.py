@@ -67,6 +67,7 @@ class BadApiServer:
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self._upstream = kubeconfig
         self._folder = folder
+        self._is_over = asyncio.Event()
         self._numbers: dict[tuple[str, str], int] = {}
         self.trouble: Callable[[Call], Trouble | None] = lambda _: None
         self.troubled: list[tuple[str, str, Trouble]] = []
@@ -98,7 +99,12 @@ class BadApiServer:
                 await web.TCPSite(runner, "127.0.0.1", port).start()
                 yield self._kubeconfig(port)
             finally:
+                self._is_over.set()
                 await runner.cleanup()
+
+    async def _no_answer(self) -> web.Response:
+        await self._is_over.wait()
+        return web.Response(status=503)
 
     def _kubeconfig(self, port: int) -> Path:
         path = self._folder / f"proxy-{port}.json"
@@ -124,7 +130,7 @@ class BadApiServer:
             headers = {"Retry-After": trouble.retry_after} if trouble.retry_after else {}
             return web.Response(status=trouble.code, text="<h1>not now</h1>", headers=headers)
         if isinstance(trouble, Held) and not trouble.is_passed:
-            await asyncio.Event().wait()
+            return await self._no_answer()
         body = await request.read()
         passed = {name: ", ".join(request.headers.getall(name, [])) for name in ("Content-Type", "Accept")}
         passed = {name: text for name, text in passed.items() if text}
@@ -137,7 +143,7 @@ class BadApiServer:
             if upstream.status == 201:
                 self.created.append(resource)
         if isinstance(trouble, Held):
-            await asyncio.Event().wait()
+            return await self._no_answer()
         if isinstance(trouble, Lost) and request.transport is not None:
             request.transport.abort()
         return web.Response(status=upstream.status, body=data, content_type=upstream.content_type)

@@ -83,8 +83,8 @@ def test_an_operator_that_is_killed_among_its_calls_leaves_nothing_twice_and_not
         proxy = BadApiServer(kubeconfig, tmp_path)
         async with bench(kubeconfig, tmp_path) as made, proxy.serving() as bad:
 
-            async def killed_among(verb: str) -> None:
-                """Run an operator and kill it: the first of these calls is answered, the second done, no other one."""
+            async def killed_among(verb: str, num: int) -> None:
+                """Run an operator and kill it among so many calls: one is answered, one is done, the others are not."""
                 is_reached = asyncio.Event()
                 seen: list[Call] = []
 
@@ -92,10 +92,10 @@ def test_an_operator_that_is_killed_among_its_calls_leaves_nothing_twice_and_not
                     if (call.verb, call.resource) != (verb, "pods"):
                         return None
                     seen.append(call)
-                    if len(seen) == 1:
-                        return None
-                    is_reached.set()
-                    return Held(is_passed=len(seen) == 2)
+                    if len(seen) == num:
+                        # All are here: none that comes late is taken for one of the next operator's.
+                        is_reached.set()
+                    return None if len(seen) == 1 else Held(is_passed=len(seen) == 2)
 
                 proxy.trouble = trouble
                 with operator(made, kubeconfig=bad, wanted_status=-signal.SIGKILL) as running:
@@ -105,13 +105,13 @@ def test_an_operator_that_is_killed_among_its_calls_leaves_nothing_twice_and_not
                 proxy.trouble = lambda _: None
 
             await made.apply("digits", replicas=1, spares={"count": 5})
-            await killed_among("POST")
+            await killed_among("POST", 7)
             with operator(made, kubeconfig=bad):
                 await _pods_are(made, 6)
             assert proxy.created.count("pods") == 7
             names = await made.pod_names()
             await made.kube.merge(made.path(layout.PLURAL, "digits"), {"spec": {"spares": {"count": 1}}})
-            await killed_among("DELETE")
+            await killed_among("DELETE", 5)
             with operator(made, kubeconfig=bad):
                 await _pods_are(made, 2)
             # One more: another rendezvous for other settings.
@@ -146,7 +146,7 @@ def test_a_namespace_that_is_deleted_under_its_jobs_troubles_no_other_and_fills_
                 await kept.wait_for_pods("digits-1")
                 lines = [json.loads(line) for line in running.log.read_text().splitlines()]
                 troubles = [line for line in lines if line["level"] in ("warning", "error")]
-                assert len(troubles) <= 5, troubles
+                assert len(troubles) <= 10, troubles
                 assert not [line for line in troubles if "exception" in line]
 
     asyncio.run(scenario())

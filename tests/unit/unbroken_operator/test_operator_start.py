@@ -26,3 +26,6 @@ def test_operator_names_itself_so_that_kopf_does_not_ask_for_the_name_of_the_use
     asyncio.run(run())
     assert seen["identity"]
     assert seen["standalone"] is True
+    storage = seen["settings"].persistence.diffbase_storage
+    job = kopf.Body({"metadata": {"name": "digits"}, "status": {"history": [{}] * 20}})
+    assert (storage.build(body=job), storage.fetch(body=job)) == ({}, None), "nothing is copied at every event"
