@@ -22,8 +22,8 @@ from unbroken_operator.jobs import Jobs, has_native_sidecars
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.lease import Lease
 from unbroken_operator.metrics import OperatorMetrics
-from unbroken_operator.permissions import telling_missing_rights
-from unbroken_operator.quarantine_keeper import QuarantineKeeper
+from unbroken_operator.permissions import rights, telling_missing_rights
+from unbroken_operator.quarantine_keeper import Mode, QuarantineKeeper
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.webhook import reviewing
@@ -68,7 +68,8 @@ async def run(config: Config) -> int:
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
-        await stack.enter_async_context(telling_missing_rights(kube, config.namespaces, config.lease))
+        wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is Mode.ON)
+        await stack.enter_async_context(telling_missing_rights(kube, wanted))
         await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)

@@ -31,6 +31,7 @@ _IN_JOBS_NAMESPACES = (
     ("", "events", ("create",)),
 )
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
+_FOR_TAINTS = (("", "nodes", ("get", "patch")),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
 """Verb, and whether it is for the one Lease only: one that does not exist yet has no name to the API server."""
 
@@ -66,12 +67,12 @@ class Right:
         }
 
 
-def rights(namespaces: tuple[str, ...], lease: LeaseName | None) -> Iterator[Right]:
-    """Yield all that the operator needs: what the chart's roles grant."""
+def rights(namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: bool = False) -> Iterator[Right]:
+    """Yield all that the operator needs: what the chart's roles grant. `has_taints`: it quarantines nodes for real."""
     for namespace in namespaces or (None,):
         for group, resource, verbs in _IN_JOBS_NAMESPACES:
             yield from (Right(group, resource, verb, namespace) for verb in verbs)
-    for group, resource, verbs in _IN_THE_CLUSTER:
+    for group, resource, verbs in (*_IN_THE_CLUSTER, *(_FOR_TAINTS if has_taints else ())):
         yield from (Right(group, resource, verb) for verb in verbs)
     if lease is not None:
         for verb, is_named in _OF_THE_LEASE:
@@ -124,11 +125,9 @@ async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def telling_missing_rights(
-    kube: Kube, namespaces: tuple[str, ...], lease: LeaseName | None
-) -> AsyncIterator[None]:
+async def telling_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
     """Do so beside what else is done, while the context lasts."""
-    telling = asyncio.create_task(tell_missing_rights(kube, tuple(rights(namespaces, lease))), name="permissions")
+    telling = asyncio.create_task(tell_missing_rights(kube, tuple(wanted)), name="permissions")
     try:
         yield
     finally:
