@@ -57,6 +57,9 @@ def make_parser(
     if not is_in_cluster:
         parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
         parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
+        parser.add_argument(
+            "--ca-file", type=Path, metavar="FILE", help="ca.crt of the job's Secret, for a --url of https"
+        )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     return parser
 
@@ -98,7 +101,7 @@ def read_job_status(arguments: argparse.Namespace) -> JobStatus:
     """Ask the rendezvous that the options name. Raises InputError and CommandError."""
     if arguments.token_file is None:
         raise InputError("--url: want --token-file with it, the file with the job's token")
-    status = read_status(arguments.url, arguments.token_file)
+    status = read_status(arguments.url, arguments.token_file, arguments.ca_file)
     if arguments.job not in (None, status.job):
         raise InputError(f"JOB: the rendezvous {arguments.url} serves {status.job!r}, got {arguments.job!r}")
     return status

@@ -121,7 +121,10 @@ async def _work(
 ) -> None:
     is_native = await _wait_for_api(kube, config.namespaces)
     options = OperatorOptions(
-        config.sidecar_image, has_native_sidecars=is_native, force_delete_after_s=config.force_delete_after_s
+        config.sidecar_image,
+        has_native_sidecars=is_native,
+        force_delete_after_s=config.force_delete_after_s,
+        encrypts=config.encrypts,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineKeeper(

@@ -48,6 +48,8 @@ class Config:
     is_json_log: bool
     log_level: str
     force_delete_after_s: float
+    encrypts: bool = True
+    """Whether a new job's parts speak TLS with each other."""
     lease: LeaseName | None = None
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
@@ -79,6 +81,11 @@ def parse(arguments: list[str] | None = None) -> Config:
         type=float,
         default=30.0,
         help="a pod that is being deleted on a dead node is forced away after this (default: 30)",
+    )
+    parser.add_argument(
+        "--no-encryption",
+        action="store_true",
+        help="let the parts of new jobs speak in clear, where something else encrypts, such as a service mesh",
     )
     parser.add_argument(
         "--lease",
@@ -118,6 +125,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         is_json_log=options.log_format == "json",
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
+        encrypts=not options.no_encryption,
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
         webhook=_webhook(options.webhook_listen, options.webhook_certificates),

@@ -1,5 +1,7 @@
 """Names, labels, ports and paths of a job's objects: the one place for all of them (docs/architecture.md)."""
 
+from unbroken_core.tls import server_name
+
 GROUP = "unbroken.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -23,6 +25,8 @@ HOSTNAME_LABEL = "kubernetes.io/hostname"
 RENDEZVOUS = "rendezvous"
 TRAINER = "trainer"
 
+LOCALHOST = "localhost"
+"""What `kubectl port-forward` makes of a rendezvous' address."""
 API_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
@@ -35,6 +39,7 @@ TOKEN_VOLUME, TOKEN_PATH = "unbroken-token", "/etc/unbroken"
 TERMINATION_LOG = "/dev/termination-log"
 TOKEN_KEY = "token"
 TOKEN_BYTES = 32
+AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
 RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, TOKEN_VOLUME))
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
@@ -51,6 +56,11 @@ def rendezvous_name(job: str) -> str:
 def rendezvous_pod_name(job: str, ordinal: int) -> str:
     """Return the name of the job's nth rendezvous pod."""
     return f"{rendezvous_name(job)}-{ordinal}"
+
+
+def rendezvous_host(job: str, namespace: str) -> str:
+    """Return the DNS name by which pods reach the job's rendezvous."""
+    return server_name(job, namespace)
 
 
 def training_pod_name(job: str, ordinal: int) -> str:

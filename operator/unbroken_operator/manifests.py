@@ -3,14 +3,16 @@
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator import layout
+from unbroken_operator.certificates import Certificates
 from unbroken_operator.models import Model, Spec
+from unbroken_operator.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]
 NOTHING_EARLIER = Earlier()
@@ -53,15 +55,33 @@ def secret(settings: JobSettings) -> Manifest:
     }
 
 
-def with_token(manifest: Mapping[str, Any], token: str) -> Manifest:
-    """Return the Secret with this token."""
-    return {**manifest, "data": {layout.TOKEN_KEY: base64.b64encode(token.encode()).decode()}}
+def with_credentials(manifest: Mapping[str, Any], token: str, certificates: Certificates | None) -> Manifest:
+    """Return the Secret with this token, and with certificates unless the job speaks in clear."""
+    texts = {layout.TOKEN_KEY: token}
+    if certificates is not None:
+        texts |= {
+            layout.AUTHORITY_KEY: certificates.authority,
+            layout.CERTIFICATE_KEY: certificates.certificate,
+            layout.PRIVATE_KEY_KEY: certificates.key,
+        }
+    return {**manifest, "data": {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
 
 
 def token_of(item: Mapping[str, Any]) -> str:
     """Return the token in a Secret, "" when it has none that can be read."""
+    return _text(item, layout.TOKEN_KEY).strip()
+
+
+def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
+    """Return the certificates in a Secret, None when not all of them are there."""
+    keys = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
+    authority, certificate, key = (_text(item, name) for name in keys)
+    return Certificates(authority, certificate, key) if authority and certificate and key else None
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
     try:
-        return base64.b64decode((item.get("data") or {}).get(layout.TOKEN_KEY, ""), validate=True).decode().strip()
+        return base64.b64decode((item.get("data") or {}).get(key, ""), validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
 
@@ -85,16 +105,17 @@ def service(settings: JobSettings) -> Manifest:
 
 
 def rendezvous_pod(
-    spec: Spec, settings: JobSettings, ordinal: int, default_image: str, earlier: Earlier = NOTHING_EARLIER
+    spec: Spec, settings: JobSettings, ordinal: int, options: OperatorOptions, earlier: Earlier = NOTHING_EARLIER
 ) -> Manifest:
     """Return the nth rendezvous pod of the job."""
     metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
     metadata["annotations"] = {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
     rendezvous = spec.rendezvous
+    keys = [layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY] if options.encrypts else []
     probe = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
     container: Manifest = {
         "name": layout.RENDEZVOUS,
-        "image": rendezvous.image or spec.sidecar.image or default_image,
+        "image": rendezvous.image or spec.sidecar.image or options.sidecar_image,
         "command": ["python", "-m", "unbroken.rendezvous"],
         "env": [
             *downward_variables(),
@@ -103,13 +124,14 @@ def rendezvous_pod(
             variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
+            *(_certificate_variables() if options.encrypts else []),
             *([] if earlier == NOTHING_EARLIER else [variable("UNBROKEN_EARLIER", encode(earlier))]),
         ],
         "ports": [
             {"name": "rendezvous", "containerPort": layout.API_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": layout.METRICS_PORT, "protocol": "TCP"},
         ],
-        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, token_mount()],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
         "securityContext": container_security(is_root_pod=False),
@@ -122,7 +144,7 @@ def rendezvous_pod(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 5,
         "containers": [container],
-        "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, token_volume(settings)],
+        "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, secret_volume(settings, keys)],
     }
     if rendezvous.node_selector:
         pod["nodeSelector"] = dict(rendezvous.node_selector)
@@ -152,16 +174,27 @@ def downward_variables() -> list[Manifest]:
     ]
 
 
-def token_volume(settings: JobSettings) -> Manifest:
-    """Return the volume with the job's token."""
+def _certificate_variables() -> list[Manifest]:
+    return [
+        variable("UNBROKEN_TLS_CERTIFICATE", f"{layout.TOKEN_PATH}/{layout.CERTIFICATE_KEY}"),
+        variable("UNBROKEN_TLS_KEY", f"{layout.TOKEN_PATH}/{layout.PRIVATE_KEY_KEY}"),
+    ]
+
+
+def secret_volume(settings: JobSettings, keys: Sequence[str]) -> Manifest:
+    """Return the volume with the job's token and these other keys of its Secret."""
     return {
         "name": layout.TOKEN_VOLUME,
-        "secret": {"secretName": layout.rendezvous_name(settings.job), "defaultMode": 0o444},
+        "secret": {
+            "secretName": layout.rendezvous_name(settings.job),
+            "defaultMode": 0o444,
+            "items": [{"key": key, "path": key} for key in (layout.TOKEN_KEY, *keys)],
+        },
     }
 
 
-def token_mount() -> Manifest:
-    """Return the mount of the job's token."""
+def secret_mount() -> Manifest:
+    """Return the mount of what the pod gets of the job's Secret."""
     return {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_PATH, "readOnly": True}
 
 

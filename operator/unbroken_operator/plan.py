@@ -112,10 +112,10 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     wait_s = _hold_off_s(snapshot)
     num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
     needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
-    image = snapshot.options.sidecar_image
+    options = snapshot.options_of_job
     if needs_rendezvous:
         actions.append(
-            CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, image, earlier(snapshot)))
+            CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, earlier(snapshot)))
         )
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods
@@ -174,7 +174,7 @@ def _new_pods(
                 verdict.settings,
                 first + index,
                 role,
-                snapshot.options,
+                snapshot.options_of_job,
                 preferences=preferences.get(index, ()),
                 shunned=shun,
             )

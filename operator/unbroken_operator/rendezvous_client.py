@@ -1,13 +1,16 @@
 """HTTP client of a job's rendezvous."""
 
+import functools
 import os
+import ssl
 from dataclasses import dataclass
 from types import TracebackType
 
 import aiohttp
 
-from unbroken_core.errors import WireError
+from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation
+from unbroken_core.tls import client_context
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
 from unbroken_operator import layout
 from unbroken_operator.errors import RendezvousUnreachable
@@ -26,12 +29,16 @@ class Target:
     pod: str
     address: str
     token: str
+    authority: str = ""
+    """Who vouches for it, in PEM; "" when it speaks in clear."""
+    name: str = ""
+    """The DNS name that its certificate bears."""
 
     @property
     def url(self) -> str:
         """Address of its API."""
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{layout.API_PORT}"
+        return f"{'https' if self.authority else 'http'}://{host}:{layout.API_PORT}"
 
 
 class RendezvousClient:
@@ -99,6 +106,8 @@ class RendezvousClient:
                 headers=headers,
                 timeout=timeout,
                 allow_redirects=False,
+                ssl=_trust(target.authority) if target.authority else True,
+                server_hostname=target.name or None,
             ) as response:
                 data = await response.content.read(MAX_MESSAGE_BYTES + 1)
                 while not response.content.at_eof() and len(data) <= MAX_MESSAGE_BYTES:
@@ -109,14 +118,26 @@ class RendezvousClient:
                     shown = data[:200].decode(errors="replace")
                     raise RendezvousUnreachable(f"{where} answered {method} {path} with {response.status}: {shown}")
                 return data
+        except InputError as error:
+            raise RendezvousUnreachable(f"Secret key {layout.AUTHORITY_KEY!r}: {error}") from error
         except TimeoutError as error:
             raise RendezvousUnreachable(f"{where} did not answer within {limit_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise RendezvousUnreachable(f"{where} cannot be reached: {_plain(error)}") from error
 
 
+@functools.lru_cache(maxsize=4096)
+def _trust(authority: str) -> ssl.SSLContext:
+    # The same object each time: connections are kept open by it.
+    return client_context(authority)
+
+
 def _plain(error: Exception) -> str:
     """Return what went wrong without the library's own words around it."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = error.certificate_error
+        shown = reason.verify_message if isinstance(reason, ssl.SSLCertVerificationError) else reason
+        return f"its certificate is not the one of this job: {shown}"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     number = cause.errno if isinstance(cause, OSError) else None
     # The event loop puts the address into the text of the error, several when a name has several.

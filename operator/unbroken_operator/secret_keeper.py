@@ -7,26 +7,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from unbroken_operator import layout
+from unbroken_operator.certificates import Certificates, make_certificates
 from unbroken_operator.cluster import JobKey
 from unbroken_operator.errors import KubeConflict, KubeNotFound
 from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.manifests import token_of, with_token
-from unbroken_operator.snapshot import ObjectView, object_view
+from unbroken_operator.manifests import certificates_of, token_of, with_credentials
+from unbroken_operator.snapshot import SecretView, controller_uid
 
 logger = logging.getLogger(__name__)
 
 
 class SecretKeeper:
-    """Knows the job's Secret and its token."""
+    """Knows the job's Secret, its token and its certificates."""
 
-    def __init__(self, kube: Kube, key: JobKey, uid: str) -> None:
+    def __init__(self, kube: Kube, key: JobKey, uid: str, encrypts: bool) -> None:
+        """`encrypts`: whether a new Secret gets certificates."""
         self._kube = kube
         self.key = key
         self.uid = uid
         self._read_at: float | None = None
-        self.view: ObjectView | None = None
+        self._encrypts = encrypts
+        self._certificates: Certificates | None = None
+        self.view: SecretView | None = None
         self.token = ""
         """"" until it is known."""
+
+    @property
+    def authority(self) -> str:
+        """Who vouches for the rendezvous, in PEM; "" when the job speaks in clear."""
+        return "" if self._certificates is None else self._certificates.authority
 
     @property
     def is_foreign(self) -> bool:
@@ -46,10 +55,14 @@ class SecretKeeper:
 
     async def create(self, manifest: Mapping[str, Any]) -> None:
         """Create the Secret. Raises KubeError, but not when it exists already."""
-        # When someone deleted the Secret, its token is still in use in every pod.
+        # When someone deleted the Secret, what was in it is still in use in every pod.
         token = self.token or randomness.token_hex(layout.TOKEN_BYTES)
+        certificates = self._certificates
+        if certificates is None and self._encrypts:
+            certificates = make_certificates([layout.rendezvous_host(self.key[1], self.key[0]), layout.LOCALHOST])
+        secret = with_credentials(manifest, token, certificates)
         try:
-            item = await self._kube.create(collection_path("secrets", self.key[0]), with_token(manifest, token))
+            item = await self._kube.create(collection_path("secrets", self.key[0]), secret)
         except KubeConflict:
             await self.refresh(max_age_s=-1.0)
             return
@@ -57,10 +70,15 @@ class SecretKeeper:
         self._read_at = time.monotonic()
 
     def _take(self, item: Mapping[str, Any]) -> None:
-        self.view = object_view(item)
+        token, certificates = token_of(item), certificates_of(item) or self._certificates
+        metadata = item["metadata"]
+        self.view = SecretView(metadata["name"], metadata["uid"], controller_uid(item), certificates is not None)
         if self.is_foreign:
             return
-        token = token_of(item)
+        if certificates_of(item) is None and certificates is not None:
+            advice = "delete it, and it is made again as it was"
+            logger.error("secret has lost its certificates job=%s/%s; %s", *self.key, advice)
+        self._certificates = certificates
         if token:
             self.token = token
         else:

@@ -1,7 +1,7 @@
 """What the operator sees of one job: small frozen views of objects of the API server, and the snapshot of them all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
@@ -104,6 +104,14 @@ class ObjectView:
 
 
 @dataclass(frozen=True)
+class SecretView(ObjectView):
+    """The Secret of a job."""
+
+    has_certificates: bool = True
+    """Else the job speaks in clear: the operator was told so when it made the Secret, or the user took them out."""
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A write that the API server refused for good: quota, admission, a template that it finds invalid."""
 
@@ -123,6 +131,8 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     kept_failed_pods: int = 5
     """Failed pods that stay for their logs."""
+    encrypts: bool = True
+    """Whether agents and operator speak TLS with the rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,7 @@ class Snapshot:
     pods: tuple[PodView, ...]
     """Every pod that bears the job's label, sorted by name; some may belong to an earlier job of that name."""
     nodes: Mapping[str, NodeView]
-    secret: ObjectView | None
+    secret: SecretView | None
     service: ObjectView | None
     now: str
     """Wall-clock time, RFC 3339 UTC."""
@@ -187,6 +197,16 @@ class Snapshot:
         """Status as it is stored."""
         return self.job.get("status") or {}
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the job's parts speak TLS with each other; its Secret says so."""
+        return self.options.encrypts if self.secret is None else self.secret.has_certificates
+
+    @property
+    def options_of_job(self) -> OperatorOptions:
+        """The operator's options as they hold for this job."""
+        return replace(self.options, encrypts=self.is_encrypted)
+
     def trainers(self) -> tuple[PodView, ...]:
         """Training pods of this very job."""
         return self._owned(layout.TRAINER)
@@ -208,7 +228,7 @@ def controller_uid(item: Mapping[str, Any]) -> str:
 
 
 def object_view(item: Mapping[str, Any]) -> ObjectView:
-    """Read a Secret or Service."""
+    """Read a Service."""
     return ObjectView(item["metadata"]["name"], item["metadata"]["uid"], controller_uid(item))
 
 

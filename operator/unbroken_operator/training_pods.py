@@ -18,9 +18,9 @@ from unbroken_operator.manifests import (
     downward_variables,
     dumped,
     object_metadata,
+    secret_mount,
+    secret_volume,
     sidecar_pull_policy,
-    token_mount,
-    token_volume,
     variable,
 )
 from unbroken_operator.models import SidecarMode, Spec, Spread
@@ -50,7 +50,7 @@ def training_pod(
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image
     init_containers = [_install_container(spec, image, is_root_pod)]
-    agent = _agent_container(spec, settings, image, is_root_pod)
+    agent = _agent_container(spec, settings, image, is_root_pod, options.encrypts)
     if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
@@ -60,7 +60,7 @@ def training_pod(
         "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
-        "volumes": [*pod.get("volumes", []), *_volumes(settings)],
+        "volumes": [*pod.get("volumes", []), *_volumes(settings, options.encrypts)],
         "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
     }
     metadata = _metadata(template, settings, ordinal, role)
@@ -192,8 +192,10 @@ def _install_container(spec: Spec, image: str, is_root_pod: bool) -> Manifest:
     }
 
 
-def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod: bool) -> Manifest:
-    service = layout.rendezvous_name(settings.job)
+def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod: bool, is_encrypted: bool) -> Manifest:
+    scheme = "https" if is_encrypted else "http"
+    address = f"{scheme}://{layout.rendezvous_host(settings.job, settings.namespace)}:{layout.API_PORT}"
+    authority = variable("UNBROKEN_RENDEZVOUS_CA", f"{layout.TOKEN_PATH}/{layout.AUTHORITY_KEY}")
     return {
         "name": layout.AGENT_CONTAINER,
         "image": image,
@@ -203,7 +205,8 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod:
             variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
             variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.AGENT_METRICS_PORT}"),
-            variable("UNBROKEN_RENDEZVOUS_URL", f"http://{service}.{settings.namespace}.svc:{layout.API_PORT}"),
+            variable("UNBROKEN_RENDEZVOUS_URL", address),
+            *([authority] if is_encrypted else []),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
             variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
         ],
@@ -211,16 +214,16 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod:
         "terminationMessagePath": layout.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
-        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, token_mount()],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
         "securityContext": container_security(is_root_pod),
         **sidecar_pull_policy(spec),
         **dumped("resources", spec.sidecar.resources),
     }
 
 
-def _volumes(settings: JobSettings) -> list[dict[str, Any]]:
+def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
     return [
         {"name": layout.LIB_VOLUME, "emptyDir": {}},
         {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
-        token_volume(settings),
+        secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
     ]

@@ -63,7 +63,7 @@ class JobWorker:
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
-        self._keeper = SecretKeeper(shared.kube, self.key, self.uid)
+        self._keeper = SecretKeeper(shared.kube, self.key, self.uid, shared.options.encrypts)
         self._executor = Executor(shared, self._keeper, self._poller, self._memory)
 
     def wake(self) -> None:
@@ -171,7 +171,8 @@ class JobWorker:
         if not candidates or not self._keeper.token:
             return None
         pod = max(candidates, key=lambda pod: pod.ordinal)
-        return Target(pod.uid, pod.name, pod.ip, self._keeper.token)
+        host = layout.rendezvous_host(self.key[1], self.key[0])
+        return Target(pod.uid, pod.name, pod.ip, self._keeper.token, self._keeper.authority, host)
 
     async def _back_off(self, error: KubeError, num_errors: int) -> None:
         self._shared.metrics.reconcile_errors.inc()

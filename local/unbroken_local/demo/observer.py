@@ -9,6 +9,7 @@ import aiohttp
 
 from unbroken_core.errors import UnbrokenError, WireError
 from unbroken_core.messages import JobStatus
+from unbroken_core.tls import client_context, server_name
 from unbroken_core.wire import decode
 from unbroken_local.demo.snapshot import JOB_LABEL, Snapshot, take_snapshot
 from unbroken_local.kube import Json
@@ -88,16 +89,17 @@ class Observer:
         query = {"timeout": str(POLL_S)}
         if self._status is not None:
             query |= {"after": str(self._status.revision), "generation": str(self._status.generation)}
-        url = f"http://{addresses[-1]}:{API_PORT}/v1/status"
-        headers = {"Authorization": f"Bearer {await self._token()}"}
-        async with session.get(url, params=query, headers=headers) as reply:
+        path = f"/api/v1/namespaces/{self._namespace}/secrets/{self._job}-rendezvous"
+        secret = (await self._client.get(path))["data"]
+        token, authority = (base64.b64decode(secret[key]).decode().strip() for key in ("token", "ca.crt"))
+        url = f"https://{addresses[-1]}:{API_PORT}/v1/status"
+        headers = {"Authorization": f"Bearer {token}"}
+        name = server_name(self._job, self._namespace)
+        context = client_context(authority)
+        async with session.get(url, params=query, headers=headers, ssl=context, server_hostname=name) as reply:
             reply.raise_for_status()
             self._status = decode(await reply.text(), JobStatus)
         self._changed.set()
-
-    async def _token(self) -> str:
-        secret = await self._client.get(f"/api/v1/namespaces/{self._namespace}/secrets/{self._job}-rendezvous")
-        return base64.b64decode(secret["data"]["token"]).decode().strip()
 
 
 def describe(snapshot: Snapshot) -> str:

@@ -18,6 +18,8 @@ class AgentConfig:
     settings: JobSettings
     token_file: Path
     rendezvous_url: str
+    authority_file: Path | None
+    """Who vouches for a rendezvous at https://; None where it speaks in clear."""
     metrics_listen: tuple[str, int] | None
     """None: no metrics are served."""
     pod: str
@@ -45,7 +47,8 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
 
     url = want("UNBROKEN_RENDEZVOUS_URL")
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"UNBROKEN_RENDEZVOUS_URL: want http://host:port, got {url!r}")
+        raise InputError(f"UNBROKEN_RENDEZVOUS_URL: want http://host:port or https://host:port, got {url!r}")
+    is_encrypted = url.startswith("https://")
     listen = source.get("UNBROKEN_METRICS_LISTEN", "")
     domains = source.get("UNBROKEN_DOMAINS", "")
     termination_log = source.get("UNBROKEN_TERMINATION_LOG", "")
@@ -53,6 +56,7 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),
         token_file=Path(want("UNBROKEN_TOKEN_FILE")),
         rendezvous_url=url.rstrip("/"),
+        authority_file=Path(want("UNBROKEN_RENDEZVOUS_CA")) if is_encrypted else None,
         metrics_listen=split_address("UNBROKEN_METRICS_LISTEN", listen) if listen else None,
         pod=want("UNBROKEN_POD"),
         pod_uid=want("UNBROKEN_POD_UID"),

@@ -6,6 +6,7 @@ import secrets
 import signal
 from collections import deque
 
+from unbroken.agent.authority import AuthorityFile
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.death_watch import DeathWatch
 from unbroken.agent.events import (
@@ -36,6 +37,7 @@ from unbroken_core.errors import assert_never
 from unbroken_core.liveness import next_check_s
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
+from unbroken_core.tls import server_name
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +71,16 @@ class Agent:
         socket_path = config.directory / "agent.sock"
         self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
         notice = Notice(config.termination_log)
-        self._uplink = Uplink(config.rendezvous_url, config.token_file, config.settings.timeouts, self._emit, notice)
+        authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
+        self._uplink = Uplink(
+            config.rendezvous_url,
+            config.token_file,
+            config.settings.timeouts,
+            self._emit,
+            notice,
+            authority=authority,
+            server_name=server_name(config.settings.job, config.settings.namespace),
+        )
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()

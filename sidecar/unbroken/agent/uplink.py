@@ -12,11 +12,12 @@ from pathlib import Path
 
 import aiohttp
 
+from unbroken.agent.authority import AuthorityFile
 from unbroken.agent.events import Absent, Connected, Disconnected, Event, RendezvousSaid
 from unbroken.agent.fence import longest_retry_s, ping_interval_s
 from unbroken.agent.notice import Notice
 from unbroken_core import wire
-from unbroken_core.errors import WireError
+from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import AgentMessage, RendezvousMessage
 from unbroken_core.settings import Timeouts
 
@@ -33,11 +34,24 @@ class Uplink:
     """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
 
     def __init__(
-        self, url: str, token_file: Path, timeouts: Timeouts, emit: Callable[[Event], None], notice: Notice
+        self,
+        url: str,
+        token_file: Path,
+        timeouts: Timeouts,
+        emit: Callable[[Event], None],
+        notice: Notice,
+        *,
+        authority: AuthorityFile | None = None,
+        server_name: str | None = None,
     ) -> None:
-        """`url` is the rendezvous' own, without a path; `notice` says what is wrong for as long as it is."""
+        """`url` is the rendezvous' own, without a path; `notice` says what is wrong for as long as it is.
+
+        `authority` vouches for a rendezvous at https://, whose certificate bears `server_name`.
+        """
         self._url = f"{url}/v1/agents"
         self._token_file = token_file
+        self._authority = authority
+        self._server_name = server_name
         self._ping_interval_s = ping_interval_s(timeouts)
         self._longest_retry_s = longest_retry_s(timeouts)
         self._emit = emit
@@ -104,14 +118,19 @@ class Uplink:
             self._complain(f"token file {self._token_file}: want the job's token in UTF-8, got {error}")
             return
         try:
+            context = True if self._authority is None else self._authority.context()
             async with session.ws_connect(
                 self._url,
                 headers={"Authorization": f"Bearer {token}"},
                 compress=0,
                 heartbeat=self._ping_interval_s,
                 max_msg_size=wire.MAX_MESSAGE_BYTES,
+                ssl=context,
+                server_hostname=self._server_name,
             ) as connection:
                 await self._converse(connection)
+        except InputError as error:
+            self._complain(str(error))
         except aiohttp.WSServerHandshakeError as error:
             self._complain(self._explain(error.status))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:

@@ -302,6 +302,7 @@ class Host:
             settings=deal.settings,
             token_file=token_file,
             rendezvous_url=f"http://{f'[{host}]' if ':' in host else host}:{deal.port}",
+            authority_file=None,
             metrics_listen=None,
             pod=deal.pod,
             pod_uid=self._uid,

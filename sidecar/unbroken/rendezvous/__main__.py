@@ -7,10 +7,12 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 
 from aiohttp import web
 
 from unbroken.exposition import serve_exposition
+from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.config import RendezvousConfig, read_config
 from unbroken.rendezvous.past import GenerationFile, uses_on_clock
 from unbroken.rendezvous.refusals import Refusals
@@ -42,7 +44,7 @@ async def serve(config: RendezvousConfig) -> None:
     server.watch(runner.server)
     exposition = None
     try:
-        await _listen(runner, *config.listen)
+        await _listen(runner, *config.listen, config.certificate)
         if config.metrics_listen is not None:
             from unbroken.rendezvous.metrics import make_metrics  # noqa: PLC0415 - after the API is up
 
@@ -64,9 +66,10 @@ def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     return Coordinator(config.settings, now_s, used + 1, highest_iteration, uses)
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+async def _listen(runner: web.AppRunner, host: str, port: int, certificate: tuple[Path, Path] | None) -> None:
+    context = None if certificate is None else ServerCertificate(*certificate).context
     try:
-        await web.TCPSite(runner, host, port, backlog=4096, reuse_address=True).start()
+        await web.TCPSite(runner, host, port, backlog=4096, reuse_address=True, ssl_context=context).start()
     except OSError as error:
         raise InputError(f"UNBROKEN_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
 

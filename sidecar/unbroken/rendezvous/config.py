@@ -21,6 +21,8 @@ class RendezvousConfig:
     listen: tuple[str, int]
     metrics_listen: tuple[str, int] | None
     """None: no metrics are served."""
+    certificate: tuple[Path, Path] | None
+    """Certificate and key that the API is served with; None: it is served in clear."""
     earlier: Earlier
     folder: Path | None
     """Where what must outlive the process is kept; None: nowhere."""
@@ -42,9 +44,18 @@ def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfi
         token_file=Path(want("UNBROKEN_TOKEN_FILE")),
         listen=split_address("UNBROKEN_LISTEN", want("UNBROKEN_LISTEN")),
         metrics_listen=split_address("UNBROKEN_METRICS_LISTEN", metrics) if metrics else None,
+        certificate=_certificate(source),
         earlier=_earlier(source.get("UNBROKEN_EARLIER", "")),
         folder=Path(source["UNBROKEN_DIR"]) if source.get("UNBROKEN_DIR") else None,
     )
+
+
+def _certificate(source: Mapping[str, str]) -> tuple[Path, Path] | None:
+    names = ("UNBROKEN_TLS_CERTIFICATE", "UNBROKEN_TLS_KEY")
+    certificate, key = (source.get(name, "") for name in names)
+    if bool(certificate) is not bool(key):
+        raise InputError(f"{names[0]}, {names[1]}: want both or none, got {certificate!r} and {key!r}")
+    return (Path(certificate), Path(key)) if certificate else None
 
 
 def _earlier(text: str) -> Earlier:

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "dashboards": ("dashboards.enabled=true", "dashboards.annotations.grafana_folder=Unbroken"),
     "without-disruption-budget": ("podDisruptionBudget.enabled=false",),
+    "without-encryption": ("encryption=false",),
     "network-policy": ("networkPolicy.enabled=true",),
     "network-policy-from": (
         "networkPolicy.enabled=true",

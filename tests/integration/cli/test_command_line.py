@@ -2,10 +2,12 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from tests.waiting import eventually
 
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
-from unbroken_operator.errors import KubeNotFound
 
 
 def ask(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -79,14 +80,7 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
             await made.apply("digits", replicas=2, spares={"count": 1})
             with tools.operator(made):
                 await made.wait_for_pods("digits-0", "digits-1", "digits-2")
-
-                async def secret() -> str | None:
-                    try:
-                        return base64.b64decode(await made.token("digits")).decode()
-                    except KubeNotFound:
-                        return None
-
-                rendezvous = tools.Rendezvous(await eventually(secret, "the Secret"))
+                rendezvous = await made.rendezvous("digits")
                 async with rendezvous.serving() as address:
                     await made.run_pod("digits-rendezvous-0", address)
                     await rendezvous.say(_report(await made.pods()))
@@ -101,13 +95,41 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
 
                     await eventually(is_running, "Running")
                     await asyncio.to_thread(_check_words, kubeconfig, made.namespace)
-                    token = tmp_path / "token"
-                    token.write_text(await eventually(secret, "the Secret"))
-                    url = f"http://{address}:29600"
-                    asked = await asyncio.to_thread(ask, "status", "--url", url, "--token-file", str(token))
+                    files = _files(await made.secret("digits"), tmp_path)
+                    unnamed = await asyncio.to_thread(ask, "status", "--url", f"https://{address}:29600", *files)
+                    assert (unnamed.returncode, "certificate is not valid for" in unnamed.stderr) == (1, True), unnamed
+                    async with _forwarded(address, 29600) as port:
+                        asked = await asyncio.to_thread(ask, "status", "--url", f"https://localhost:{port}", *files)
                     assert asked.stdout.startswith("digits: TRAINING, iteration 1: 2 ranks train"), asked
 
     asyncio.run(scenario())
+
+
+def _files(secret: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    for key in ("token", "ca.crt"):
+        (folder / key).write_bytes(base64.b64decode(secret["data"][key]))
+    return ("--token-file", str(folder / "token"), "--ca-file", str(folder / "ca.crt"))
+
+
+@contextlib.asynccontextmanager
+async def _forwarded(address: str, port: int) -> AsyncIterator[int]:
+    """Do what `kubectl port-forward` does; yields the port on localhost."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(address, port)
+        await asyncio.gather(copy(reader, back), copy(there, writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
 
 
 def _check_words(kubeconfig: Path, namespace: str) -> None:

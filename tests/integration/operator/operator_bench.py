@@ -7,8 +7,10 @@ import itertools
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +20,13 @@ from aiohttp import web
 from tests.waiting import eventually
 
 from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.tls import server_context
 from unbroken_core.wire import decode, encode
 from unbroken_operator import layout
+from unbroken_operator.certificates import Certificates
 from unbroken_operator.errors import KubeConflict, KubeNotFound
 from unbroken_operator.kube import Kube, collection_path
+from unbroken_operator.manifests import certificates_of, token_of
 from unbroken_operator.schema import custom_resource_definition, without_cel
 
 JsonObject = dict[str, Any]
@@ -115,10 +120,23 @@ class Bench:
         items, _ = await self.kube.list(self.path("events"))
         return [item for item in items if item["reason"] == reason and item["involvedObject"]["kind"] == layout.KIND]
 
-    async def token(self, job: str) -> str:
-        """Return the text of the job's Secret, as it is stored (base64)."""
-        secret = await self.kube.get(self.path("secrets", layout.rendezvous_name(job)))
-        return str(secret["data"][layout.TOKEN_KEY])
+    async def secret(self, job: str) -> JsonObject:
+        """Return the job's Secret once there is one."""
+
+        async def look() -> JsonObject | None:
+            try:
+                return await self.kube.get(self.path("secrets", layout.rendezvous_name(job)))
+            except KubeNotFound:
+                return None
+
+        return await eventually(look, "the Secret")
+
+    async def rendezvous(self, job: str) -> "Rendezvous":
+        """Return what can stand in for the job's rendezvous."""
+        secret = await self.secret(job)
+        certificates = certificates_of(secret)
+        assert certificates is not None
+        return Rendezvous(token_of(secret), certificates)
 
 
 @contextlib.asynccontextmanager
@@ -261,8 +279,9 @@ def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None, wante
 class Rendezvous:
     """Speaks the operator's part of the rendezvous API."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, certificates: Certificates) -> None:
         self._token = token
+        self._certificates = certificates
         self._status: JobStatus | None = None
         self._changed = asyncio.Condition()
         self.observations: list[Observation] = []
@@ -299,6 +318,13 @@ class Rendezvous:
         self.observations.append(decode(await request.read(), Observation))
         return web.Response(status=204)
 
+    def _context(self) -> ssl.SSLContext:
+        with tempfile.TemporaryDirectory() as folder:
+            certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
+            certificate.write_text(self._certificates.certificate)
+            key.write_text(self._certificates.key)
+            return server_context(certificate, key)
+
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Serve; yields the address, one of 127.0.0.0/8 of its own."""
@@ -310,7 +336,7 @@ class Rendezvous:
         await runner.setup()
         address = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{next(_addresses)}"
         try:
-            await web.TCPSite(runner, address, layout.API_PORT).start()
+            await web.TCPSite(runner, address, layout.API_PORT, ssl_context=self._context()).start()
             yield address
         finally:
             await runner.cleanup()

@@ -1,7 +1,6 @@
 """The operator as a process, on real API servers."""
 
 import asyncio
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator import layout
 from unbroken_operator.errors import KubeNotFound, KubeRefused
+from unbroken_operator.manifests import token_of
 
-from .operator_bench import Bench, Rendezvous, bench, operator, ready_node
+from .operator_bench import Bench, bench, operator, ready_node
 
 
 def kubeconfig_has_cel(version: dict[str, Any]) -> bool:
@@ -84,16 +84,6 @@ async def _job_with_rendezvous(made: Bench, rendezvous_address: str) -> list[dic
     return await made.pods()
 
 
-async def _token(made: Bench) -> str:
-    async def look() -> str | None:
-        try:
-            return base64.b64decode(await made.token("digits")).decode()
-        except KubeNotFound:
-            return None
-
-    return await eventually(look, "the Secret")
-
-
 def test_a_job_gets_its_objects_and_takes_them_along_while_no_operator_runs(kubeconfig: Path, tmp_path: Path) -> None:
     """The whole set exists with its owner; `kubectl delete rtj` works with the operator dead: nothing holds it."""
 
@@ -110,7 +100,7 @@ def test_a_job_gets_its_objects_and_takes_them_along_while_no_operator_runs(kube
                 job = await made.job("digits")
                 assert "finalizers" not in job["metadata"]
                 assert "annotations" not in job["metadata"]
-                assert len(base64.b64decode(await made.token("digits"))) == 64
+                assert len(token_of(await made.secret("digits"))) == 64
                 owned = [*await made.pods(), *await made.pods(layout.RENDEZVOUS)]
                 owned.append(await made.kube.get(made.path("services", "digits-rendezvous")))
                 owned.append(await made.kube.get(made.path("secrets", "digits-rendezvous")))
@@ -136,7 +126,7 @@ def test_the_report_of_the_rendezvous_becomes_status_labels_and_one_event(kubeco
         async with bench(kubeconfig, tmp_path) as made:
             await made.apply("digits", replicas=2, spares={"count": 1})
             with operator(made):
-                rendezvous = Rendezvous(await _token(made))
+                rendezvous = await made.rendezvous("digits")
                 async with rendezvous.serving() as address:
                     pods = await _job_with_rendezvous(made, address)
                     await rendezvous.say(report(pods, 1))
@@ -185,7 +175,7 @@ def test_lost_pods_are_replaced_and_the_rendezvous_hears_of_it(kubeconfig: Path,
         async with bench(kubeconfig, tmp_path) as made:
             await made.apply("digits", replicas=2, spares={"count": 1})
             with operator(made):
-                rendezvous = Rendezvous(await _token(made))
+                rendezvous = await made.rendezvous("digits")
                 async with rendezvous.serving() as address:
                     pods = await _job_with_rendezvous(made, address)
                     await rendezvous.say(report(pods, 1))
@@ -216,7 +206,7 @@ def test_a_restarted_operator_changes_nothing(kubeconfig: Path, tmp_path: Path) 
                 return [item["metadata"]["resourceVersion"] for item in items]
 
             with operator(made):
-                rendezvous = Rendezvous(await _token(made))
+                rendezvous = await made.rendezvous("digits")
                 async with rendezvous.serving() as address:
                     pods = await _job_with_rendezvous(made, address)
                     await rendezvous.say(report(pods, 1))
@@ -298,7 +288,7 @@ def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: 
                 layers = [{"name": "rack", "label": "example.com/rack"}, {"name": "nvl", "label": "example.com/nvl"}]
                 await made.apply("digits", topology={"layers": layers})
                 with operator(made):
-                    rendezvous = Rendezvous(await _token(made))
+                    rendezvous = await made.rendezvous("digits")
                     async with rendezvous.serving() as address:
                         await made.wait_for_pods("digits-0")
                         await made.run_pod("digits-0", "127.0.0.9", node)
@@ -379,7 +369,7 @@ def test_a_secret_and_a_service_that_someone_deleted_come_back(kubeconfig: Path,
                 await eventually(is_back, "another Service")
             await made.kube.delete(made.path("secrets", "digits-rendezvous"), old["metadata"]["uid"])
             with operator(made):
-                await _token(made)
+                await made.secret("digits")
 
     asyncio.run(scenario())
 

@@ -17,10 +17,12 @@ from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.wire import settings_to_json
 from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, admit
+from unbroken_operator.certificates import Certificates, make_certificates
 from unbroken_operator.errors import RendezvousUnreachable
 from unbroken_operator.rendezvous_client import RendezvousClient, Target
 
 TOKEN = "0123456789abcdef" * 4
+HOST = "digits-rendezvous.ml.svc"
 LIMIT_S = 60.0
 JOB = {
     "metadata": {"name": "digits", "namespace": "ml", "uid": "uid-of-digits"},
@@ -33,7 +35,7 @@ JOB = {
 
 
 @contextlib.contextmanager
-def rendezvous(folder: Path) -> Iterator[str]:
+def rendezvous(folder: Path, certificates: Certificates | None = None) -> Iterator[str]:
     """Run `python -m unbroken.rendezvous` for JOB on an address of its own; yields the address."""
     verdict = admit(JOB)
     assert isinstance(verdict, Accepted)
@@ -46,6 +48,10 @@ def rendezvous(folder: Path) -> Iterator[str]:
         "UNBROKEN_LISTEN": f"{address}:{layout.API_PORT}",
         "UNBROKEN_METRICS_LISTEN": f"{address}:{layout.METRICS_PORT}",
     }
+    if certificates is not None:
+        for name, text in (("CERTIFICATE", certificates.certificate), ("KEY", certificates.key)):
+            (folder / name).write_text(text)
+            environment[f"UNBROKEN_TLS_{name}"] = str(folder / name)
     log = folder / "rendezvous.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -70,10 +76,14 @@ async def is_listening(address: str) -> bool:
     return True
 
 
-def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_encrypted", [True, False], ids=["encrypted", "in clear"])
+def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, is_encrypted: bool) -> None:
+    certificates = make_certificates([HOST]) if is_encrypted else None
+    authority = certificates.authority if certificates is not None else ""
+
     async def scenario(address: str) -> None:
         await eventually(lambda: is_listening(address), "a rendezvous")
-        target = Target("uid", "digits-rendezvous-0", address, TOKEN)
+        target = Target("uid", "digits-rendezvous-0", address, TOKEN, authority, HOST)
         async with RendezvousClient() as client:
             first = await client.status(target, None)
             assert (first.job, first.phase, first.pods) == ("digits", JobPhase.FORMING, ())
@@ -82,7 +92,7 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path) 
             again = await client.status(target, None)
             assert again.generation == first.generation
 
-    with rendezvous(tmp_path) as address:
+    with rendezvous(tmp_path, certificates) as address:
         asyncio.run(scenario(address))
 
 
@@ -94,6 +104,23 @@ def test_a_wrong_token_is_named_as_the_reason(tmp_path: Path) -> None:
                 await client.status(Target("uid", "digits-rendezvous-0", address, "wrong"), None)
 
     with rendezvous(tmp_path) as address:
+        asyncio.run(scenario(address))
+
+
+def test_whoever_has_another_certificate_is_not_the_rendezvous(tmp_path: Path) -> None:
+    """The token is not shown to it."""
+    certificates = make_certificates([HOST])
+
+    async def scenario(address: str) -> None:
+        await eventually(lambda: is_listening(address), "a rendezvous")
+        another = make_certificates([HOST]).authority
+        cases = ((another, HOST, "unable to get local issuer"), (certificates.authority, "other.ml.svc", "Hostname"))
+        for authority, name, reason in cases:
+            async with RendezvousClient() as client:
+                with pytest.raises(RendezvousUnreachable, match=f"certificate is not the one of this job: {reason}"):
+                    await client.status(Target("uid", "digits-rendezvous-0", address, TOKEN, authority, name), None)
+
+    with rendezvous(tmp_path, certificates) as address:
         asyncio.run(scenario(address))
 
 

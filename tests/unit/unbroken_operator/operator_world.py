@@ -22,7 +22,16 @@ from unbroken_operator.actions import (
     WriteStatus,
 )
 from unbroken_operator.plan import plan
-from unbroken_operator.snapshot import Memory, ObjectView, OperatorOptions, Refusal, Snapshot, node_view, pod_view
+from unbroken_operator.snapshot import (
+    Memory,
+    ObjectView,
+    OperatorOptions,
+    Refusal,
+    SecretView,
+    Snapshot,
+    node_view,
+    pod_view,
+)
 
 JsonObject = dict[str, Any]
 CONTAINER: JsonObject = {"name": "trainer", "image": "torch:2", "command": ["python3", "t.py"]}
@@ -73,7 +82,7 @@ class World:
         self.job = job if job is not None else a_job()
         self.pods: dict[str, JsonObject] = {}
         self.nodes = {item["metadata"]["name"]: item for item in nodes or [a_node("a", rack="r1", nvlink="n1")]}
-        self.secret: ObjectView | None = None
+        self.secret: SecretView | None = None
         self.service: ObjectView | None = None
         self.events: dict[str, JsonObject] = {}
         self.pushed: list[tuple[str, int, Observation]] = []
@@ -141,9 +150,9 @@ class World:
     ) -> None:
         match action:
             case CreateSecret(manifest):
-                self.secret = self.secret or self._owned(manifest)
+                self.secret = self.secret or SecretView(*self._owned(manifest), has_certificates=self.options.encrypts)
             case CreateService(manifest):
-                self.service = self.service or self._owned(manifest)
+                self.service = self.service or ObjectView(*self._owned(manifest))
             case CreatePod(manifest):
                 self._create_pod(manifest)
             case DeletePod():
@@ -159,9 +168,10 @@ class World:
             case _:
                 assert_never(action)
 
-    def _owned(self, manifest: Mapping[str, Any]) -> ObjectView:
+    @staticmethod
+    def _owned(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
         name = manifest["metadata"]["name"]
-        return ObjectView(name, f"uid-of-{name}", manifest["metadata"]["ownerReferences"][0]["uid"])
+        return name, f"uid-of-{name}", manifest["metadata"]["ownerReferences"][0]["uid"]
 
     def _create_pod(self, manifest: Mapping[str, Any]) -> None:
         name = manifest["metadata"]["name"]

@@ -9,13 +9,22 @@ from unbroken_core.reasons import Role
 from unbroken_core.wire import settings_from_json
 from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, admit
-from unbroken_operator.manifests import rendezvous_pod, secret, service, token_of, with_token
+from unbroken_operator.certificates import Certificates
+from unbroken_operator.manifests import (
+    certificates_of,
+    rendezvous_pod,
+    secret,
+    service,
+    token_of,
+    with_credentials,
+)
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.training_pods import launched_command, training_pod
 
 from .operator_world import CONTAINER, LAYERS, a_job
 
 OPTIONS = OperatorOptions("sidecar:1")
+CERTIFICATES = Certificates("authority", "certificate", "key")
 
 
 def admitted(**spec: Any) -> Accepted:
@@ -60,7 +69,7 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
     install, agent = spec["initContainers"]
     assert install["command"] == ["python", "-m", "unbroken.install", "/opt/unbroken/lib"]
     assert (agent["name"], agent["restartPolicy"]) == ("unbroken-agent", "Always")
-    assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "http://digits-rendezvous.ml.svc:29600"
+    assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "https://digits-rendezvous.ml.svc:29600"
     assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
     assert environment(agent)["UNBROKEN_TERMINATION_LOG"] == agent["terminationMessagePath"] == "/dev/termination-log"
     assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
@@ -168,7 +177,7 @@ def test_the_rendezvous_runs_where_the_user_wants_it() -> None:
             "resources": {"requests": {"cpu": 1}},
         }
     )
-    pod = rendezvous_pod(verdict.spec, verdict.settings, 3, "sidecar:1")
+    pod = rendezvous_pod(verdict.spec, verdict.settings, 3, OPTIONS)
     spec = pod["spec"]
     assert pod["metadata"]["name"] == "digits-rendezvous-3"
     assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Always", False)
@@ -182,8 +191,10 @@ def test_the_rendezvous_runs_where_the_user_wants_it() -> None:
 
 def test_secret_and_service_belong_to_the_job() -> None:
     settings = admitted().settings
-    manifest = with_token(secret(settings), "abc")
-    assert token_of(manifest) == "abc"
+    manifest = with_credentials(secret(settings), "abc", CERTIFICATES)
+    assert (token_of(manifest), certificates_of(manifest)) == ("abc", CERTIFICATES)
+    in_clear = with_credentials(secret(settings), "abc", None)
+    assert (token_of(in_clear), certificates_of(in_clear)) == ("abc", None)
     for item in (manifest, service(settings)):
         assert item["metadata"]["name"] == "digits-rendezvous"
         (owner,) = item["metadata"]["ownerReferences"]
@@ -192,6 +203,29 @@ def test_secret_and_service_belong_to_the_job() -> None:
         "unbroken.dev/job": "digits",
         "unbroken.dev/component": "rendezvous",
     }
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_only_the_rendezvous_gets_the_key_and_only_agents_the_authority(encrypts: bool) -> None:
+    options = OperatorOptions("sidecar:1", encrypts=encrypts)
+    verdict = admitted()
+    rendezvous = rendezvous_pod(verdict.spec, verdict.settings, 3, options)["spec"]
+    trainer = pod_of(options=options)["spec"]
+    assert keys_in(rendezvous) == ["token", *(["tls.crt", "tls.key"] if encrypts else [])]
+    assert keys_in(trainer) == ["token", *(["ca.crt"] if encrypts else [])]
+    agent = environment(trainer["initContainers"][-1])
+    scheme = "https" if encrypts else "http"
+    assert agent["UNBROKEN_RENDEZVOUS_URL"] == f"{scheme}://digits-rendezvous.ml.svc:29600"
+    assert agent.get("UNBROKEN_RENDEZVOUS_CA") == ("/etc/unbroken/ca.crt" if encrypts else None)
+    server = environment(rendezvous["containers"][0])
+    assert server.get("UNBROKEN_TLS_KEY") == ("/etc/unbroken/tls.key" if encrypts else None)
+    assert server.get("UNBROKEN_TLS_CERTIFICATE") == ("/etc/unbroken/tls.crt" if encrypts else None)
+
+
+def keys_in(spec: dict[str, Any]) -> list[str]:
+    """Return which keys of the job's Secret a pod gets."""
+    (volume,) = (volume for volume in spec["volumes"] if "secret" in volume)
+    return [item["key"] for item in volume["secret"]["items"]]
 
 
 @pytest.mark.parametrize("data", [{}, {"data": {"token": "???"}}, {"data": {"token": "/w=="}}])

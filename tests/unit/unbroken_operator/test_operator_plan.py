@@ -11,7 +11,7 @@ import pytest
 from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_operator import layout
 from unbroken_operator.actions import CreatePod, DeletePod, PushObservation, WriteStatus
-from unbroken_operator.snapshot import Memory, ObjectView
+from unbroken_operator.snapshot import Memory, SecretView
 
 from .operator_world import LAYERS, World, a_job, a_node, a_recovery
 
@@ -453,7 +453,7 @@ def test_nothing_is_touched_under_a_broken_spec_and_the_job_goes_on_after_the_me
 
 def test_a_secret_of_someone_else_is_shown_and_waited_for() -> None:
     world = World()
-    world.secret = ObjectView("digits-rendezvous", "other", "another-owner")
+    world.secret = SecretView("digits-rendezvous", "other", "another-owner")
     world.settle()
     assert world.condition("Admitted") == ("False", "NameTaken")
     assert world.created == []

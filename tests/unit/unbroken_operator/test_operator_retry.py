@@ -156,7 +156,7 @@ def _executor(server: Any) -> Executor:
     shared = Services(
         server, client, pods, services, NodeStore(lambda _: None), OperatorOptions("sidecar:1"), OperatorMetrics()
     )
-    keeper = SecretKeeper(server, ("ml", "digits"), "uid-of-digits")
+    keeper = SecretKeeper(server, ("ml", "digits"), "uid-of-digits", encrypts=True)
     return Executor(shared, keeper, Poller(client, lambda: None, "ml/digits"), JobMemory())
 
 
