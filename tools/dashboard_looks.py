@@ -78,7 +78,7 @@ LINES = {
 """Legends that are no labels."""
 LIMITS = {"wanted": "text", "run": "text", "lost at": "red"}
 """Drawn as dashes: what another line of the panel should reach, or stay below."""
-HIGHEST_AT_LEAST = {"short": 1.0, "percentunit": 1.0}
+HIGHEST_AT_LEAST = {"short": 1.0, "locale": 1.0, "percentunit": 1.0}
 """By unit: where an axis ends when all values are small. Without it Grafana's axis of a zero ends at 100."""
 WHOLE = frozenset(("short", "locale"))
 """Units of what is counted."""

@@ -249,7 +249,7 @@ JOB_BOARD = Board(
             Panel(
                 "lines",
                 "Step",
-                "short",
+                "locale",
                 one(job("max(unbroken_step{})"), "step"),
                 "It stands still while work is done again, and in each interruption.",
             ),
