@@ -293,15 +293,15 @@ class Root:
 
     async def _until_over(self, service: Service, num_hosts: int, first_s: float) -> None:
         """Return when the job is over and told, when all hosts have left, or nobody was connected for too long."""
-        until_s = self._loop.time() + first_s
+        first_until_s = self._loop.time() + first_s
         while not service.failure.done():
             await asyncio.wait((service.failure,), timeout=_CHECK_S)
-            now_s = self._loop.time()
             if service.num_agents:
-                until_s = now_s + LINGER_S
                 continue
+            # The first one may have come and gone since the last look.
+            until_s = first_until_s if service.deserted_since_s is None else service.deserted_since_s + LINGER_S
             is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
-            if is_over or service.num_left >= num_hosts or now_s >= until_s:
+            if is_over or service.num_left >= num_hosts or self._loop.time() >= until_s:
                 return
         logger.error("the coordinator has failed: see above")
 

@@ -35,6 +35,8 @@ class Service:
         self._peers: dict[str, Peer] = {}
         self._left: set[str] = set()
         """Pods whose last word was that they leave."""
+        self.deserted_since_s: float | None = None
+        """When, on the loop's clock, the last agent's connection was closed; None before."""
         self._num_sessions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -70,6 +72,7 @@ class Service:
     def leave(self, peer: Peer) -> None:
         """Note that a connection is closed."""
         if self._peers.pop(peer.session, None) is not None:
+            self.deserted_since_s = self._loop.time()
             self._step(AgentDisconnected(peer.session))
 
     def observe(self, observation: Observation) -> None:
