@@ -206,7 +206,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     _update(job, member, hello.workers, now_s)
     job.send(member, Welcome(PROTOCOL, job.generation, heartbeat_interval_s(job.settings.timeouts)))
     if hello.plan is not None:
-        begin_adoption(job, now_s)
+        begin_adoption(job, hello.plan, now_s)
     hear_script(job, member)
     hear_exits(job, member)
     job.sort(member)

@@ -3,6 +3,7 @@
 from unbroken_core.consulting import consult, objection
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
+from unbroken_core.messages import Plan
 from unbroken_core.one_world import adopted_world, is_held
 from unbroken_core.planning import cut_plan, finish
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
@@ -82,7 +83,12 @@ def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
 
     Returns the faults of the ranks that did not come back.
     """
-    if job.adoption is None:
+    adoption = job.adoption
+    if adoption is None:
+        return []
+    deadline_s = adoption.since_s + job.settings.timeouts.heartbeat_s
+    if now_s < deadline_s and not _may_be_complete(adoption, len(job.census.by_uid)):
+        job.wake(deadline_s)
         return []
     plans = [member.plan for member in job.census.by_uid.values() if member.plan is not None]
     if not plans:
@@ -94,8 +100,9 @@ def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
         if member.plan is not None and member.plan.iteration == newest.iteration:
             places.update({r.rank: (member.uid, r.local_rank) for r in member.plan.ranks if r.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size))
-    deadline_s = job.adoption.since_s + job.settings.timeouts.heartbeat_s
     if not is_complete and now_s < deadline_s:
+        adoption.newest = (newest.iteration, newest.generation)
+        adoption.num_joins, adoption.num_awaited = 0, _num_awaited(job, newest.world_size - len(places))
         job.wake(deadline_s)
         message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
         job.say(Reason.WAITING_FOR_PODS, message)
@@ -128,10 +135,28 @@ def _adopt(
     ]
 
 
-def begin_adoption(job: Job, now_s: float) -> None:
+def begin_adoption(job: Job, plan: Plan, now_s: float) -> None:
     """Note that an agent came with a plan."""
-    if job.phase is JobPhase.FORMING and job.adoption is None:
+    if job.phase is not JobPhase.FORMING:
+        return
+    if job.adoption is None:
         job.adoption = Adoption(now_s)
+    job.adoption.num_joins += 1
+    if (plan.iteration, plan.generation) > job.adoption.newest:
+        job.adoption.num_awaited = 0
+
+
+def _may_be_complete(adoption: Adoption, num_members: int) -> bool:
+    """Whether all ranks can be there that were not at the last look; a lost pod may have brought the newest plan."""
+    is_lost = num_members < adoption.num_members
+    adoption.num_members = num_members
+    return is_lost or adoption.num_joins >= adoption.num_awaited
+
+
+def _num_awaited(job: Job, num_missing: int) -> int:
+    """Return how many pods must come before it is worth to look again; often enough to tell people how it goes on."""
+    num_wanted = -(-num_missing // job.settings.ranks_per_pod)
+    return max(min(num_wanted, len(job.census.by_uid) // 8), 1)
 
 
 def _is_complete(job: Job, last_call_s: float, now_s: float) -> bool:

@@ -20,6 +20,13 @@ class Adoption:
     """A job that runs already is being taken over from its agents."""
 
     since_s: float
+    newest: tuple[int, int] = (-1, -1)
+    """Iteration and generation of the newest plan at the last look at all pods."""
+    num_joins: int = 0
+    """Pods that came with a plan since that look."""
+    num_awaited: int = 0
+    """So many are to come before the next look: one at each of thousands would cost the square of their number."""
+    num_members: int = 0
 
 
 @dataclass

@@ -9,8 +9,19 @@ import pytest
 
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import AgentJoined, AgentReported, Event, Observed
-from unbroken_core.messages import PROTOCOL, Fault, Heartbeat, Hello, Observation, PodObservation, Report, WorkerState
-from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
+from unbroken_core.messages import (
+    PROTOCOL,
+    Fault,
+    Heartbeat,
+    Hello,
+    Observation,
+    Plan,
+    PodObservation,
+    RankPlan,
+    Report,
+    WorkerState,
+)
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer, RungBudget
 
 
@@ -55,6 +66,16 @@ class Life:
             hello = Hello(PROTOCOL, "digits", f"p-{i}", f"u{i}", "x", f"n{i}", 2, workers=states)
             self.step(AgentJoined(f"s{i}", hello))
 
+    def come_back(self) -> None:
+        for i in range(self.num_pods):
+            states = tuple(WorkerState(rank, 0, WorkerPhase.RUNNING, 3) for rank in range(2))
+            parts = tuple(RankPlan(rank, 2 * i + rank, RankReason.KEPT) for rank in range(2))
+            plan = Plan(1, 3, Role.ACTIVE, 2 * self.num_pods, "h", 1, parts, (f"r{i // 8}",))
+            hello = Hello(PROTOCOL, "digits", f"p-{i}", f"u{i}", "x", f"n{i}", 2, (), 1, plan, states)
+            assert self.coordinator.phase is JobPhase.FORMING
+            self.step(AgentJoined(f"s{i}", hello))
+        assert self.coordinator.phase is JobPhase.RUNNING
+
     def report(self, phase: WorkerPhase, iteration: int, incarnation: int = 0) -> None:
         self.now_s += 1.0
         self.num_reports += 1
@@ -90,6 +111,12 @@ def test_each_stage_of_a_job_costs_each_pod_the_same_in_large_jobs_as_in_small_o
     shares = {stage: many[stage] / few[stage] / 8 for stage in few}
     # A first plan sorts its pods; a stage that looked at all pods in each event would cost eight times as much.
     assert {stage: share for stage, share in shares.items() if share > 1.5} == {}
+
+
+def test_taking_a_large_job_over_costs_each_pod_the_same_as_a_small_one() -> None:
+    """With 4,096 pods a new rendezvous once was busy for twenty seconds, longer than it may be silent."""
+    few, many = (count_instructions(Life(num_pods, IN_PROCESS).come_back) for num_pods in (32, 256))
+    assert many / few / 8 < 1.5
 
 
 def _work(num_pods: int, rungs: tuple[RungBudget, ...]) -> dict[str, int]:
