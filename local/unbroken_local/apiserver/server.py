@@ -79,7 +79,7 @@ class ApiServer:
         for _, stored in self.store.current(_DEFINITIONS):
             self._serve_definition(stored.document)
         if self._tls:
-            self._identity = new_identity(self._now(), [address, "127.0.0.1"])
+            self._identity = new_identity([address, "127.0.0.1"])
         self._collector.look_at_everything()
         self._make_namespaces()
         # Kubelets are on loopback: a proxy from the environment must not come between.
@@ -176,7 +176,7 @@ class ApiServer:
             snapshot.save(path, self.store)
 
     def _ssl_context(self) -> ssl.SSLContext | None:
-        return self._identity.server_context() if self._identity is not None else None
+        return self._identity.server_context if self._identity is not None else None
 
     # -- requests
 

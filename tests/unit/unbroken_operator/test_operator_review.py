@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ from aiohttp.test_utils import make_mocked_request
 from tests.handshake import shakes_hands
 
 from unbroken_core.errors import InputError
-from unbroken_local.apiserver.certificates import Identity, new_identity
 from unbroken_operator import layout, webhook
 from unbroken_operator.admission import Refused, accepted_facts, admit
+from unbroken_operator.certificates import Certificates, make_certificates
 from unbroken_operator.models import Spec
 from unbroken_operator.review import Answer, answer
 
@@ -162,14 +161,14 @@ def test_an_unreadable_review_is_answered_as_a_failed_call(body: bytes) -> None:
     assert text.endswith("\n")
 
 
-def write(identity: Identity, folder: Path) -> None:
+def write(made: Certificates, folder: Path) -> None:
     """Put a certificate where the kubelet would."""
-    (folder / "tls.crt").write_text(identity.certificate)
-    (folder / "tls.key").write_text(identity.key)
+    (folder / "tls.crt").write_text(made.certificate)
+    (folder / "tls.key").write_text(made.key)
 
 
 def test_a_certificate_may_come_late_and_be_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = (new_identity(time.time(), ()) for _ in range(2))
+    first, second = (make_certificates(["localhost"]) for _ in range(2))
     certificate = webhook.Certificate(tmp_path)
     assert [certificate.look(), certificate.look()] == [False, False]
     assert not shakes_hands(certificate.context, first.authority)
