@@ -97,7 +97,7 @@ bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, ren
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
 
-pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 15 minutes: docs/dashboards/*.png; wants prometheus, node and chromium
+pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 minutes: docs/dashboards/*.png; wants prometheus, node and chromium
 	npm ci --prefix tools/dashboard_pictures --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/dashboards.md: python -m tests.fleet [--seconds 900] [--seed 7] [--hold]."""
+"""Draw the pictures of docs/dashboards.md: python -m tests.fleet [--seconds 480] [--seed 7] [--hold]."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ DRAW = ROOT / "tools" / "dashboard_pictures" / "draw.mjs"
 def main() -> int:
     """Run the fleet, then draw; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.fleet", description="A fleet that breaks, in pictures.")
-    parser.add_argument("--seconds", type=float, default=900.0, help="so long the fleet is broken (default 900)")
+    parser.add_argument("--seconds", type=float, default=480.0, help="so long the fleet is broken (default 480)")
     parser.add_argument("--seed", type=int, default=7, help="chooses ranks and times of the faults (default 7)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "dashboards", help="folder of the pictures")
     parser.add_argument("--keep", type=Path, help="folder for Prometheus' data, which then stays")
