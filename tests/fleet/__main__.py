@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/dashboards.md: python -m tests.fleet [--seconds 480] [--seed 7] [--hold]."""
+"""Draw the pictures of docs/dashboards.md: python -m tests.fleet [--seconds 480] [--seed 7]."""
 
 import argparse
 import asyncio
