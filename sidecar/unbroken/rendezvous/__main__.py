@@ -13,7 +13,7 @@ from aiohttp import web
 
 from unbroken.exposition import serve_exposition
 from unbroken.rendezvous.certificate import ServerCertificate
-from unbroken.rendezvous.config import RendezvousConfig, read_config
+from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
 from unbroken.rendezvous.past import GenerationFile, uses_on_clock
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.server import Server
@@ -72,6 +72,14 @@ async def _listen(runner: web.AppRunner, host: str, port: int, certificate: tupl
         await web.TCPSite(runner, host, port, backlog=4096, reuse_address=True, ssl_context=context).start()
     except OSError as error:
         raise InputError(f"UNBROKEN_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
+    near = loopback_beside(host)
+    if near is None:
+        return
+    try:
+        await web.TCPSite(runner, near, port, backlog=64, reuse_address=True, ssl_context=context).start()
+    except OSError as error:
+        # A pod in its host's network, beside another one's.
+        logger.warning("not reachable by kubectl port-forward: cannot listen on %s:%d: %s", near, port, error.strerror)
 
 
 async def _until_told(loop: asyncio.AbstractEventLoop, service: Service) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from unbroken.exposition import split_address
@@ -48,6 +49,17 @@ def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfi
         earlier=_earlier(source.get("UNBROKEN_EARLIER", "")),
         folder=Path(source["UNBROKEN_DIR"]) if source.get("UNBROKEN_DIR") else None,
     )
+
+
+def loopback_beside(host: str) -> str | None:
+    """Return where `kubectl port-forward` comes to, not a pod's own address; None where `host` has it already."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    if address.is_loopback or address.is_unspecified:
+        return None
+    return "127.0.0.1" if address.version == 4 else "::1"
 
 
 def _certificate(source: Mapping[str, str]) -> tuple[Path, Path] | None:

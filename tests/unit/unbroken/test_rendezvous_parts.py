@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from unbroken.rendezvous.config import loopback_beside
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
@@ -190,3 +191,11 @@ def test_a_large_tree_is_shown_as_text_of_bounded_length_and_not_drawn() -> None
     assert lines[:3] == ["digits: waits for the first pod", "", "job  3200 active, 0 spare, 0 lost"]
     assert (lines[3], lines[-1]) == ("├─ digits-0  [0 1 2 3 4 5 6 7]", "... 201 more lines")
     assert len(lines) == 203
+
+
+@pytest.mark.parametrize(
+    ("host", "beside"),
+    [("10.2.3.4", "127.0.0.1"), ("fd00::7", "::1"), ("127.0.3.4", None), ("::1", None), ("0.0.0.0", None)],
+)
+def test_forwarded_ports_come_to_the_loopback_beside_a_pods_own_address(host: str, beside: str | None) -> None:
+    assert loopback_beside(host) == beside
