@@ -192,7 +192,7 @@ def _make_room() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # With Python's own thresholds a list of thousands of pods is mostly looked through for garbage.
     gc.freeze()
-    gc.set_threshold(50_000, 50, 50)
+    gc.set_threshold(50_000, 10, 10)
 
 
 def main() -> int:
