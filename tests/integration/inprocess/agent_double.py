@@ -5,6 +5,7 @@ plan, all active COMPLETED release. It runs in a thread of the test process.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from .forked import ZYGOTE, request
 T = TypeVar("T")
 WORKLOADS = "tests.integration.inprocess.workloads"
 LIMIT_S = 100.0
+STOP_S = 5.0
 
 
 @dataclass
@@ -98,6 +100,7 @@ class AgentDouble:
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-double", daemon=True)
         self._zygote: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._connections: set[asyncio.Task[None]] = set()
         self._ended = threading.Event()
 
     def __enter__(self) -> "AgentDouble":
@@ -213,6 +216,8 @@ class AgentDouble:
             if worker.is_alive and worker.pid:
                 os.kill(worker.pid, signal.SIGCONT)
                 os.kill(worker.pid, signal.SIGKILL)
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=STOP_S)
         if self._zygote is not None:
             self._zygote.close()
             await self._zygote.wait_closed()
@@ -269,6 +274,10 @@ class AgentDouble:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker: Worker | None = None
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             async for line in reader:
                 message = wire.decode(line, FromWorker)
@@ -289,6 +298,8 @@ class AgentDouble:
             if worker is not None and worker.writer is writer:
                 worker.writer = None
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     def _send(self, worker: Worker, *messages: object) -> None:
         if worker.writer is not None:
