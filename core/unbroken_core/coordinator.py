@@ -204,7 +204,7 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _update(job, member, hello.workers, now_s)
-    job.send(member, Welcome(PROTOCOL, job.generation, heartbeat_interval_s(job.settings.timeouts)))
+    job.send(member, Welcome(PROTOCOL, job.generation, heartbeat_interval_s(job.settings.timeouts), _over(job)))
     if hello.plan is not None:
         begin_adoption(job, hello.plan, now_s)
     hear_script(job, member)
@@ -213,6 +213,14 @@ def _join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     ask_again(job, member)
     inspect(job, member, now_s)
     _bring_up_to_date(job, member)
+
+
+def _over(job: Job) -> int:
+    """Return the highest iteration that no worker may enter any more."""
+    if job.phase is JobPhase.FORMING:
+        # A former coordinator's newest plan may hold; none before it does.
+        return max(job.highest_iteration, 0) - 1
+    return job.iteration - 1 if job.phase in (JobPhase.PLANNED, JobPhase.RUNNING) else job.iteration
 
 
 def _note_refusal(job: Job, hello: Hello, why: str | None) -> None:

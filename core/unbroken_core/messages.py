@@ -200,6 +200,8 @@ class Welcome:
     protocol: int
     generation: int
     heartbeat_interval_s: float
+    over: int = -1
+    """No worker may enter an iteration up to this one; what the agent should do instead follows."""
 
 
 @dataclass(frozen=True)

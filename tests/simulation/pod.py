@@ -89,6 +89,7 @@ class Pod:
         self.generation = 0
         self.plan: Plan | None = None
         self.is_plan_new = False
+        self.closed = -1
         self.is_settling = False
         self.interrupted = -1
         self.seq = 0
@@ -263,7 +264,7 @@ class Pod:
         match message:
             case Welcome():
                 self.world.ledger.check_welcome(self, message, former)
-                self.is_welcome, self.lost_since_s = True, None
+                self.is_welcome, self.lost_since_s, self.closed = True, None, message.over
                 self.heartbeat_interval_s = message.heartbeat_interval_s
                 self.report()
                 self.heartbeat()
@@ -329,7 +330,7 @@ class Pod:
             is_inside = worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) or worker.is_waiting_to_leave
             if is_inside and worker.iteration <= over:
                 self._leave(worker)
-        if self.plan is not None and self.is_plan_new:
+        if self.plan is not None and self.is_plan_new and self.is_welcome and self.plan.iteration > self.closed:
             self.is_plan_new = False
             if self.plan.iteration > over:
                 self._enter(self.plan)

@@ -300,6 +300,7 @@ class Member:
         standing = self.standing
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
+                standing.closed = message.over
                 self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
                 self._contact.note_heard()
             case Interrupt(iteration=iteration):
@@ -353,7 +354,7 @@ class Member:
             interrupt_early(self.standing, self.places, workers, self.identity.pod)
         actions += self._remember()
         self._note_faults(workers, now_s)
-        actions += self.orders.issue(workers, self._has_launcher, now_s)
+        actions += self.orders.issue(workers, self._has_launcher, self.is_welcome, now_s)
         actions += self._speak(now_s)
         actions += self._end(now_s)
         return actions

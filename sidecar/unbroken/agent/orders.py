@@ -42,6 +42,8 @@ class Standing:
     consult: Consult | None = None
     """The newest question about ranks, for one of the workers."""
     finish: Finish | None = None
+    closed: int = -1
+    """Highest iteration that was over when the rendezvous welcomed this agent."""
 
     @property
     def over(self) -> int:
@@ -50,8 +52,13 @@ class Standing:
 
     @property
     def is_plan_in_force(self) -> bool:
-        """Whether workers may be entered into the plan."""
+        """Whether workers may be in the plan."""
         return self.plan is not None and self.plan.iteration > self.interrupted
+
+    @property
+    def is_plan_open(self) -> bool:
+        """Whether the rendezvous would still let workers enter the plan."""
+        return self.plan is not None and self.plan.iteration > self.closed
 
 
 class Orders:
@@ -80,8 +87,11 @@ class Orders:
             return max(timeouts.completion_s, timeouts.startup_s)
         return timeouts.termination_grace_s
 
-    def issue(self, workers: Sequence[WorkerState], has_launcher: bool, now_s: float) -> list[Action]:
-        """Return the orders that are due, and note them as given."""
+    def issue(self, workers: Sequence[WorkerState], has_launcher: bool, is_welcome: bool, now_s: float) -> list[Action]:
+        """Return the orders that are due, and note them as given.
+
+        `is_welcome`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
+        """
         if self._standing.finish is not None:
             return self._finish(self._standing.finish, has_launcher)
         actions: list[Action] = []
@@ -91,7 +101,7 @@ class Orders:
             else:
                 self._turn(place, state)
             if has_launcher or self._is_in_process:
-                actions += self._enter(place, state)
+                actions += self._enter(place, state, is_welcome)
             actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
@@ -134,11 +144,12 @@ class Orders:
         if state.phase is WorkerPhase.COMPLETED or place.ended >= place.wanted:
             place.advance(place.wanted + 1)
 
-    def _enter(self, place: Place, state: WorkerState) -> list[Action]:
+    def _enter(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
         plan, part = self._standing.plan, place.part
         if plan is None or part is None or not self._standing.is_plan_in_force:
             return []
-        may_enter = self._is_in_process or part.rank is not None
+        has_entry = self._is_in_process or part.rank is not None
+        may_enter = has_entry and is_welcome and self._standing.is_plan_open
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             place.told = _entry(plan, part)
             place.entered = -1 if self._is_in_process else plan.iteration

@@ -703,3 +703,40 @@ def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes()
     assert isinstance(action.message, Hello)
     states = [(w.phase, w.iteration, w.incarnation) for w in action.message.workers]
     assert states == [(WorkerPhase.RUNNING, 4, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("generation", "over", "confirmed", "num_entered"),
+    [
+        pytest.param(1, -1, None, 2, id="still in force"),
+        pytest.param(1, 0, None, 0, id="over meanwhile"),
+        pytest.param(2, -1, None, 2, id="the newest that another coordinator knows"),
+        pytest.param(2, 4, None, 0, id="older than what another coordinator knows"),
+        pytest.param(1, 0, 1, 2, id="replaced"),
+    ],
+)
+def test_restarted_agent_enters_nobody_before_it_knows_that_the_plan_holds(
+    generation: int, over: int, confirmed: int | None, num_entered: int
+) -> None:
+    """The others may be in the next iteration by now; a pod that holds all ranks would save beside them."""
+    pod = Pod(IN_PROCESS, Memory(1, -1, plan(0), (0, 0)))
+    pod.start_workers()
+    actions = pod.step(Connected())
+    actions += pod.hear(Welcome(PROTOCOL, generation, 5.0, over))
+    if confirmed is not None:
+        actions += pod.hear(plan(confirmed, generation))
+    entered = [a.message for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Enter)]
+    assert [enter.iteration for enter in entered] == [confirmed or 0] * num_entered
+
+
+def test_worker_that_gets_ready_while_nobody_is_heard_waits() -> None:
+    pod = Pod()
+    pod.join()
+    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    for rank in (0, 1):
+        pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
+    pod.hear(plan(0))
+    pod.step(Disconnected())
+    assert [a for a in pod.step(WorkerSaid(0, 0, ready(0))) if isinstance(a, TellWorker)] == []
+    entered = [a.message for a in pod.join() if isinstance(a, TellWorker)]
+    assert [(type(enter), enter.iteration) for enter in entered if isinstance(enter, Enter)] == [(Enter, 0)]

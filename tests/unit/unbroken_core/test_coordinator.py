@@ -848,3 +848,20 @@ def test_a_job_without_in_process_restarts_prefers_the_old_place() -> None:
     assert not sent(bench.report("p1"), Plan)
     plans = sent(bench.worker("p0", 0, READY, incarnation=1, iteration=-1), Plan)
     assert ranks(plans["p0"]) == [0, 1]
+
+
+def test_welcome_says_which_iterations_nobody_may_enter_any_more() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    assert sent(bench.join("p0"), Welcome)["p0"].over == -1
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    assert sent(bench.join("p0"), Welcome)["p0"].over == 0
+
+
+def test_a_new_rendezvous_lets_nobody_enter_what_is_older_than_the_newest_plan_that_it_knows() -> None:
+    bench = Bench()
+    parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (0, 1), strict=True))
+    newest = Plan(1, 5, Role.ACTIVE, 4, "10.0.0.1", 5000, parts)
+    assert sent(bench.join("p0", generation=1, plan=newest), Welcome)["p0"].over == 4
+    assert sent(bench.join("p1", generation=1, plan=replace(newest, iteration=4)), Welcome)["p1"].over == 4
