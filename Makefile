@@ -76,12 +76,15 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
+WITH_HELM = UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}"
+
 chart-test: $(STAMP) ## Try the chart with helm (fetched where it is missing), on UNBROKEN_TEST_KUBECONFIGS' cluster named full where there is one
-	UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}" \
+	$(WITH_HELM) UNBROKEN_REQUIRE=helm \
 	    $(PYTEST) tests/integration/chart --junitxml=$(REPORT) $(ARGS)
 
-dashboards-test: $(STAMP) ## Try alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; wants both
-	$(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
+dashboards-test: $(STAMP) ## Try alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; wants both, and fails without
+	$(WITH_HELM) UNBROKEN_REQUIRE=helm,prometheus \
+	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 2 tests/e2e --junitxml=$(REPORT) $(ARGS)
