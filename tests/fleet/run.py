@@ -98,10 +98,14 @@ async def _run(bench: Bench, folder: Path, targets: Path, seconds: float, chance
             await bench.apply(trained.namespace, trained.document(flags))
         watching = asyncio.create_task(_watch(bench, targets, namespaces))
         breaking = [asyncio.create_task(_break(bench, folder / trained.name, trained, chance)) for trained in FLEET]
+        # How long the pictures are: nothing is tested here. Prometheus keeps wall-clock time.
         await asyncio.sleep(seconds)
         for task in (watching, *breaking):
             task.cancel()
-        await asyncio.gather(watching, *breaking, return_exceptions=True)
+        for outcome in await asyncio.gather(watching, *breaking, return_exceptions=True):
+            # A task that failed must not pass for one that was cancelled: the pictures would lack its faults.
+            if isinstance(outcome, Exception):
+                raise outcome
         return time.time()
 
 
