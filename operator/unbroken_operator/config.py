@@ -9,7 +9,7 @@ from pathlib import Path
 from unbroken_core.errors import InputError
 from unbroken_core.images import image_of
 from unbroken_operator.lease import LeaseName
-from unbroken_operator.models import DAY_S, DNS_LABEL
+from unbroken_operator.model_base import DAY_S, DNS_LABEL
 from unbroken_operator.quarantine import Limits
 from unbroken_operator.quarantine_keeper import Mode
 

@@ -11,7 +11,8 @@ from unbroken_core.settings import JobSettings
 from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator import layout
 from unbroken_operator.certificates import Certificates
-from unbroken_operator.models import Model, Spec
+from unbroken_operator.model_base import Model
+from unbroken_operator.models import Spec
 from unbroken_operator.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]

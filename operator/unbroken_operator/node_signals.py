@@ -15,7 +15,7 @@ from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 from unbroken_operator import layout
 from unbroken_operator.actions import Action, DeletePod, PatchPod
-from unbroken_operator.models import NodeSignals, Reaction
+from unbroken_operator.recovery_models import NodeSignals, Reaction
 from unbroken_operator.snapshot import NodeView, PodView, Snapshot
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from unbroken_operator import layout
-from unbroken_operator.models import Spec, rule, rules
+from unbroken_operator.model_base import rule, rules
+from unbroken_operator.models import Spec
 from unbroken_operator.status_models import Status
 
 _KEPT = (

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unbroken_operator.models import Model
+from unbroken_operator.model_base import Model
 
 Text = Annotated[str, Field(max_length=253)]
 Sentence = Annotated[str, Field(max_length=2048)]

@@ -23,7 +23,8 @@ from unbroken_operator.manifests import (
     sidecar_pull_policy,
     variable,
 )
-from unbroken_operator.models import SidecarMode, Spec, Spread
+from unbroken_operator.models import Spec, Spread
+from unbroken_operator.pod_models import SidecarMode
 from unbroken_operator.snapshot import OperatorOptions
 from unbroken_operator.spreading import Preference
 from unbroken_operator.suspects import Shunned

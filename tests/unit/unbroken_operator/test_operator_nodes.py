@@ -9,8 +9,8 @@ from unbroken_core.messages import PodStatus
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_operator import layout
 from unbroken_operator.actions import DeletePod, PatchPod
-from unbroken_operator.models import NodeSignals
 from unbroken_operator.node_signals import sign_of
+from unbroken_operator.recovery_models import NodeSignals
 from unbroken_operator.snapshot import node_view
 from unbroken_operator.suspects import Shunned, score_now
 from unbroken_operator.training_pods import away_from
