@@ -1,10 +1,10 @@
-"""What the parts of a job say to each other. Every message is a snapshot, so that repeating it is harmless.
+"""What the parts of a job say to the rendezvous, and it to them. Every message is a snapshot: repeating it is harmless.
 
-    agent  <-> rendezvous   one WebSocket a pod, one JSON object a frame
-    agent  <-> launcher     one Unix stream socket a process, one JSON object a line
-    agent  <-> worker       the same
+    agent     <-> rendezvous   one WebSocket a pod, one JSON object a frame
+    operator  <-> rendezvous   HTTP, one JSON object a body
 
-Frozen dataclasses of JSON types only; `unbroken_core.wire` turns them into text and back, strictly.
+What is said inside of a pod is in `pod_messages`. Frozen dataclasses of JSON types only; `unbroken_core.wire` turns
+them into text and back, strictly.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,6 @@ from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Run
 
 PROTOCOL = 1
 """Version of all messages; a peer of another version is refused."""
-
-UNKNOWN_EXIT = 256
-"""Exit code of a process that ended, or left its wrapped function, when the code is not known."""
 
 # ---------------------------------------------------------------------------------------------- agent <-> rendezvous
 
@@ -382,146 +379,3 @@ class JobStatus:
     """Pods that may have no part in the job, and why."""
     broken_spares: int = 0
     """Wholly spare pods of which a plan took some workers only: the last resort."""
-
-
-# ------------------------------------------------------------------------------------------ agent <-> worker, launcher
-
-
-@dataclass(frozen=True)
-class Attach:
-    """First message of a launcher or worker on each connection."""
-
-    protocol: int
-    role: str
-    """"launcher" or "worker"."""
-    pid: int
-    local_rank: int = -1
-    incarnation: int = -1
-    """Both from the environment that the launcher gave the worker; -1 for a launcher."""
-    stack_signal: int = 0
-    """Signal at which the worker writes its stack (unbroken_core.stacks); 0: none."""
-
-
-@dataclass(frozen=True)
-class ProcessState:
-    """One worker process, as its parent sees it."""
-
-    local_rank: int
-    incarnation: int
-    pid: int
-    exit_code: int | None = None
-    """None while it runs; -N when signal N ended it; UNKNOWN_EXIT when only somebody else knows. Told from the moment
-    that it is certain: the memory may still be being freed. No other process is started there before that is over."""
-    error: str = ""
-    """First line of the error file that the worker wrote, or why it could not be started; "" otherwise."""
-    port: int = 0
-    """Port held for the process (process rung); 0 in a job with in-process restarts."""
-
-
-@dataclass(frozen=True)
-class Processes:
-    """All worker processes of the pod; sent by the launcher at each change."""
-
-    processes: tuple[ProcessState, ...]
-    is_leaving: bool = False
-
-
-@dataclass(frozen=True)
-class WorkerReport:
-    """The worker as it sees itself; sent by the library at each change."""
-
-    phase: WorkerPhase
-    iteration: int
-    host: str = ""
-    port: int = 0
-    fault: Fault | None = None
-    has_progress: bool = False
-    policy: Policy | None = None
-    keys: tuple[str, ...] = ()
-    """Both in every phase: a new agent or rendezvous may ask at any time."""
-    answer: Answer | None = None
-    checks: tuple[tuple[str, bool], ...] = ()
-    """(name of a health check, whether it passed) of the last run of each in this process; empty before the first."""
-
-
-@dataclass(frozen=True)
-class Enter:
-    """Agent to worker: your part of the plan."""
-
-    generation: int
-    iteration: int
-    rank: int | None
-    world_size: int
-    master_host: str
-    master_port: int
-    spare_ranks: int = 0
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Agent to worker: the iteration is over; leave the training function."""
-
-    iteration: int
-    cause: Cause
-    rank: int | None
-    detail: str
-
-
-@dataclass(frozen=True)
-class Release:
-    """Agent to worker: the job is over; COMPLETE returns from the wrapper, FAILED raises RestartAbort."""
-
-    outcome: JobPhase
-    message: str
-
-
-@dataclass(frozen=True)
-class Spawn:
-    """Agent to launcher: start this process, unless this or a newer incarnation of the place was started.
-
-    It waits for the end of the one before, whose exit code may be known a moment earlier."""
-
-    local_rank: int
-    incarnation: int
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class End:
-    """Agent to launcher: end this process: SIGCONT and SIGTERM to its group, SIGKILL after the grace."""
-
-    local_rank: int
-    incarnation: int
-    grace_s: float
-
-
-@dataclass(frozen=True)
-class DumpStack:
-    """Agent to launcher: make this process write its stack; without effect when it does not handle the signal."""
-
-    local_rank: int
-    incarnation: int
-    signal: int
-
-
-@dataclass(frozen=True)
-class Inspect:
-    """Agent to launcher: this process's main thread has ended; tell its exit code as soon as Linux shows it."""
-
-    local_rank: int
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Shutdown:
-    """Agent to launcher: end what still runs after the grace, then exit with this code."""
-
-    exit_code: int
-    grace_s: float
-    message: str
-
-
-FromWorker = Union[Attach, WorkerReport]
-FromLauncher = Union[Attach, Processes]
-ToWorker = Union[Enter, Leave, Release, Question]
-ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

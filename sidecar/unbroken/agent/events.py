@@ -3,16 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.messages import (
-    AgentMessage,
-    Attach,
-    Plan,
-    Processes,
-    RendezvousMessage,
-    ToLauncher,
-    ToWorker,
-    WorkerReport,
-)
+from unbroken_core.messages import AgentMessage, Plan, RendezvousMessage
+from unbroken_core.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.stamps import Slot
 
 # ------------------------------------------------------------------------------------------------------------ events

@@ -20,7 +20,8 @@ from unbroken.agent.events import (
 )
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import PROTOCOL, Attach, Processes, ToLauncher, ToWorker, WorkerReport
+from unbroken_core.messages import PROTOCOL
+from unbroken_core.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 
 logger = logging.getLogger(__name__)
 

@@ -53,16 +53,14 @@ from unbroken_core.messages import (
     Hello,
     Interrupt,
     Plan,
-    Processes,
-    ProcessState,
     Refused,
     RendezvousMessage,
     Report,
     Respawn,
     Welcome,
-    WorkerReport,
     WorkerState,
 )
+from unbroken_core.pod_messages import Processes, ProcessState, WorkerReport
 from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 

@@ -6,23 +6,8 @@ from dataclasses import dataclass
 from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
 from unbroken.agent.place import Place
-from unbroken_core.messages import (
-    Consult,
-    DumpStack,
-    End,
-    Enter,
-    Fault,
-    Finish,
-    Inspect,
-    Interrupt,
-    Leave,
-    Plan,
-    RankPlan,
-    Release,
-    Shutdown,
-    Spawn,
-    WorkerState,
-)
+from unbroken_core.messages import Consult, Fault, Finish, Interrupt, Plan, RankPlan, WorkerState
+from unbroken_core.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_core.settings import JobSettings
 from unbroken_core.stacks import where

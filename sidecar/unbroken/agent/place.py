@@ -4,16 +4,8 @@ import operator
 import signal
 from dataclasses import dataclass, replace
 
-from unbroken_core.messages import (
-    UNKNOWN_EXIT,
-    Consult,
-    Enter,
-    Fault,
-    ProcessState,
-    RankPlan,
-    WorkerReport,
-    WorkerState,
-)
+from unbroken_core.messages import Consult, Fault, RankPlan, WorkerState
+from unbroken_core.pod_messages import UNKNOWN_EXIT, Enter, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)

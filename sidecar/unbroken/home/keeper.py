@@ -16,8 +16,8 @@ from unbroken.home.lines import read_message, write_message
 from unbroken.launch.ending import exit_status
 from unbroken.launch.stack_dump import request_stack
 from unbroken_core.errors import WireError, assert_never
-from unbroken_core.messages import (
-    PROTOCOL,
+from unbroken_core.messages import PROTOCOL
+from unbroken_core.pod_messages import (
     UNKNOWN_EXIT,
     Attach,
     DumpStack,

@@ -37,7 +37,8 @@ from unbroken.inprocess.progress import Progress
 from unbroken.inprocess.sockets import release_connections
 from unbroken.inprocess.stacks import StackSignal, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken_core.messages import PROTOCOL, Answer, Attach, Enter, Fault, Question, Release, WorkerReport
+from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
+from unbroken_core.pod_messages import Attach, Enter, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)

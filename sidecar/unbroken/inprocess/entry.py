@@ -3,7 +3,7 @@
 import threading
 
 from unbroken.inprocess.exception import InternalError, RestartAbort, RestartError
-from unbroken_core.messages import Release
+from unbroken_core.pod_messages import Release
 from unbroken_core.reasons import JobPhase
 
 _last_release: list[Release] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.inprocess.exception import NoAgentError
-from unbroken_core.messages import Enter
+from unbroken_core.pod_messages import Enter
 
 
 @dataclass(frozen=True)

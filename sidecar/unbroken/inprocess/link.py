@@ -18,7 +18,8 @@ from unbroken.inprocess.policy import Asked
 from unbroken.inprocess.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Attach, Enter, Leave, Question, Release, ToWorker, WorkerReport
+from unbroken_core.messages import Question
+from unbroken_core.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.signals import unused_signal
-from unbroken_core.messages import Leave
+from unbroken_core.pod_messages import Leave
 from unbroken_core.reasons import Cause
 from unbroken_core.stacks import stack_path
 

@@ -17,7 +17,7 @@ from unbroken.launch.link import AgentLink
 from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.workers import Workers
 from unbroken_core.errors import assert_never
-from unbroken_core.messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
+from unbroken_core.pod_messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -17,7 +17,7 @@ from unbroken.launch.output import Console, Log, LogFile, Stream, complain
 from unbroken.launch.ports import HeldPort
 from unbroken.launch.preimport import plan_forking
 from unbroken.launch.stack_dump import request_stack
-from unbroken_core.messages import DumpStack, Inspect, ProcessState, Spawn
+from unbroken_core.pod_messages import DumpStack, Inspect, ProcessState, Spawn
 from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
 
 NOT_FOUND = 127

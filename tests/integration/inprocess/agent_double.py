@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from tests.waiting import wait_until
 
 from unbroken_core import stamps, wire
-from unbroken_core.messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
+from unbroken_core.pod_messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 from .forked import ZYGOTE, request

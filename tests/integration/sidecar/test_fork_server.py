@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.integration.sidecar.test_launcher_processes import AgentDouble, is_gone
 
-from unbroken_core.messages import End, Shutdown
+from unbroken_core.pod_messages import End, Shutdown
 
 Begin = Callable[..., AgentDouble]
 

@@ -18,7 +18,7 @@ import pytest
 from tests.waiting import wait_until
 
 from unbroken_core import wire
-from unbroken_core.messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
+from unbroken_core.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
 
 LIMIT_S = 60.0
 

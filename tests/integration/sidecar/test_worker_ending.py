@@ -19,7 +19,7 @@ from unbroken.launch.config import LaunchConfig, read_config
 from unbroken.launch.ending import exit_status
 from unbroken.launch.output import Console
 from unbroken.launch.workers import Workers
-from unbroken_core.messages import Inspect, Spawn
+from unbroken_core.pod_messages import Inspect, Spawn
 
 LIMIT_S = 30.0
 WORKER = """

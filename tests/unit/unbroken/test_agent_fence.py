@@ -17,7 +17,8 @@ from unbroken.agent.events import (
 )
 from unbroken.agent.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.liveness import heartbeat_interval_s
-from unbroken_core.messages import PROTOCOL, End, Fault, Hello, Leave, Plan, Welcome, WorkerReport
+from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, Welcome
+from unbroken_core.pod_messages import End, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
 

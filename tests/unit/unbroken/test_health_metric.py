@@ -12,7 +12,8 @@ from unbroken.inprocess.gate import RankShouldRestart
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.health_record import HealthRecord
 from unbroken.inprocess.state import FrozenState, State
-from unbroken_core.messages import PROTOCOL, Hello, WorkerReport
+from unbroken_core.messages import PROTOCOL, Hello
+from unbroken_core.pod_messages import WorkerReport
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 

@@ -38,7 +38,8 @@ from unbroken.inprocess.rank_assignment import (
 from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core import stamps, wire
-from unbroken_core.messages import PROTOCOL, Attach, Enter, Fault, Leave, WorkerReport
+from unbroken_core.messages import PROTOCOL, Fault
+from unbroken_core.pod_messages import Attach, Enter, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
 PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")

@@ -22,7 +22,6 @@ from unbroken_core.liveness import ages, find_hangs
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
-    Attach,
     Earlier,
     Fault,
     Hello,
@@ -30,14 +29,12 @@ from unbroken_core.messages import (
     Observation,
     Plan,
     PodObservation,
-    Processes,
-    ProcessState,
     RankPlan,
     RendezvousMessage,
     Report,
-    WorkerReport,
     WorkerState,
 )
+from unbroken_core.pod_messages import Attach, Processes, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer, Timeouts
 from unbroken_core.stacks import MAX_STACK_BYTES, stack_path

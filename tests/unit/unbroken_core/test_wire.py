@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core import messages
+from unbroken_core import messages, pod_messages
 from unbroken_core.errors import WireError
 from unbroken_core.messages import Heartbeat, Hello, Observation, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
@@ -19,8 +19,15 @@ from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
 
 KINDS: list[type] = [
     kind
-    for union in ("AgentMessage", "RendezvousMessage", "FromWorker", "FromLauncher", "ToWorker", "ToLauncher")
-    for kind in typing.get_args(getattr(messages, union))
+    for union in (
+        messages.AgentMessage,
+        messages.RendezvousMessage,
+        pod_messages.FromWorker,
+        pod_messages.FromLauncher,
+        pod_messages.ToWorker,
+        pod_messages.ToLauncher,
+    )
+    for kind in typing.get_args(union)
 ] + [messages.Observation, messages.JobStatus]
 
 
