@@ -44,6 +44,7 @@ class FaultRecord:
     node: str = ""
     domain: str = ""
     detail: str = ""
+    stack: tuple[str, ...] = ()
 
 
 @dataclass
@@ -115,6 +116,7 @@ class Incident:
             world_size_before=self.world_size_before,
             world_size_after=self.world_size_after,
             num_faults=len(self.faults),
+            stack=culprit.stack,
         )
 
 

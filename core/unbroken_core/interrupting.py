@@ -55,6 +55,7 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
             detect_s,
             place.state.incarnation,
             detail=found.detail,
+            stack=found.stack,
         )
         if take_fault(job, job.fault(member, record), now_s):
             _count_fault(job, member, place)

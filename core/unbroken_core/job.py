@@ -12,6 +12,7 @@ from unbroken_core.pod_clock import PodClock
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.stacks import bounded
 from unbroken_core.worlds import Shortage, Worker
 
 
@@ -294,6 +295,7 @@ class Job:
             node=member.node,
             domain=names[-1] if names else "",
             detail=record.detail[:2000],
+            stack=bounded(record.stack),
         )
 
     @property

@@ -347,6 +347,8 @@ class Recovery:
     world_size_after: int = 0
     num_faults: int = 1
     """Faults that were collected into this recovery."""
+    stack: tuple[str, ...] = ()
+    """Python frames of the culprit, innermost last, as in Fault; empty when unknown."""
 
 
 @dataclass(frozen=True)

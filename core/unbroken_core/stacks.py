@@ -33,6 +33,11 @@ def parse_stack(text: str) -> tuple[str, ...]:
     return tuple(reversed(frames[:MAX_FRAMES]))
 
 
+def bounded(frames: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the innermost frames as far as they are kept, whatever was sent."""
+    return tuple(frame[-MAX_FRAME_CHARACTERS:] for frame in frames[-MAX_FRAMES:])
+
+
 def where(frames: tuple[str, ...]) -> str:
     """Return the innermost frames as one clause, "" when there are none; the library's own are left out."""
     own = [frame for frame in frames if "/unbroken/inprocess/" not in frame]

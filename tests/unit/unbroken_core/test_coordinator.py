@@ -25,6 +25,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts
+from unbroken_core.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 
 READY, RUNNING, STOPPING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING
 GONE, STARTING, COMPLETED = WorkerPhase.GONE, WorkerPhase.STARTING, WorkerPhase.COMPLETED
@@ -327,6 +328,16 @@ def test_the_strongest_evidence_names_the_culprit_then_the_earliest() -> None:
     bench.fault("p1", 0, Cause.PROCESS_SIGNAL, GONE)
     recovery = bench.status().recoveries[0]
     assert (recovery.cause, recovery.rank, recovery.num_faults) == (Cause.PROCESS_SIGNAL, 2, 3)
+
+
+def test_the_culprits_stack_is_told_and_bounded_whatever_was_sent() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    frames = tuple(f"train.py:{line} in step" for line in range(MAX_FRAMES))
+    bench.fault("p0", 0, Cause.EXCEPTION, stack=("outer.py:1 in main", *frames))
+    assert bench.status().recoveries[0].stack == frames
+    bench.fault("p1", 1, Cause.HARD_TIMEOUT, stack=("x" * 100_000,))
+    assert bench.status().recoveries[0].stack == ("x" * MAX_FRAME_CHARACTERS,)
 
 
 def test_a_fault_is_as_old_as_it_was_when_it_was_told_first() -> None:
