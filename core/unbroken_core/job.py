@@ -15,6 +15,8 @@ from unbroken_core.settings import JobSettings, Timeouts
 from unbroken_core.stacks import bounded
 from unbroken_core.worlds import Shortage, Worker
 
+OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
+
 
 @dataclass
 class Adoption:
