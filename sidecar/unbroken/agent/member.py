@@ -42,25 +42,23 @@ from unbroken.agent.fence import Contact, explain, longest_absence_s
 from unbroken.agent.orders import Orders, Standing
 from unbroken.agent.own_fault import interrupt_early, note_heard
 from unbroken.agent.place import Place, in_process_state, process_state
+from unbroken.agent.speech import Speech
 from unbroken.agent.suspicion import attach_patience_s, note_absent, note_hangs
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
     Consult,
-    Fault,
     Finish,
-    Heartbeat,
     Hello,
     Interrupt,
     Plan,
     Refused,
     RendezvousMessage,
-    Report,
     Respawn,
     Welcome,
     WorkerState,
 )
-from unbroken_core.pod_messages import Processes, ProcessState, WorkerReport
+from unbroken_core.pod_messages import Processes, WorkerReport
 from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 
@@ -68,8 +66,6 @@ _ADOPTION_SHARE = 0.6
 """Part of timeouts.reconnect that an agent that was restarted waits for its pod's processes before it joins with what
 it has. What is missing then counts as lost, so it waits as long as it can; the rest is for its own start."""
 _REFUSED_RETRY_S = 5.0
-_GATHER_S = 0.05
-"""Workers that leave an iteration together are told of together, as long as it takes no longer than this."""
 _LAST_WORD_S = 10.0
 """Beyond every grace: an agent whose launcher does not go ends after this all the same."""
 
@@ -85,32 +81,23 @@ class Member:
         self.places = [Place(rank) for rank in range(settings.ranks_per_pod)]
         self.standing = Standing(memory.generation, memory.interrupted, memory.plan)
         self.orders = Orders(settings, self.places, self.standing)
-        self.is_connected = False
-        self.is_welcome = False
+        self.speech = Speech(now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s))
         self._memory = memory
         self._planned = memory.planned
         self._has_launcher = False
         self._is_launcher_lost = False
         self._is_launcher_leaving = False
         self._is_terminated = False
-        self._is_hello_sent = False
-        self._seq = 0
-        self._interval_s = 1.0
-        self._said: tuple[WorkerState, ...] = ()
-        self._is_leaving_said = False
-        self._said_s = now_s
-        self._unsaid_since_s: float | None = None
-        """Since when something is not told that may wait."""
-        self._fault_since_s: dict[tuple[int, Fault], float] = {}
-        """When each fault that is there now was noted: it was as old then as it says."""
-        self._join_by_s = now_s
-        if memory.plan is not None:
-            self._join_by_s += _ADOPTION_SHARE * settings.timeouts.reconnect_s
         self._exit_by_s: float | None = None
         self._hang_up: HangUp | None = None
         self._contact = Contact(now_s)
 
     # ------------------------------------------------------------------------------------------------------- queries
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether the rendezvous is heard, and has accepted this agent."""
+        return self.speech.is_welcome
 
     @property
     def is_leaving(self) -> bool:
@@ -158,12 +145,7 @@ class Member:
                 for place in self.places
                 if place.alive_since_s is not None and place.found is None
             ]
-        if self.is_welcome:
-            due.append(self._said_s + self._interval_s)
-            if self._unsaid_since_s is not None:
-                due.append(self._unsaid_since_s + _GATHER_S)
-        if self.is_connected and not self._is_hello_sent:
-            due.append(self._join_by_s)
+        due += self.speech.deadlines_s
         due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
         return min(due, default=None)
 
@@ -201,18 +183,9 @@ class Member:
             case LauncherLost():
                 self._has_launcher, self._is_launcher_lost = False, True
                 for place in self.places:
-                    self._lose_process(place)
+                    place.lose_launcher()
             case _:
                 assert_never(event)
-
-    @staticmethod
-    def _lose_process(place: Place) -> None:
-        """Note that a process ended with the launcher; also one that was ordered and never reported."""
-        ended = place.process
-        if place.told is not None and place.present is None:
-            ended = ProcessState(place.local_rank, place.wanted, 0)
-        if ended is not None and ended.exit_code is None:
-            place.process = replace(ended, exit_code=-9, error="the pod's launcher ended")
 
     def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost | WorkerDied) -> None:
         spoken = event.attach if isinstance(event, WorkerAttached) else event
@@ -234,11 +207,11 @@ class Member:
     def _take_rendezvous(self, event: Connected | RendezvousSaid | Disconnected | Absent, now_s: float) -> None:
         match event:
             case Connected():
-                self.is_connected, self.is_welcome, self._is_hello_sent, self._seq = True, False, False, 0
+                self.speech.connect()
             case RendezvousSaid(message=message):
                 self._hear_rendezvous(message)
             case Disconnected():
-                self.is_connected = self.is_welcome = self._is_hello_sent = False
+                self.speech.disconnect()
                 self._contact.note_lost(now_s)
             case Absent():
                 self._contact.note_absent(now_s)
@@ -299,7 +272,7 @@ class Member:
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
                 standing.closed = message.over
-                self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
+                self.speech.welcome(interval_s)
                 self._contact.note_heard()
             case Interrupt(iteration=iteration):
                 note_heard(self.places, iteration)
@@ -343,7 +316,7 @@ class Member:
         if self._hang_up is not None:
             actions.append(self._hang_up)
             self._hang_up = None
-            self.is_connected = self.is_welcome = False
+            self.speech.hang_up()
         self._fence(now_s)
         if self.settings.is_in_process and self.standing.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
@@ -351,7 +324,7 @@ class Member:
         if self.settings.is_in_process and self.is_welcome:
             interrupt_early(self.standing, self.places, workers, self.identity.pod)
         actions += self._remember()
-        self._note_faults(workers, now_s)
+        self.speech.note_faults(workers, now_s)
         actions += self.orders.issue(workers, self._has_launcher, self.is_welcome, now_s)
         actions += self._speak(now_s)
         actions += self._end(now_s)
@@ -387,20 +360,9 @@ class Member:
         self._memory = memory
         return [Remember(memory)]
 
-    def _note_faults(self, workers: tuple[WorkerState, ...], now_s: float) -> None:
-        faults = [(state.local_rank, state.fault) for state in workers if state.fault is not None]
-        self._fault_since_s = {fault: self._fault_since_s.get(fault, now_s) for fault in faults}
-
-    def _aged(self, state: WorkerState, now_s: float) -> WorkerState:
-        """Say how old a fault is that nobody could be told of when it was noted: the oldest names the culprit."""
-        if state.fault is None:
-            return state
-        age_s = now_s - self._fault_since_s.get((state.local_rank, state.fault), now_s)
-        return replace(state, fault=replace(state.fault, detect_s=state.fault.detect_s + age_s))
-
     def _may_join(self, now_s: float) -> bool:
         """Whether the pod is known well enough: a Hello that lacks running workers would make them look lost."""
-        if now_s >= self._join_by_s:
+        if now_s >= self.speech.join_by_s:
             return True
         if not self._has_launcher or any(place.process is None for place in self.places):
             return False
@@ -408,41 +370,12 @@ class Member:
         return not any(is_waiting and place.is_alive and place.worker is None for place in self.places)
 
     def _speak(self, now_s: float) -> list[Action]:
-        if self.is_connected and not self._is_hello_sent:
-            return self._greet(now_s) if self._may_join(now_s) else []
-        if not self.is_welcome:
-            return []
         workers = self.workers
-        has_news = bool(_changed(workers, self._said)) or self.is_leaving != self._is_leaving_said
-        if has_news and self._may_wait(workers, now_s):
-            return []
-        self._unsaid_since_s = None
-        if not has_news and now_s < self._said_s + self._interval_s:
-            return []
-        self._seq += 1
-        self._said_s = now_s
-        if not has_news:
-            return [TellRendezvous(Heartbeat(self._seq, max(worker.step for worker in workers)))]
-        self._said, self._is_leaving_said = workers, self.is_leaving
-        return [TellRendezvous(Report(self._seq, workers, self.is_leaving))]
-
-    def _may_wait(self, workers: tuple[WorkerState, ...], now_s: float) -> bool:
-        """Return whether all news is that workers have left an iteration that others of this pod are about to leave.
-
-        The next plan waits for all of them.
-        """
+        if self.speech.is_hello_due:
+            return [TellRendezvous(self._hello(self.speech.greet(workers, now_s)))] if self._may_join(now_s) else []
         is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
-        if not is_waited_for or self.is_leaving or not all(map(_is_plainly_ready, _changed(workers, self._said))):
-            return False
-        if self._unsaid_since_s is None:
-            self._unsaid_since_s = now_s
-        return now_s < self._unsaid_since_s + _GATHER_S
-
-    def _greet(self, now_s: float) -> list[Action]:
-        self._is_hello_sent = True
-        self._said, self._is_leaving_said, self._said_s = self.workers, False, now_s
-        aged = tuple(self._aged(state, now_s) for state in self._said)
-        return [TellRendezvous(self._hello(aged))]
+        word = self.speech.next_word(workers, self.is_leaving, is_waited_for, now_s)
+        return [] if word is None else [TellRendezvous(word)]
 
     def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
         plan, fenced = self.standing.plan, self._contact.fenced
@@ -479,19 +412,3 @@ class Member:
     def outcome(self) -> JobPhase | None:
         """COMPLETE or FAILED once the job is over."""
         return self.standing.finish.outcome if self.standing.finish is not None else None
-
-
-def _is_plainly_ready(worker: WorkerState) -> bool:
-    return worker.phase is WorkerPhase.READY and worker.fault is None and worker.answer is None
-
-
-def _changed(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> list[WorkerState]:
-    """Return the workers of which other things than the step are new."""
-    return [worker for worker, former in zip(workers, said, strict=True) if not _is_same(worker, former)]
-
-
-def _is_same(worker: WorkerState, former: WorkerState) -> bool:
-    if worker is former:
-        return True
-    has_moved = worker.phase is not former.phase or worker.iteration != former.iteration
-    return not has_moved and worker == replace(former, step=worker.step)

@@ -99,6 +99,14 @@ class Place:
         self.asked = None
         self.left = self.passed = -1
 
+    def lose_launcher(self) -> None:
+        """Note that a process ended with the launcher; also one that was ordered and never reported."""
+        ended = self.process
+        if self.told is not None and self.present is None:
+            ended = ProcessState(self.local_rank, self.wanted, 0)
+        if ended is not None and ended.exit_code is None:
+            self.process = replace(ended, exit_code=-9, error="the pod's launcher ended")
+
     def hear(self, report: WorkerReport) -> None:
         """Take the worker's word."""
         self.worker = report

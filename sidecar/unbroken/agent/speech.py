@@ -1,0 +1,134 @@
+"""What an agent has said to the rendezvous on the connection that is open, and what is due to be said. Pure.
+
+open ──Hello──> greeted ──Welcome──> welcome ──Report at news, Heartbeat without──> ...
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Union
+
+from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
+from unbroken_core.reasons import WorkerPhase
+
+_GATHER_S = 0.05
+"""Workers that leave an iteration together are told of together, as long as it takes no longer than this."""
+
+
+class Speech:
+    """All times are monotonic seconds of one clock."""
+
+    def __init__(self, join_by_s: float) -> None:
+        """`join_by_s` is when Hello is said at the latest, once there is a connection."""
+        self.join_by_s = join_by_s
+        self.is_connected = False
+        self.is_welcome = False
+        self._is_hello_sent = False
+        self._seq = 0
+        self._interval_s = 1.0
+        self._said: tuple[WorkerState, ...] = ()
+        self._is_leaving_said = False
+        self._said_s = join_by_s
+        self._unsaid_since_s: float | None = None
+        """Since when something is not told that may wait."""
+        self._fault_since_s: dict[tuple[int, Fault], float] = {}
+        """When each fault that is there now was noted: it was as old then as it says."""
+
+    def connect(self) -> None:
+        """A connection is open: nothing was said on it yet."""
+        self.is_connected, self.is_welcome, self._is_hello_sent, self._seq = True, False, False, 0
+
+    def disconnect(self) -> None:
+        """The connection is closed."""
+        self.is_connected = self.is_welcome = self._is_hello_sent = False
+
+    def hang_up(self) -> None:
+        """The connection is being closed from here."""
+        self.is_connected = self.is_welcome = False
+
+    def welcome(self, interval_s: float) -> None:
+        """The rendezvous has accepted this agent, and wants a sign of life so often."""
+        self.is_welcome, self._interval_s = True, max(interval_s, 0.01)
+
+    @property
+    def is_hello_due(self) -> bool:
+        """Whether the rendezvous waits for the first word."""
+        return self.is_connected and not self._is_hello_sent
+
+    @property
+    def deadlines_s(self) -> list[float]:
+        """When something is to be said, whatever happens until then."""
+        due = []
+        if self.is_welcome:
+            due.append(self._said_s + self._interval_s)
+            if self._unsaid_since_s is not None:
+                due.append(self._unsaid_since_s + _GATHER_S)
+        if self.is_hello_due:
+            due.append(self.join_by_s)
+        return due
+
+    def note_faults(self, workers: Sequence[WorkerState], now_s: float) -> None:
+        """Remember since when each fault is known."""
+        faults = [(state.local_rank, state.fault) for state in workers if state.fault is not None]
+        self._fault_since_s = {fault: self._fault_since_s.get(fault, now_s) for fault in faults}
+
+    def greet(self, workers: tuple[WorkerState, ...], now_s: float) -> tuple[WorkerState, ...]:
+        """Note that Hello is said now; return the workers as it tells of them."""
+        self._is_hello_sent = True
+        self._said, self._is_leaving_said, self._said_s = workers, False, now_s
+        return tuple(self._aged(state, now_s) for state in workers)
+
+    def next_word(
+        self, workers: tuple[WorkerState, ...], is_leaving: bool, is_waited_for: bool, now_s: float
+    ) -> Union[Report, Heartbeat, None]:
+        """Return what is to be said now, and note it as said; None for nothing.
+
+        `is_waited_for`: workers of this pod are about to leave their iteration.
+        """
+        if not self.is_welcome:
+            return None
+        has_news = bool(_changed(workers, self._said)) or is_leaving != self._is_leaving_said
+        if has_news and is_waited_for and not is_leaving and self._may_wait(workers, now_s):
+            return None
+        self._unsaid_since_s = None
+        if not has_news and now_s < self._said_s + self._interval_s:
+            return None
+        self._seq += 1
+        self._said_s = now_s
+        if not has_news:
+            return Heartbeat(self._seq, max(worker.step for worker in workers))
+        self._said, self._is_leaving_said = workers, is_leaving
+        return Report(self._seq, workers, is_leaving)
+
+    def _may_wait(self, workers: tuple[WorkerState, ...], now_s: float) -> bool:
+        """Return whether all news is that workers have left an iteration that others of this pod are about to leave.
+
+        The next plan waits for all of them.
+        """
+        if not all(map(_is_plainly_ready, _changed(workers, self._said))):
+            return False
+        if self._unsaid_since_s is None:
+            self._unsaid_since_s = now_s
+        return now_s < self._unsaid_since_s + _GATHER_S
+
+    def _aged(self, state: WorkerState, now_s: float) -> WorkerState:
+        """Say how old a fault is that nobody could be told of when it was noted: the oldest names the culprit."""
+        if state.fault is None:
+            return state
+        age_s = now_s - self._fault_since_s.get((state.local_rank, state.fault), now_s)
+        return replace(state, fault=replace(state.fault, detect_s=state.fault.detect_s + age_s))
+
+
+def _is_plainly_ready(worker: WorkerState) -> bool:
+    return worker.phase is WorkerPhase.READY and worker.fault is None and worker.answer is None
+
+
+def _changed(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> list[WorkerState]:
+    """Return the workers of which other things than the step are new."""
+    return [worker for worker, former in zip(workers, said, strict=True) if not _is_same(worker, former)]
+
+
+def _is_same(worker: WorkerState, former: WorkerState) -> bool:
+    if worker is former:
+        return True
+    has_moved = worker.phase is not former.phase or worker.iteration != former.iteration
+    return not has_moved and worker == replace(former, step=worker.step)
