@@ -9,6 +9,7 @@ MIN_FAULTS_OF_A_BAD_NODE = 2
 
 _WAITS = {
     "InvalidSpec": "correct the field that the message names and apply the job again",
+    "SecretDamaged": "delete the Secret that the message names: the operator makes it again",
     "NodesLeaving": "free or add nodes: pods can leave theirs when a spare elsewhere is ready",
     "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
     "NameTaken": "delete what bears the name, or give the job another one",

@@ -176,3 +176,7 @@ class Reason(Word):
     NODES_LEAVING = "NodesLeaving"
     TEMPLATE_CURRENT = "TemplateCurrent"
     TEMPLATE_OUTDATED = "TemplateOutdated"
+    CHANGED_BY_HAND = "ChangedByHand"
+    SECRET_DAMAGED = "SecretDamaged"
+    HELD_BY_FINALIZER = "HeldByFinalizer"
+    POD_RELEASED = "PodReleased"

@@ -70,6 +70,32 @@ class PatchPod:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
 
+    @property
+    def key(self) -> str:
+        """What is set to what: asked for again and again, somebody else sets it to something else."""
+        return f"{self.uid}/{sorted(self.labels.items())}/{sorted(self.annotations.items())}"
+
+
+@dataclass(frozen=True)
+class Mend:
+    """Set back what somebody else changed of one of the job's objects, if it still has this uid."""
+
+    resource: str
+    """services or pods."""
+    name: str
+    uid: str
+    fields: tuple[str, ...]
+    """What is not as it was made, in words of the API."""
+    patch: Mapping[str, Any]
+    """Merge patch."""
+    owner: Mapping[str, Any] | None = None
+    """Owner reference that is missing."""
+
+    @property
+    def key(self) -> str:
+        """What is set back."""
+        return f"{self.uid}/{','.join(self.fields)}"
+
 
 @dataclass(frozen=True)
 class DeleteJob:
@@ -81,7 +107,16 @@ class DeleteJob:
 
 
 Action = Union[
-    PushObservation, PostEvent, WriteStatus, CreateSecret, CreateService, CreatePod, DeletePod, PatchPod, DeleteJob
+    PushObservation,
+    PostEvent,
+    WriteStatus,
+    CreateSecret,
+    CreateService,
+    CreatePod,
+    DeletePod,
+    PatchPod,
+    Mend,
+    DeleteJob,
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unbroken_operator import layout
-from unbroken_operator.snapshot import NodeView, ObjectView, PodView, node_view, object_view, pod_view
+from unbroken_operator.snapshot import NodeView, PodView, ServiceView, node_view, pod_view, service_view
 
 JobKey = tuple[str, str]
 """Namespace and name."""
@@ -28,7 +28,10 @@ class PodStore:
     def __init__(self, on_change: Callable[[JobKey], None]) -> None:
         self._on_change = on_change
         self._pods: defaultdict[JobKey, dict[str, tuple[int, PodView]]] = defaultdict(dict)
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, int | None] = OrderedDict()
+        """Versions at which pods left the watch, by uid; None where the pod itself is known to be gone."""
+        self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        """By name: pods that left the watch without having been told to end. The job's label may be all they lost."""
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Owners of training pods that are no more and were seen to end, by uid."""
         self._num_ended: Counter[str] = Counter()
@@ -41,6 +44,20 @@ class PodStore:
         """Return the pods that bear the job's label, by name."""
         return tuple(view for _, (_, view) in sorted(self._pods.get(key, {}).items()))
 
+    def vanished(self, key: JobKey) -> tuple[PodView, ...]:
+        """Return the pods that left the watch without having been told to end."""
+        return tuple(self._vanished.get(key, {}).values())
+
+    def explain(self, key: JobKey, name: str) -> None:
+        """Forget that a pod vanished: it is known what became of it."""
+        self._vanished.get(key, {}).pop(name, None)
+        if not self._vanished.get(key, True):
+            del self._vanished[key]
+
+    def drop(self, key: JobKey) -> None:
+        """Forget what is kept for the worker of a job that is gone."""
+        self._vanished.pop(key, None)
+
     def jobs_on(self, node: str) -> list[JobKey]:
         """Return the jobs that have a pod on this node."""
         return [key for key, pods in self._pods.items() if any(view.node == node for _, view in pods.values())]
@@ -52,7 +69,7 @@ class PodStore:
         for key, pods in list(self._pods.items()):
             for name, (seen, view) in list(pods.items()):
                 if view.uid not in listed and seen <= list_version:
-                    self._forget(key, name, view.uid)
+                    self._forget(key, name, view.uid, list_version)
         for item in items:
             self.upsert(item)
 
@@ -62,7 +79,7 @@ class PodStore:
         view = pod_view(item)
         version = version_of(item)
         before = self._pods[key].get(view.name)
-        if view.uid in self._gone or (before is not None and before[0] >= version):
+        if (before is not None and before[0] >= version) or not self._is_back(view.uid, version):
             return
         self._pods[key][view.name] = (version, view)
         if before is None or before[1] != view:
@@ -72,14 +89,26 @@ class PodStore:
         """See Store."""
         key, view = _job_key(item), pod_view(item)
         self._note_end(view)
-        self._forget(key, view.name, view.uid)
+        if not view.is_deleting and view.component == layout.TRAINER:
+            self._vanished[key][view.name] = view
+        self._forget(key, view.name, view.uid, version_of(item))
 
     def forget(self, key: JobKey, name: str, uid: str) -> None:
         """Drop a pod that a call showed to be gone."""
-        self._forget(key, name, uid)
+        self._forget(key, name, uid, None)
 
-    def _forget(self, key: JobKey, name: str, uid: str) -> None:
-        self._gone[uid] = None
+    def _is_back(self, uid: str, version: int) -> bool:
+        """Whether a pod is there; one that left the watch may bear the job's label again."""
+        if uid not in self._gone:
+            return True
+        left_at = self._gone[uid]
+        if left_at is None or version <= left_at:
+            return False
+        del self._gone[uid]
+        return True
+
+    def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:
+        self._gone[uid] = version
         if len(self._gone) > MAX_TOMBSTONES:
             self._gone.popitem(last=False)
         pods = self._pods.get(key, {})
@@ -105,9 +134,9 @@ class ServiceStore:
 
     def __init__(self, on_change: Callable[[JobKey], None]) -> None:
         self._on_change = on_change
-        self._services: dict[JobKey, tuple[int, ObjectView]] = {}
+        self._services: dict[JobKey, tuple[int, ServiceView]] = {}
 
-    def of_job(self, key: JobKey) -> ObjectView | None:
+    def of_job(self, key: JobKey) -> ServiceView | None:
         """Return the Service that bears the job's label and name."""
         found = self._services.get(key)
         return None if found is None else found[1]
@@ -131,7 +160,7 @@ class ServiceStore:
         before = self._services.get(key)
         version = version_of(item)
         if before is None or before[0] < version:
-            self._services[key] = (version, object_view(item))
+            self._services[key] = (version, service_view(item))
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:

@@ -109,9 +109,9 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     def finding(reason: Reason, text: str) -> Finding:
         return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
 
-    if snapshot.memory.refusals:
-        first = snapshot.memory.refusals[0]
-        return finding(Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}")
+    unstartable = _unstartable(snapshot)
+    if unstartable is not None:
+        return finding(*unstartable)
     troubled = [
         pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
@@ -126,6 +126,17 @@ def _pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -
     if running < wanted:
         return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+
+
+def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return why no pod can come up, whatever nodes and images there are."""
+    if snapshot.memory.refusals:
+        first = snapshot.memory.refusals[0]
+        return Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}"
+    if snapshot.secret is not None and snapshot.secret.lacks:
+        lacking = f"Secret {snapshot.secret.name} has lost {_listed(snapshot.secret.lacks)}"
+        return Reason.SECRET_DAMAGED, f"{lacking}: pods that start cannot go on; delete it, and it is made again"
+    return None
 
 
 def _up_to_date(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, 
         if (is_new or is_changed_spec) and _is_notable(condition, stored):
             kind = "Normal" if condition["type"] in _GOOD_NEWS else "Warning"
             key = (condition["type"], condition["reason"], condition["observedGeneration"], _moment(stored))
-            yield _event(snapshot, key, condition["reason"], kind, condition["message"])
+            yield event(snapshot, key, condition["reason"], kind, condition["message"])
 
 
 def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
@@ -74,10 +74,11 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for recovery in report.recoveries:
         if recovery.ended_at and (report.generation, recovery.number) not in told:
             key = ("recovery", report.generation, recovery.number)
-            yield _event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+            yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
 
 
-def _event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:
+def event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:
+    """Return an Event of the job. `key` names the fact, `kind` is Normal or Warning."""
     metadata = snapshot.job["metadata"]
     digest = hashlib.sha256("/".join(map(str, (snapshot.uid, *key))).encode()).hexdigest()[:16]
     return {

@@ -17,6 +17,7 @@ from unbroken_operator.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    Mend,
     PatchPod,
     PostEvent,
     PushObservation,
@@ -31,12 +32,14 @@ from unbroken_operator.metrics import OperatorMetrics
 from unbroken_operator.poller import Poller
 from unbroken_operator.rendezvous_client import RendezvousClient
 from unbroken_operator.secret_keeper import SecretKeeper
-from unbroken_operator.snapshot import ObjectView, OperatorOptions, Refusal, object_view
+from unbroken_operator.snapshot import OperatorOptions, PodView, Refusal, ServiceView, pod_view, service_view
 
 logger = logging.getLogger(__name__)
 
 NUM_PARALLEL = 32
 """Pods of one job that are created, deleted or patched at once."""
+MAX_RELEASED = 64
+"""So many pods without the job's label are remembered, until their Events have been posted."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Executor:
         self._keeper = keeper
         self._poller = poller
         self._memory = memory
-        self.foreign_service: ObjectView | None = None
+        self.foreign_service: ServiceView | None = None
         """A Service of our name that does not bear our labels, so that the watch does not show it."""
         self.lost_fields: frozenset[str] = frozenset()
         """Of the status, because the CRD does not have them."""
@@ -72,6 +75,8 @@ class Executor:
         """The job as the last write of the status returned it."""
         self.num_done = 0
         """Actions that succeeded."""
+        self.released: dict[str, PodView] = {}
+        """Training pods, by name, that live without the job's label."""
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
@@ -127,10 +132,17 @@ class Executor:
                 await self._create_service(action)
             case CreatePod():
                 await self._create_pod(action)
+            case _:
+                await self._dispatch_change(action)
+
+    async def _dispatch_change(self, action: DeletePod | PatchPod | Mend | DeleteJob) -> None:
+        match action:
             case DeletePod():
                 await self._delete_pod(action)
             case PatchPod():
                 await self._patch_pod(action)
+            case Mend():
+                await self._mend(action)
             case DeleteJob():
                 await self._delete_job(action)
             case _:
@@ -165,10 +177,11 @@ class Executor:
         try:
             await self._shared.kube.create(self._path("events"), action.manifest)
         except KubeConflict:
-            return
+            pass
         except KubeRefused as error:
             # An Event is a courtesy: a job must not stop because a namespace does not take any.
             logger.warning("event was refused job=%s/%s error=%s", *self._key, error)
+        self._memory.tell(str(action.manifest["metadata"]["name"]))
 
     async def _write_status(self, action: WriteStatus) -> None:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
@@ -186,7 +199,7 @@ class Executor:
         except KubeConflict:
             self.foreign_service = await self._read_service()
 
-    async def _read_service(self) -> ObjectView | None:
+    async def _read_service(self) -> ServiceView | None:
         try:
             item = await self._shared.kube.get(f"{self._path('services')}/{layout.rendezvous_name(self._key[1])}")
         except KubeNotFound:
@@ -194,7 +207,7 @@ class Executor:
         if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
             self._shared.services.upsert(item)
             return None
-        return object_view(item)
+        return service_view(item)
 
     async def _create_pod(self, action: CreatePod) -> None:
         name = str(action.manifest["metadata"]["name"])
@@ -217,6 +230,20 @@ class Executor:
             with contextlib.suppress(KubeNotFound):
                 self._take_pod(await self._shared.kube.get(f"{self._path('pods')}/{name}"))
             self._unsure.discard(name)
+
+    async def look_for_released_pods(self) -> None:
+        """Tell pods that live without the job's label from those that are gone. Raises KubeError."""
+        for seen in self._shared.pods.vanished(self._key):
+            try:
+                item = await self._shared.kube.get(f"{self._path('pods')}/{seen.name}")
+            except KubeNotFound:
+                item = None
+            self._shared.pods.explain(self._key, seen.name)
+            labels = {} if item is None else item["metadata"].get("labels") or {}
+            if item is not None and item["metadata"]["uid"] == seen.uid and labels.get(layout.JOB_LABEL) is None:
+                self.released[seen.name] = pod_view(item)
+                while len(self.released) > MAX_RELEASED:
+                    del self.released[next(iter(self.released))]
 
     def _take_pod(self, item: dict[str, Any]) -> None:
         if (item["metadata"].get("labels") or {}).get(layout.JOB_LABEL) == self._key[1]:
@@ -250,6 +277,29 @@ class Executor:
             self._shared.pods.upsert(await self._shared.kube.merge(f"{self._path('pods')}/{action.name}", patch))
         except (KubeNotFound, KubeConflict):
             self._shared.pods.forget(self._key, action.name, action.uid)
+
+    async def _mend(self, action: Mend) -> None:
+        """Set back; the watch tells of what became of an object that is not that one any more."""
+        path = f"{self._path(action.resource)}/{action.name}"
+        fields = ",".join(action.fields)
+        logger.info("set back what was changed by hand job=%s/%s name=%s fields=%s", *self._key, action.name, fields)
+        try:
+            metadata: dict[str, Any] = {"uid": action.uid, **action.patch.get("metadata", {})}
+            if action.owner is not None:
+                found = (await self._shared.kube.get(path))["metadata"]
+                others = [item for item in found.get("ownerReferences") or () if not item.get("controller")]
+                metadata |= {"ownerReferences": [*others, action.owner], "resourceVersion": found["resourceVersion"]}
+            item = await self._shared.kube.merge(path, {**action.patch, "metadata": metadata})
+        except (KubeNotFound, KubeConflict):
+            return
+        except KubeRefused as error:
+            # The job can do without: a role of an earlier release of the chart, or a policy.
+            logger.warning("setting back was refused job=%s/%s error=%s", *self._key, error)
+            return
+        if action.resource == "services":
+            self._shared.services.upsert(item)
+        else:
+            self._take_pod(item)
 
     async def _delete_job(self, action: DeleteJob) -> None:
         logger.info("delete job job=%s/%s why=%s", *self._key, action.why)

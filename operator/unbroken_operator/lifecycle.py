@@ -88,9 +88,13 @@ def was_suspended(snapshot: Snapshot) -> bool:
 
 
 def ending_pods(snapshot: Snapshot) -> tuple[PodView, ...]:
-    """Return the job's pods that run, wait or end: all but failed ones, which stay for their logs."""
+    """Return the job's pods that run, wait or end: all but failed ones, which stay for their logs.
+
+    One that has ended, and that only somebody's finalizer keeps, has freed its node.
+    """
     owned = (*snapshot.rendezvous_pods(), *snapshot.trainers())
-    return tuple(pod for pod in owned if pod.is_deleting or pod.phase != "Failed")
+    there = [pod for pod in owned if not (pod.is_deleting and pod.has_ended and pod.finalizers)]
+    return tuple(pod for pod in there if pod.is_deleting or pod.phase != "Failed")
 
 
 def ended_generation(snapshot: Snapshot) -> int:

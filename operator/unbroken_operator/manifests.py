@@ -30,6 +30,7 @@ def object_metadata(settings: JobSettings, name: str, component: str) -> Manifes
         "name": name,
         "namespace": settings.namespace,
         "labels": {layout.JOB_LABEL: settings.job, layout.COMPONENT_LABEL: component},
+        "annotations": {layout.JOB_UID_ANNOTATION: settings.uid},
         "ownerReferences": [owner_reference(settings.job, settings.uid)],
     }
 
@@ -80,6 +81,13 @@ def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
     return Certificates(authority, certificate, key) if authority and certificate and key else None
 
 
+def missing_keys(item: Mapping[str, Any], *, is_encrypted: bool) -> tuple[str, ...]:
+    """Return the keys of a Secret that pods read and that are not there, or cannot be read."""
+    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
+    keys = (layout.TOKEN_KEY, *(certificates if is_encrypted else ()))
+    return tuple(key for key in keys if not _text(item, key).strip())
+
+
 def _text(item: Mapping[str, Any], key: str) -> str:
     try:
         return base64.b64decode((item.get("data") or {}).get(key, ""), validate=True).decode()
@@ -110,7 +118,7 @@ def rendezvous_pod(
 ) -> Manifest:
     """Return the nth rendezvous pod of the job."""
     metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
-    metadata["annotations"] = {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
+    metadata["annotations"] |= {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
     rendezvous = spec.rendezvous
     keys = [layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY] if options.encrypts else []
     probe = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}

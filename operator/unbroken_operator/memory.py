@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Rung
-from unbroken_operator.plan import retry_delay_s
+from unbroken_operator.backoff import retry_delay_s
 from unbroken_operator.snapshot import Memory, PodView, Refusal
 
 MAX_RECOVERIES = 200
 """So many are remembered, more than any sensible budget allows in its window."""
+MENDS_S = 600.0
+"""What was set back is remembered for so long: a change after that is no fight."""
+MAX_TOLD = 500
 
 
 @dataclass
@@ -34,6 +37,10 @@ class JobMemory:
     recovered: dict[tuple[int, int], tuple[Rung, float] | None] = field(default_factory=dict)
     """Rung and time of each recovery that has ended, by generation and number; None for what had ended before."""
     has_report: bool = False
+    mended: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """How often what was set back, and when last, by key of the action."""
+    told: dict[str, None] = field(default_factory=dict)
+    """Names of Events, oldest first."""
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -56,6 +63,17 @@ class JobMemory:
         self.refusals = refusals
         self.refused_at = now_s
 
+    def mend(self, key: str, now_s: float) -> None:
+        """Remember that this was set back, or that it was tried."""
+        self.mended = {name: found for name, found in self.mended.items() if now_s - found[1] <= MENDS_S}
+        self.mended[key] = (self.mended.get(key, (0, 0.0))[0] + 1, now_s)
+
+    def tell(self, event: str) -> None:
+        """Remember that the API server has this Event, or does not take it."""
+        self.told[event] = None
+        while len(self.told) > MAX_TOLD:
+            del self.told[next(iter(self.told))]
+
     def remember_sent(self, pod_uid: str, generation: int, observation: Observation) -> None:
         """Remember the Observation that a rendezvous took."""
         self.sent_to, self.sent_generation, self.sent = pod_uid, generation, observation
@@ -74,6 +92,8 @@ class JobMemory:
             num_refused_rounds=self.num_refused_rounds,
             since_refusal_s=now_s - self.refused_at,
             uses=tuple(RungUse(used[0], now_s - used[1]) for used in self.recovered.values() if used is not None),
+            mends={key: (num, now_s - at) for key, (num, at) in self.mended.items() if now_s - at <= MENDS_S},
+            told=frozenset(self.told),
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:

@@ -26,7 +26,7 @@ _IN_JOBS_NAMESPACES = (
     (layout.GROUP, layout.PLURAL, ("get", "list", "watch", "delete")),
     (layout.GROUP, f"{layout.PLURAL}/status", ("patch",)),
     ("", "pods", ("get", "list", "watch", "create", "patch", "delete")),
-    ("", "services", ("get", "list", "watch", "create")),
+    ("", "services", ("get", "list", "watch", "create", "patch")),
     ("", "secrets", ("get", "create")),
     ("", "events", ("create",)),
 )

@@ -4,12 +4,11 @@
     Events                             before the status that says that they were told
     status                             reserves the ordinals of the pods that follow
     Secret, Service, rendezvous, pods  created in the order in which they need each other
-    deletions, labels
+    deletions, labels, and what others changed of all this
 
 Doing the actions again, or stopping after any of them and planning anew, ends in the same state.
 """
 
-import json
 from collections.abc import Iterator
 
 from unbroken_core.reasons import Role
@@ -21,17 +20,18 @@ from unbroken_operator.actions import (
     CreateService,
     Decision,
     DeletePod,
-    PatchPod,
     PostEvent,
     PushObservation,
     WriteStatus,
 )
 from unbroken_operator.admission import Accepted, Refused, admit
 from unbroken_operator.assessment import Assessment, assess, observation
+from unbroken_operator.backoff import retry_delay_s
 from unbroken_operator.endings import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.events import events
 from unbroken_operator.lifecycle import deadline_left_s, heard
 from unbroken_operator.manifests import rendezvous_pod, secret, service
+from unbroken_operator.mending import mending, notices
 from unbroken_operator.models import Spread
 from unbroken_operator.node_signals import moves, num_extra
 from unbroken_operator.snapshot import PodView, Snapshot
@@ -40,8 +40,6 @@ from unbroken_operator.status import Ordinals, earlier, next_status, status_patc
 from unbroken_operator.suspects import shunned
 from unbroken_operator.training_pods import training_pod
 from unbroken_operator.updates import not_started
-
-MAX_RETRY_S = 300.0
 
 
 def plan(snapshot: Snapshot) -> Decision:
@@ -63,13 +61,8 @@ def plan(snapshot: Snapshot) -> Decision:
     return Decision((*push, *_words(snapshot, status), *objects.actions), check_after_s)
 
 
-def retry_delay_s(num_failures: int) -> float:
-    """Return how long to wait after so many failures in a row: 2, 8, 32, 128, then 300 seconds."""
-    return 0.0 if num_failures == 0 else min(2.0 * 4.0 ** min(num_failures - 1, 8), MAX_RETRY_S)
-
-
 def _words(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
-    for manifest in events(snapshot, status):
+    for manifest in (*events(snapshot, status), *notices(snapshot)):
         yield PostEvent(manifest)
     patch = status_patch(snapshot.status, status)
     if patch:
@@ -121,9 +114,10 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)
     actions += moves(snapshot, verdict.settings, assessment)
-    actions += _stamps(verdict, assessment)
+    mended = mending(snapshot, verdict.settings, assessment)
+    actions += mended.actions
     ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
-    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment)) if wait > 0]
+    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), mended.wait_s) if wait > 0]
     return Objects(tuple(actions), ordinals, min(checks, default=None))
 
 
@@ -244,16 +238,3 @@ def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
     order = sorted(candidates, key=lambda pod: (assessment.role(pod) is Role.ACTIVE, pod.is_ready, -pod.ordinal))
     for pod in order[:num_surplus]:
         yield DeletePod(pod.name, pod.uid, "the job wants fewer pods")
-
-
-def _stamps(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
-    names = [layer.name for layer in verdict.settings.layers]
-    for pod in assessment.alive:
-        role = assessment.role(pod).value
-        labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
-        annotations = {}
-        if names and pod.node in assessment.domains:
-            topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
-            annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
-        if (labels or annotations) and not pod.is_terminal:
-            yield PatchPod(pod.name, pod.uid, labels, annotations)

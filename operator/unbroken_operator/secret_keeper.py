@@ -11,8 +11,8 @@ from unbroken_operator.certificates import Certificates, make_certificates
 from unbroken_operator.cluster import JobKey
 from unbroken_operator.errors import KubeConflict, KubeNotFound
 from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.manifests import certificates_of, token_of, with_credentials
-from unbroken_operator.snapshot import SecretView, controller_uid
+from unbroken_operator.manifests import certificates_of, missing_keys, token_of, with_credentials
+from unbroken_operator.snapshot import SecretView, controller_uid, is_orphan
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,14 @@ class SecretKeeper:
     def _take(self, item: Mapping[str, Any]) -> None:
         token, certificates = token_of(item), certificates_of(item) or self._certificates
         metadata = item["metadata"]
-        self.view = SecretView(metadata["name"], metadata["uid"], controller_uid(item), certificates is not None)
+        self.view = SecretView(
+            metadata["name"],
+            metadata["uid"],
+            controller_uid(item),
+            is_orphan(item),
+            has_certificates=certificates is not None,
+            lacks=missing_keys(item, is_encrypted=certificates is not None),
+        )
         if self.is_foreign:
             return
         if certificates_of(item) is None and certificates is not None:

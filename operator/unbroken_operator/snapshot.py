@@ -62,6 +62,12 @@ class PodView:
     """Nodes on which it was made not to run."""
     end: str = ""
     """How the containers of a failed pod ended, for people."""
+    is_orphan: bool = False
+    """Whether somebody has taken its owner reference away."""
+    is_mislabelled: bool = False
+    """Whether its component is known by its annotations only."""
+    finalizers: tuple[str, ...] = ()
+    """Of others: ours have none."""
     has_ended: bool = False
     """Whether its kubelet has told that no container of it runs any more, nor will again; or it never had a node."""
 
@@ -96,11 +102,24 @@ class NodeView:
 
 @dataclass(frozen=True)
 class ObjectView:
-    """A Secret or Service of which only the owner matters."""
+    """A Secret or Service."""
 
     name: str
     uid: str
     owner_uid: str
+    is_orphan: bool = False
+    """Whether somebody has taken its owner reference away."""
+
+
+@dataclass(frozen=True)
+class ServiceView(ObjectView):
+    """The Service of a job."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Those of its fields that lead agents to the rendezvous."""
+    changed_by: str = ""
+    """Who wrote it last, in the API server's words."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,8 @@ class SecretView(ObjectView):
 
     has_certificates: bool = True
     """Else the job speaks in clear: the operator was told so when it made the Secret, or the user took them out."""
+    lacks: tuple[str, ...] = ()
+    """Keys that pods read and that are not there any more, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,10 @@ class Memory:
     since_refusal_s: float = 0.0
     uses: tuple[RungUse, ...] = ()
     """Recoveries of all coordinators that ended while this process looked, oldest first."""
+    mends: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """How often what was set back lately, and the seconds since the last time, by key of the action."""
+    told: frozenset[str] = frozenset()
+    """Names of Events that need not be posted again."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +192,7 @@ class Snapshot:
     """Every pod that bears the job's label, sorted by name; some may belong to an earlier job of that name."""
     nodes: Mapping[str, NodeView]
     secret: SecretView | None
-    service: ObjectView | None
+    service: ServiceView | None
     now: str
     """Wall-clock time, RFC 3339 UTC."""
     options: OperatorOptions
@@ -181,6 +206,8 @@ class Snapshot:
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
     memory: Memory = Memory()
+    released: tuple[PodView, ...] = ()
+    """Training pods that live without the job's label, which somebody took off."""
 
     @property
     def uid(self) -> str:
@@ -220,16 +247,31 @@ class Snapshot:
 
 
 def controller_uid(item: Mapping[str, Any]) -> str:
-    """Return the uid of an object's controller, "" when it has none."""
+    """Return the uid of an object's controller, or of the job that it was made for when somebody took that away."""
     for reference in item["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
             return str(reference["uid"])
-    return ""
+    return str((item["metadata"].get("annotations") or {}).get(layout.JOB_UID_ANNOTATION, ""))
 
 
-def object_view(item: Mapping[str, Any]) -> ObjectView:
+def is_orphan(item: Mapping[str, Any]) -> bool:
+    """Return whether an object has no controller."""
+    return not any(reference.get("controller") for reference in item["metadata"].get("ownerReferences") or ())
+
+
+def service_view(item: Mapping[str, Any]) -> ServiceView:
     """Read a Service."""
-    return ObjectView(item["metadata"]["name"], item["metadata"]["uid"], controller_uid(item))
+    metadata, spec = item["metadata"], item.get("spec") or {}
+    writes = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
+    return ServiceView(
+        metadata["name"],
+        metadata["uid"],
+        controller_uid(item),
+        is_orphan(item),
+        labels=dict(metadata.get("labels") or {}),
+        spec={key: spec.get(key) for key in ("type", "selector", "ports", "publishNotReadyAddresses")},
+        changed_by=max(writes, key=lambda entry: entry.get("time") or "")["manager"] if writes else "",
+    )
 
 
 def node_view(item: Mapping[str, Any]) -> NodeView:
@@ -257,11 +299,13 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
     phase = status.get("phase") or "Pending"
+    component, made_as = labels.get(layout.COMPONENT_LABEL, ""), _made_as(annotations)
+    is_mislabelled = bool(made_as) and component != made_as
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
         owner_uid=controller_uid(item),
-        component=labels.get(layout.COMPONENT_LABEL, ""),
+        component=made_as or component,
         role=labels.get(layout.ROLE_LABEL, ""),
         ordinal=layout.pod_ordinal(metadata["name"]),
         node=spec.get("nodeName") or "",
@@ -276,8 +320,18 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
         problem=None if phase in TERMINAL_PHASES else _problem(spec, status),
         end=_end(status) if phase == "Failed" else "",
+        is_orphan=is_orphan(item),
+        is_mislabelled=is_mislabelled,
+        finalizers=tuple(metadata.get("finalizers") or ()),
         has_ended=_has_ended(item),
     )
+
+
+def _made_as(annotations: Mapping[str, str]) -> str:
+    """Return the component that a pod was made as; "" when its annotations do not tell."""
+    if layout.SETTINGS_ANNOTATION in annotations:
+        return layout.RENDEZVOUS
+    return layout.TRAINER if layout.TEMPLATE_ANNOTATION in annotations else ""
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:

@@ -142,7 +142,7 @@ def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Rol
     metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
     users = template.get("metadata") or {}
     metadata["labels"] = {**(users.get("labels") or {}), **metadata["labels"], layout.ROLE_LABEL: role.value}
-    metadata["annotations"] = dict(users.get("annotations") or {})
+    metadata["annotations"] = {**(users.get("annotations") or {}), **metadata["annotations"]}
     return metadata
 
 

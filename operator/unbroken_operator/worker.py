@@ -21,6 +21,8 @@ from unbroken_operator.actions import (
     CreateSecret,
     CreateService,
     Decision,
+    Mend,
+    PatchPod,
     PushObservation,
     without_lost_fields,
 )
@@ -108,6 +110,7 @@ class JobWorker:
                     self._wake.set()
                 await asyncio.sleep(MIN_PAUSE_S)
         finally:
+            self._shared.pods.drop(self.key)
             await self._poller.stop()
 
     async def _reconcile(self) -> float | None:
@@ -123,6 +126,9 @@ class JobWorker:
             try:
                 refusals = await self._executor.apply(decision.actions)
             finally:
+                for action in decision.actions:
+                    if isinstance(action, Mend | PatchPod):
+                        self._memory.mend(action.key, time.monotonic())
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
             if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
@@ -138,6 +144,7 @@ class JobWorker:
             await self._keeper.refresh(FRESH_SECRET_S if self._keeper.is_foreign else secret_age_s)
             await self._executor.refresh_foreign_service()
             await self._executor.look_for_unsure_pods()
+            await self._executor.look_for_released_pods()
         pods = shared.pods.of_job(self.key)
         self._poller.follow(self._target(pods))
         snapshot = Snapshot(
@@ -153,6 +160,7 @@ class JobWorker:
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
+            released=tuple(self._executor.released.values()),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)

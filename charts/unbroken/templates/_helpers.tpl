@@ -92,7 +92,8 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch, create]
+  # Changed is only what leads to the rendezvous, when somebody else has changed it.
+  verbs: [get, list, watch, create, patch]
 # By name only: the operator neither lists nor watches Secrets.
 - apiGroups: [""]
   resources: [secrets]

@@ -16,6 +16,7 @@ from unbroken_operator.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    Mend,
     PatchPod,
     PostEvent,
     PushObservation,
@@ -24,13 +25,14 @@ from unbroken_operator.actions import (
 from unbroken_operator.plan import plan
 from unbroken_operator.snapshot import (
     Memory,
-    ObjectView,
     OperatorOptions,
     Refusal,
     SecretView,
+    ServiceView,
     Snapshot,
     node_view,
     pod_view,
+    service_view,
 )
 
 JsonObject = dict[str, Any]
@@ -75,6 +77,12 @@ def merge_patch(target: Any, patch: Any) -> Any:
     return result
 
 
+def _stored(manifest: Mapping[str, Any], uid: str) -> JsonObject:
+    stored = copy.deepcopy(dict(manifest))
+    stored["metadata"]["uid"] = uid
+    return stored
+
+
 class World:
     """What the API server and the rendezvous would hold."""
 
@@ -83,7 +91,8 @@ class World:
         self.pods: dict[str, JsonObject] = {}
         self.nodes = {item["metadata"]["name"]: item for item in nodes or [a_node("a", rack="r1", nvlink="n1")]}
         self.secret: SecretView | None = None
-        self.service: ObjectView | None = None
+        self.service_object: JsonObject | None = None
+        self.released: list[JsonObject] = []
         self.events: dict[str, JsonObject] = {}
         self.pushed: list[tuple[str, int, Observation]] = []
         self.report: JobStatus | None = None
@@ -106,6 +115,7 @@ class World:
             nodes={name: node_view(item) for name, item in self.nodes.items()},
             secret=self.secret,
             service=self.service,
+            released=tuple(pod_view(pod) for pod in self.released),
             now=self.now,
             options=self.options,
             report=self.report,
@@ -114,6 +124,11 @@ class World:
             unreachable_because=self.unreachable_because,
             memory=self.memory,
         )
+
+    @property
+    def service(self) -> ServiceView | None:
+        """The Service as the operator would see it."""
+        return None if self.service_object is None else service_view(self.service_object)
 
     def actions(self) -> tuple[Action, ...]:
         """Return what the plan asks for now."""
@@ -139,6 +154,8 @@ class World:
                 )
             case PostEvent(manifest):
                 self.events.setdefault(manifest["metadata"]["name"], dict(manifest))
+                told = self.memory.told | {manifest["metadata"]["name"]}
+                self.memory = dataclasses.replace(self.memory, told=told)
             case WriteStatus(patch):
                 self.job["status"] = merge_patch(self.job.get("status") or {}, patch)
                 self.num_status_writes += 1
@@ -146,13 +163,13 @@ class World:
                 self._apply_to_objects(action)
 
     def _apply_to_objects(
-        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | DeleteJob
+        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | Mend | DeleteJob
     ) -> None:
         match action:
             case CreateSecret(manifest):
                 self.secret = self.secret or SecretView(*self._owned(manifest), has_certificates=self.options.encrypts)
             case CreateService(manifest):
-                self.service = self.service or ObjectView(*self._owned(manifest))
+                self.service_object = self.service_object or _stored(manifest, "uid-of-service")
             case CreatePod(manifest):
                 self._create_pod(manifest)
             case DeletePod():
@@ -161,10 +178,10 @@ class World:
                 if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
                     patch = {"metadata": {"labels": labels, "annotations": annotations}}
                     self.pods[name] = merge_patch(self.pods[name], patch)
-            case DeleteJob(uid, version):
-                metadata = self.job["metadata"]
-                if (metadata["uid"], metadata["resourceVersion"]) == (uid, version):
-                    metadata["deletionTimestamp"] = self.now
+            case Mend():
+                self._mend(action)
+            case DeleteJob():
+                self._delete_job(action)
             case _:
                 assert_never(action)
 
@@ -178,11 +195,27 @@ class World:
         if name in self.pods:
             return
         self._next_uid += 1
-        pod = copy.deepcopy(dict(manifest))
-        pod["metadata"]["uid"] = f"pod-{self._next_uid}"
+        pod = _stored(manifest, f"pod-{self._next_uid}")
         pod["status"] = {"phase": "Pending"}
         self.pods[name] = pod
         self.created.append(name)
+
+    def _delete_job(self, action: DeleteJob) -> None:
+        metadata = self.job["metadata"]
+        if (metadata["uid"], metadata["resourceVersion"]) == (action.uid, action.resource_version):
+            metadata["deletionTimestamp"] = self.now
+
+    def _mend(self, action: Mend) -> None:
+        found = self.service_object if action.resource == "services" else self.pods.get(action.name)
+        if found is None or found["metadata"]["uid"] != action.uid:
+            return
+        mended = merge_patch(found, action.patch)
+        if action.owner is not None:
+            mended["metadata"]["ownerReferences"] = [dict(action.owner)]
+        if action.resource == "services":
+            self.service_object = mended
+        else:
+            self.pods[action.name] = mended
 
     def _delete_pod(self, action: DeletePod) -> None:
         pod = self.pods.get(action.name)

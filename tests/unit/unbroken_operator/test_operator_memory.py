@@ -7,10 +7,10 @@ import pytest
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus, RungUse
 from unbroken_core.reasons import JobPhase, Rung
+from unbroken_operator.backoff import retry_delay_s
 from unbroken_operator.cluster import NodeStore, PodStore
 from unbroken_operator.config import Address, parse
-from unbroken_operator.memory import JobMemory
-from unbroken_operator.plan import retry_delay_s
+from unbroken_operator.memory import MAX_TOLD, MENDS_S, JobMemory
 from unbroken_operator.snapshot import PodView, Refusal, pod_view
 
 from .operator_world import World, a_node, a_recovery
@@ -94,9 +94,51 @@ def test_an_older_state_of_a_pod_does_not_replace_a_newer_one() -> None:
 def test_a_deleted_pod_does_not_come_back_by_a_late_answer() -> None:
     store = PodStore(lambda _: None)
     store.upsert(a_pod(version=5))
-    store.remove(a_pod(version=6))
-    store.upsert(a_pod(version=7))
+    store.remove(a_pod(version=7))
+    store.upsert(a_pod(version=6))
     assert store.of_job(("ml", "digits")) == ()
+
+
+def test_a_pod_that_bears_the_label_of_its_job_again_is_seen_again() -> None:
+    """The watch tells alike of a pod that is gone and of one without the label; a later version shows that it lives."""
+    key, store = ("ml", "digits"), PodStore(lambda _: None)
+    store.upsert(a_pod(version=5))
+    store.remove(a_pod(version=6))
+    assert [pod.name for pod in store.vanished(key)] == ["digits-0"]
+    store.explain(key, "digits-0")
+    assert store.vanished(key) == ()
+    store.upsert(a_pod(version=8))
+    assert [pod.name for pod in store.of_job(key)] == ["digits-0"]
+    store.forget(key, "digits-0", "u0")
+    store.upsert(a_pod(version=9))
+    assert store.of_job(key) == ()
+
+
+def test_a_pod_that_was_told_to_end_has_not_vanished() -> None:
+    store = PodStore(lambda _: None)
+    pod = a_pod(version=5)
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    store.upsert(pod)
+    store.remove(pod)
+    assert store.vanished(("ml", "digits")) == ()
+
+
+def test_what_was_set_back_is_remembered_for_a_while_only() -> None:
+    memory = JobMemory()
+    memory.mend("service", 0.0)
+    memory.mend("service", 10.0)
+    assert memory.view(15.0).mends == {"service": (2, 5.0)}
+    assert memory.view(10.0 + MENDS_S + 1).mends == {}
+    memory.mend("service", 10.0 + MENDS_S + 1)
+    assert memory.view(10.0 + MENDS_S + 1).mends == {"service": (1, 0.0)}
+
+
+def test_only_the_latest_events_are_remembered() -> None:
+    memory = JobMemory()
+    for number in range(MAX_TOLD + 1):
+        memory.tell(f"event-{number}")
+    assert len(memory.view(0.0).told) == MAX_TOLD
+    assert "event-0" not in memory.view(0.0).told
 
 
 def test_a_new_list_drops_what_is_gone_and_keeps_what_is_newer_than_the_list() -> None:

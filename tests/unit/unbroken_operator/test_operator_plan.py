@@ -467,7 +467,7 @@ def test_pods_of_an_earlier_job_of_that_name_are_left_alone_and_their_ordinals_s
     world = running_world()
     world.job = a_job()
     world.job["metadata"]["uid"] = "another"
-    world.secret = world.service = world.report = None
+    world.secret = world.service_object = world.report = None
     world.memory = Memory()
     world.settle()
     assert world.deleted == []
