@@ -172,7 +172,7 @@ def _needs_processes(job: Job, interruption: Interruption, now_s: float) -> bool
     """Return whether the recovery may wait for new processes: where it may at all, and no spares are in their place."""
     census = job.census
     num_spares = sum(uid not in census.active for uid in census.ready)
-    is_possible = Rung.PROCESS in job.ladder.possible(now_s) | interruption.charged
+    is_possible = Rung.PROCESS in _possible(job, interruption, now_s)
     return is_possible and num_spares < sum(uid in census.active for uid in census.broken)
 
 
@@ -252,7 +252,7 @@ def _release_passed_over(job: Job, interruption: Interruption, now_s: float) -> 
 def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
     """Replace the culprit's process where its own process may not go on: the cheapest rung is not listed or used up."""
     incident = job.history.running
-    is_enough = job.ladder.is_possible(Rung.IN_PROCESS, now_s)
+    is_enough = Rung.IN_PROCESS in _possible(job, interruption, now_s)
     if interruption.has_judged or incident is None or is_enough or not job.settings.is_in_process:
         return
     interruption.has_judged = True
@@ -265,7 +265,7 @@ def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
 
 def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     settings, census = job.settings, job.census
-    possible = job.ladder.possible(now_s) | interruption.charged
+    possible = _possible(job, interruption, now_s)
     is_job_rung = interruption.job_rung_began is not None
     outcome = _outcome(job, interruption, possible, now_s)
     refused = objection(job)
@@ -354,9 +354,22 @@ def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> N
 def _charge(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
     if rung not in interruption.charged:
         interruption.charged.add(rung)
-        job.ladder.charge(rung, now_s)
+        if not _is_free(job):
+            job.ladder.charge(rung, now_s)
     if job.history.running is not None:
         job.history.running.raise_rung(rung)
+
+
+def _possible(job: Job, interruption: Interruption, now_s: float) -> frozenset[Rung]:
+    """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
+    free = job.ladder.allowed if _is_free(job) else frozenset()
+    return job.ladder.possible(now_s) | interruption.charged | free
+
+
+def _is_free(job: Job) -> bool:
+    """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
+    incident = job.history.running
+    return incident is not None and incident.culprit.cause in job.settings.uncounted_causes
 
 
 def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:

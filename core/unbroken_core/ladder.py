@@ -19,6 +19,11 @@ class Ladder:
         """Listed rungs in ladder order."""
         return tuple(self._budgets)
 
+    @property
+    def allowed(self) -> frozenset[Rung]:
+        """Listed rungs that may be used at all, however often they were."""
+        return frozenset(rung for rung, budget in self._budgets.items() if budget.limit != 0)
+
     def is_possible(self, rung: Rung, now_s: float) -> bool:
         """Return whether the rung is listed and has budget left."""
         budget = self._budgets.get(rung)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.errors import InputError
-from unbroken_core.reasons import Rung
+from unbroken_core.reasons import Cause, Rung
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
@@ -98,6 +98,8 @@ class JobSettings:
     """So many faults of the script in a row, without progress between them, are recovered; one more fails the job."""
     fatal_exit_codes: tuple[int, ...] = ()
     """Exit codes of a worker's process that end the job at once."""
+    uncounted_causes: tuple[Cause, ...] = ()
+    """Recoveries from these count in no budget of `rungs`, and are not held up by one that is used up."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:

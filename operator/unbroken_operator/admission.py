@@ -87,6 +87,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "max_faults_per_rank": spec.restart.max_faults_per_rank,
         "no_progress_limit": spec.restart.no_progress_limit,
         "fatal_exit_codes": spec.restart.fatal_exit_codes,
+        "uncounted_causes": spec.restart.uncounted_causes,
         "timeouts": Timeouts(
             soft_s=float(boxes.soft_seconds),
             hard_s=float(boxes.hard_seconds),

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
-from unbroken_core.reasons import Rung
+from unbroken_core.reasons import Cause, Rung
 from unbroken_operator.backoff import retry_delay_s
 from unbroken_operator.snapshot import Memory, PodView, Refusal
 
@@ -34,8 +34,8 @@ class JobMemory:
     sent_generation: int = 0
     sent: Observation | None = None
     is_started: bool = False
-    recovered: dict[tuple[int, int], tuple[Rung, float] | None] = field(default_factory=dict)
-    """Rung and time of each recovery that has ended, by generation and number; None for what had ended before."""
+    recovered: dict[tuple[int, int], tuple[Rung, float, Cause] | None] = field(default_factory=dict)
+    """Rung, time and cause of each recovery that has ended, by generation and number; None for what was over before."""
     has_report: bool = False
     mended: dict[str, tuple[int, float]] = field(default_factory=dict)
     """How often what was set back, and when last, by key of the action."""
@@ -91,7 +91,7 @@ class JobMemory:
             refusals=self.refusals,
             num_refused_rounds=self.num_refused_rounds,
             since_refusal_s=now_s - self.refused_at,
-            uses=tuple(RungUse(used[0], now_s - used[1]) for used in self.recovered.values() if used is not None),
+            uses=tuple((used[2], RungUse(used[0], now_s - used[1])) for used in self.recovered.values() if used),
             mends={key: (num, now_s - at) for key, (num, at) in self.mended.items() if now_s - at <= MENDS_S},
             told=frozenset(self.told),
         )
@@ -102,7 +102,7 @@ class JobMemory:
         for item in report.recoveries:
             if item.ended_at and item.rung is not None:
                 self.recovered.setdefault(
-                    (report.generation, item.number), (item.rung, now_s) if self.has_report else None
+                    (report.generation, item.number), (item.rung, now_s, item.cause) if self.has_report else None
                 )
         self.has_report = True
         while len(self.recovered) > MAX_RECOVERIES:

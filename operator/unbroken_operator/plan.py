@@ -107,9 +107,8 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
     options = snapshot.options_of_job
     if needs_rendezvous:
-        actions.append(
-            CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, earlier(snapshot)))
-        )
+        before = earlier(snapshot, verdict.settings)
+        actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unbroken_core.reasons import Rung
+from unbroken_core.reasons import Cause, Rung
 from unbroken_operator.model_base import DAY_S, LABEL_KEY, LabelKey, Model, Seconds, TaintEffect
 
 
@@ -63,6 +63,12 @@ class Restart(Model):
     """Exit codes of a worker's process with which the script says that no restart would help: the job fails at once,
     whatever rungs are left. Choose codes that nothing else ends with: after a fault of one worker the others may end
     with 1, by errors of their collectives."""
+    uncounted_causes: Annotated[
+        tuple[Cause, ...],
+        Field(strict=False, max_length=len(Cause), json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Causes of faults whose recoveries count in no limit of rungs, such as pod-leaving and node-lost on machines that
+    are taken away now and then: that says nothing against the job."""
     no_progress_limit: Annotated[int, Field(ge=1)] = 10
     """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
     where the script reports no steps, no run of a minute); one more fails the job."""

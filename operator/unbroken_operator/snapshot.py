@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
-from unbroken_core.reasons import Reason
+from unbroken_core.reasons import Cause, Reason
 from unbroken_operator import layout
 
 TERMINAL_PHASES = ("Failed", "Succeeded")
@@ -174,7 +174,7 @@ class Memory:
     """Of the last round."""
     num_refused_rounds: int = 0
     since_refusal_s: float = 0.0
-    uses: tuple[RungUse, ...] = ()
+    uses: tuple[tuple[Cause, RungUse], ...] = ()
     """Recoveries of all coordinators that ended while this process looked, oldest first."""
     mends: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """How often what was set back lately, and the seconds since the last time, by key of the action."""

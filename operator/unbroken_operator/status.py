@@ -6,6 +6,7 @@ from typing import Any
 
 from unbroken_core.messages import Earlier, JobStatus, Recovery
 from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.settings import JobSettings
 from unbroken_operator import layout
 from unbroken_operator.admission import Accepted, Refused, accepted_facts
 from unbroken_operator.assessment import Assessment
@@ -86,7 +87,7 @@ def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Asse
     return status
 
 
-def earlier(snapshot: Snapshot) -> Earlier:
+def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
     """Return what a new rendezvous has to know of those before it: else it would use their numbers again."""
     status = snapshot.status
     history = status.get("history") or ()
@@ -94,7 +95,7 @@ def earlier(snapshot: Snapshot) -> Earlier:
     return Earlier(
         generation=ended_generation(snapshot),
         iteration=max((number for number in iterations if number is not None), default=-1),
-        uses=snapshot.memory.uses,
+        uses=tuple(use for cause, use in snapshot.memory.uses if cause not in settings.uncounted_causes),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus, RungUse
-from unbroken_core.reasons import JobPhase, Rung
+from unbroken_core.reasons import Cause, JobPhase, Rung
 from unbroken_operator.backoff import retry_delay_s
 from unbroken_operator.cluster import NodeStore, PodStore
 from unbroken_operator.config import Address, parse
@@ -65,7 +65,8 @@ def test_recoveries_that_end_while_the_operator_looks_are_remembered_with_their_
     memory.update([], report(a_recovery(1), a_recovery(2, rung=Rung.WORLD)), is_over=False, now_s=120.0)
     memory.update([], report(a_recovery(1), generation=2), is_over=False, now_s=150.0)
     memory.update([], None, is_over=False, now_s=155.0)
-    assert memory.view(160.0).uses == (RungUse(Rung.WORLD, 40.0), RungUse(Rung.IN_PROCESS, 10.0))
+    uses = (RungUse(Rung.WORLD, 40.0), RungUse(Rung.IN_PROCESS, 10.0))
+    assert memory.view(160.0).uses == tuple((Cause.EXCEPTION, use) for use in uses)
 
 
 def test_attempts_get_slower_up_to_five_minutes() -> None:

@@ -199,7 +199,9 @@ def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_h
     say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, generation=3)
     world.settle()
     world.remove_pod("digits-rendezvous-0")
-    world.memory = dataclasses.replace(world.memory, uses=(RungUse(Rung.IN_PROCESS, 7.5),))
+    world.job["spec"]["restart"] = {"uncountedCauses": ["pod-leaving"]}
+    uses = ((Cause.EXCEPTION, RungUse(Rung.IN_PROCESS, 7.5)), (Cause.POD_LEAVING, RungUse(Rung.POD, 8.5)))
+    world.memory = dataclasses.replace(world.memory, uses=uses)
     world.settle()
     (pod,) = [pod for pod in world.pods.values() if pod["metadata"]["name"] == "digits-rendezvous-1"]
     variables = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
