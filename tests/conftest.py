@@ -15,6 +15,7 @@ NEEDS = {
     "cluster": r"UNBROKEN_TEST_KUBECONFIGS",
     "helm": r"\bhelm\b",
     "prometheus": r"\bpromtool\b",
+    "chromium": r"\bchromium\b",
     "netns": r"network namespaces",
     "gpu": r"\b(CUDA|GPU|NVML|NCCL)\b",
     "python3.10": r"Python 3\.10",

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from pathlib import Path
 
-from unbroken_cli import inject, status, timeline, topology, why
+from unbroken_cli import inject, page, status, timeline, topology, why
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 HEADER = """\
@@ -26,7 +26,9 @@ def render(parsers: Iterable[ArgumentParser]) -> str:
 
 def main() -> int:
     """Write the page; return the exit code."""
-    PAGE.write_text(render(command.parser() for command in (status, why, timeline, topology, inject)), encoding="utf-8")
+    PAGE.write_text(
+        render(command.parser() for command in (status, why, timeline, topology, page, inject)), encoding="utf-8"
+    )
     return 0
 
 

@@ -69,6 +69,11 @@ class Cluster:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
         return self._list(path, f"events in namespace {namespace!r}", {"fieldSelector": selector})
 
+    def secret(self, namespace: str, name: str) -> JsonObject:
+        """Return a Secret. Raises NotThere."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets/{quote(name, safe='')}"
+        return self._get(path, f"Secret {name!r} in namespace {namespace!r}")
+
     def pods(self, namespace: str, job: str, component: str = "trainer") -> list[JsonObject]:
         """Return the pods of a job, those that have ended included."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget, FailureRate, Strangers
+from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
@@ -68,6 +69,7 @@ class Server:
                 web.put("/v1/observation", self._observation),
                 web.get("/v1/topology", self._topology_text),
                 web.get("/v1/topology.svg", self._topology_drawing),
+                *Page(self._service).routes(),
             ]
         )
         return app

@@ -17,6 +17,7 @@ from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, 
 from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, Refused, RendezvousMessage, Report
 from unbroken_core.rank_tree import RankTree
 from unbroken_core.reasons import JobPhase
+from unbroken_core.settings import JobSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._coordinator = coordinator
         self._refusals = refusals
+        self.started_s = self._loop.time()
+        """On the loop's clock."""
         self._peers: dict[str, Peer] = {}
         self._left: set[str] = set()
         """Pods whose last word was that they leave."""
@@ -91,6 +94,16 @@ class Service:
         return self._coordinator.generation
 
     @property
+    def revision(self) -> int:
+        """That of the status as it is now."""
+        return self._coordinator.revision + self._num_strangers
+
+    @property
+    def settings(self) -> JobSettings:
+        """What the job was asked to be."""
+        return self._coordinator.settings
+
+    @property
     def now_s(self) -> float:
         """Seconds on the coordinator's clock."""
         return self._loop.time()
@@ -113,19 +126,18 @@ class Service:
 
     def status(self) -> JobStatus:
         """Return the job as it is now."""
-        now_s, wall_s = self._loop.time(), time.time()
-
-        def wall(at_s: float) -> str:
-            """Turn monotonic seconds into wall-clock time, as good as the clock is now; for people only."""
-            instant = datetime.fromtimestamp(wall_s - (now_s - at_s), timezone.utc)
-            return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-        status = self._coordinator.status(now_s, wall)
+        now_s = self._loop.time()
+        ahead_s = time.time() - now_s
+        status = self._coordinator.status(now_s, lambda at_s: _wall_text(at_s + ahead_s))
         message, stranger = status.message, self._refusals.stranger
         if stranger and status.phase is JobPhase.FORMING:
             # Nothing else tells a user why an agent that runs does not join.
             message += f"; refused: {stranger} came without this job's token, want that of UNBROKEN_TOKEN_FILE here"
         return replace(status, message=message, revision=status.revision + self._num_strangers)
+
+    def wall(self, at_s: float) -> str:
+        """Turn seconds of the loop's clock into wall-clock time, as good as the clock is now; for people only."""
+        return _wall_text(at_s + time.time() - self._loop.time())
 
     @property
     def tree(self) -> RankTree | None:
@@ -157,12 +169,17 @@ class Service:
         self._changed = asyncio.Event()
 
     async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
-        """Return a status that is newer than the one named, or the same one after `timeout_s`.
+        """Return a status that is newer than the one named, or the same one after `timeout_s`."""
+        await self.newer(generation, revision, timeout_s)
+        return self.status()
+
+    async def newer(self, generation: int, revision: int, timeout_s: float) -> None:
+        """Wait for a status that is newer than the one named, `timeout_s` at most.
 
         A change that comes while it waits is told STATUS_GATHER_S later, together with those that follow it.
         """
         until_s = self._loop.time() + timeout_s
-        while (status := self.status()).generation == generation and status.revision <= revision:
+        while self.generation == generation and self.revision <= revision:
             left_s = until_s - self._loop.time()
             if left_s <= 0:
                 break
@@ -170,7 +187,6 @@ class Service:
                 await asyncio.wait_for(self._changed.wait(), left_s)
             except asyncio.TimeoutError:
                 break
-        return status
 
     # ---------------------------------------------------------------------------------------------------------- engine
 
@@ -241,3 +257,8 @@ class Service:
         for peer in list(self._peers.values()):
             peer.close()
         self._changed.set()
+
+
+def _wall_text(at_s: float) -> str:
+    instant = datetime.fromtimestamp(at_s, timezone.utc)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,138 @@
+"""The live page: its files, and the job's status as it reads it. Read-only; the server's token guards it like all else.
+
+The files lie in `assets` as they are served: nothing is built, and nothing is loaded from elsewhere.
+"""
+
+import asyncio
+import json
+from functools import cache
+from pathlib import Path
+
+from aiohttp import web
+
+from unbroken.rendezvous.service import Service
+from unbroken_core import wire
+
+MAX_VIEWERS = 32
+"""Requests for the status that wait or are answered at once."""
+MAX_WAIT_S = 20.0
+_MIN_PAUSE_S = 0.1
+_COST_RATIO = 0.05
+"""Share of the rendezvous' time that writing the status may take, however many look at it: 4,096 pods take 40 ms."""
+_MAX_AGE_S = 1.0
+"""What depends on the clock alone (ETTR) may be so old."""
+_MAX_WHY_LINES = 50
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    # Trusted types: where the browser knows them, text cannot become markup, whatever the page's code does.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Page:
+    """Handlers of everything below /page/."""
+
+    def __init__(self, service: Service) -> None:
+        self._snapshots = Snapshots(service)
+        self._num_viewers = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what to add to the application."""
+        return [
+            web.get("/page", self._root),
+            web.get("/page/", self._file),
+            web.get("/page/status", self._status),
+            web.get("/page/{name}", self._file),
+        ]
+
+    async def _root(self, _request: web.Request) -> web.StreamResponse:
+        # Relative: whoever stands in between may have put it elsewhere.
+        return web.Response(status=308, headers={**_HEADERS, "Location": "page/"})
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        found = _assets().get(request.match_info.get("name", "index.html"))
+        if found is None:
+            return web.Response(status=404, text="/page/: there is no such file\n", headers=_HEADERS)
+        body, content_type = found
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=_HEADERS)
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        try:
+            query = [_number(request, name, usual) for name, usual in (("generation", -1), ("after", -1))]
+            wait_s = min(max(_number(request, "timeout", 0), 0), MAX_WAIT_S)
+        except ValueError as error:
+            return web.Response(status=400, text=f"{error}\n", headers=_HEADERS)
+        if self._num_viewers >= MAX_VIEWERS:
+            text = f"/page/status: want at most {MAX_VIEWERS} requests at once\n"
+            return web.Response(status=503, text=text, headers={**_HEADERS, "Retry-After": "5"})
+        self._num_viewers += 1
+        try:
+            body = await self._snapshots.newer(query[0], query[1], wait_s)
+        finally:
+            self._num_viewers -= 1
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+
+
+@cache
+def _assets() -> dict[str, tuple[bytes, str]]:
+    """Return content and type of each file, by name; empty where workers were given this package without them."""
+    folder = Path(__file__).with_name("assets")
+    known = [file for file in folder.glob("*") if file.suffix in _TYPES]
+    return {file.name: (file.read_bytes(), _TYPES[file.suffix]) for file in known}
+
+
+def _number(request: web.Request, name: str, usual: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return usual
+    if len(text) > 18 or not text.removeprefix("-").isdecimal():
+        raise ValueError(f"{name}: want an integer, got {text[:40]!r}")
+    return int(text)
+
+
+class Snapshots:
+    """The status as the page reads it: written once for all viewers, and not more often than it may cost."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._body = b""
+        self._of = (-1, -1)
+        self._written_s = self._next_s = self._loop.time() - _MAX_AGE_S
+
+    async def newer(self, generation: int, revision: int, timeout_s: float) -> bytes:
+        """Return one that is newer than that named, or the newest after `timeout_s`; JSON."""
+        await self._service.newer(generation, revision, timeout_s)
+        while not self._is_good() and (wait_s := self._next_s - self._loop.time()) > 0:
+            await asyncio.sleep(wait_s)
+        if not self._is_good():
+            self._write()
+        return self._body
+
+    def _is_good(self) -> bool:
+        """Whether the last one tells what there is now. Whoever waits for another one finds it written by the first."""
+        is_young = self._loop.time() - self._written_s < _MAX_AGE_S
+        return is_young and self._of == (self._service.generation, self._service.revision)
+
+    def _write(self) -> None:
+        started_s = self._loop.time()
+        service = self._service
+        status = service.status()
+        beside = {
+            "now": service.wall(started_s),
+            "since": service.wall(service.started_s),
+            "layers": [layer.name for layer in service.settings.layers],
+            "why": service.explanation()[:_MAX_WHY_LINES],
+        }
+        self._body = f'{json.dumps(beside)[:-1]},"status":{wire.encode(status)}}}'.encode()
+        self._of = (status.generation, status.revision)
+        self._written_s = self._loop.time()
+        self._next_s = self._written_s + max(_MIN_PAUSE_S, (self._written_s - started_s) / _COST_RATIO)

@@ -1,0 +1,357 @@
+"""The live page in a real Chromium: what it shows of a job, and what it does not let in."""
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.integration.cli.page_job import TOKEN, PageJob, page_job
+from tests.waiting import LIMIT_S, wait_until
+from tools.browser import Browser, Tab, find_chromium
+
+from unbroken.run.addresses import AddressBlock
+from unbroken_cli.door import Answer, Door
+from unbroken_core.settings import JobSettings, Layer, Timeouts
+
+STANDIN = Path(__file__).with_name("kubectl_standin.py")
+ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
+MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+SETTINGS = JobSettings(
+    "digits",
+    replicas=3,
+    spares=1,
+    ranks_per_pod=2,
+    layers=(Layer("rack", "test/rack"), Layer("node", "test/node")),
+    no_progress_limit=None,
+    timeouts=Timeouts(heartbeat_s=600, soft_s=3600, hard_s=7200, barrier_s=14400, startup_s=600),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Start Chromium once for all tests here."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip("chromium is not installed; CHROMIUM may name it")
+    with Browser(program) as made:
+        yield made
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[PageJob]:
+    """Start a rendezvous with four pods in two racks, of which one is a spare and one has a name that is markup."""
+    block = AddressBlock()
+    with page_job(SETTINGS, block.rendezvous, tmp_path) as made:
+        for pod, domains in enumerate((("a", "a0"), ("a", "a1"), ("b", MARKUP), ("b", "b1"))):
+            made.join(f"digits-{pod}", *domains)
+        yield made
+    block.release()
+
+
+class Pager:
+    """`unbroken page` as a process."""
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        command = [sys.executable, "-m", "unbroken", "page", "-o", "json", *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables})
+
+    def link(self) -> str:
+        """Return the next link that it prints."""
+        assert self.process.stdout is not None
+        return str(json.loads(self.process.stdout.readline())["link"])
+
+
+@contextmanager
+def pager(job: PageJob) -> Iterator[Pager]:
+    """Run `unbroken page` for a job; it ends well when it is told to."""
+    wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
+    made = Pager("--url", job.url, "--token-file", str(job.folder / "token"))
+    yield made
+    made.process.terminate()
+    assert made.process.wait(LIMIT_S) == 0
+    assert made.process.stdout is not None
+    made.process.stdout.close()
+
+
+def get(origin: str, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
+    """Return status and text of what a server answers; 0 while there is none."""
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{origin}{path}", headers=headers), timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def see(tab: Tab, expression: str, what: str) -> Any:
+    """Wait until JavaScript in the page is true, and return its value."""
+    return wait_until(lambda: tab.look(expression), what, describe=lambda: str(tab.look("document.body.innerText")))
+
+
+def is_state(word: str) -> str:
+    """Return JavaScript that says whether the page shows this state."""
+    return f"document.querySelector('.state')?.textContent === {json.dumps(word)}"
+
+
+def is_generation(number: int) -> str:
+    """Return JavaScript that says whether the page shows what a rendezvous of this generation says."""
+    return f"document.querySelector('footer')?.textContent.includes('generation {number};')"
+
+
+RANKS = "[...document.querySelectorAll('.pod .cell.training')].map((cell) => cell.textContent).sort().join(' ')"
+NUM_RECOVERIES = "document.querySelectorAll('.recoveries > li').length"
+
+
+def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_new_rendezvous(
+    browser: Browser, job: PageJob
+) -> None:
+    """Every rank is there, text of the job stays text, nothing is asked of anybody else."""
+    with pager(job) as made:
+        tab = browser.open(made.link())
+        see(tab, is_state("Training"), "a job that trains")
+        tab.look("window.isTheSame = true")
+        assert tab.look(RANKS) == "0 1 2 3 4 5"
+        described = tab.look("[...document.querySelectorAll('.pod .unseen')].map((pod) => pod.textContent)")
+        assert sorted(described) == [
+            "digits-0 on a0: ranks 0–1, trains",
+            "digits-1 on a1: ranks 2–3, trains",
+            f"digits-2 on {MARKUP}: ranks 4–5, trains",
+            "digits-3 on b1: spare",
+        ]
+        stack = ("/app/train.py:12 in main", f"/app/{MARKUP}.py:7 in step")
+        job.fail("digits-1", 1, f"ValueError: {MARKUP}", stack)
+        see(tab, f"{NUM_RECOVERIES} === 1 && {is_state('Training')}", "the recovery")
+        assert tab.look("document.querySelector('.evidence .what').textContent") == f"ValueError: {MARKUP}"
+        frames = tab.look("[...document.querySelectorAll('.stack code')].map((frame) => frame.textContent)")
+        assert frames == [f"step  /app/{MARKUP}.py:7", "main  /app/train.py:12"]
+        assert "rank 3 in digits-1" in tab.look("document.querySelector('.recoveries summary').textContent")
+        job.leave("digits-0")
+        see(tab, f"{NUM_RECOVERIES} === 2 && {is_state('Training')}", "the recovery from a lost pod")
+        assert tab.look(RANKS) == "0 1 2 3 4 5"
+
+        job.kill()
+        see(tab, is_state("Training?"), "that nobody answers")
+        job.start()
+        see(tab, f"{is_generation(2)} && {is_state('Training')}", "the next rendezvous")
+        job.fail("digits-2", 0, "ValueError: again", ())
+        see(tab, f"{NUM_RECOVERIES} === 3", "what the next rendezvous tells, beside what the former did")
+        assert tab.look("window.isTheSame") is True
+        assert tab.look("window.hacked") is None
+        assert tab.look("document.querySelectorAll('body script, img').length") == 0
+        assert [text for text in tab.complaints() if "/page/status" not in text] == []
+        origin = "http://" + urlsplit(tab.look("location.href")).netloc
+        assert all(address.startswith(f"{origin}/") for address in tab.requests())
+        assert TOKEN not in tab.look("document.documentElement.outerHTML + document.cookie")
+        tab.close()
+
+
+def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> None:
+    with pager(job) as made:
+        for path in ("/page/", "/page/main.js", "/page/status"):
+            assert get(job.url, path, None)[0] == 401
+            assert get(job.url, path, "wrong")[0] == 401
+            assert get(job.url, path)[0] == 200
+        assert get(job.url, "/page/server.py")[0] == 404
+        assert get(job.url, "/page/%2e%2e%2fserver.py")[0] == 404
+        assert get(job.url, "/page/status?after=x")[0] == 400
+        link = urlsplit(made.link())
+        origin = f"http://{link.netloc}"
+        for path in ("/page/", "/page/status", "/", "/v1/status", "/enter/guessed"):
+            assert get(origin, path)[0] == 401, path
+        assert get(origin, "/page/", Host="evil.example")[0] == 403
+        connection = http.client.HTTPConnection(link.netloc)
+        connection.request("GET", link.path)
+        response = connection.getresponse()
+        cookie = str(response.getheader("Set-Cookie")).partition(";")[0]
+        response.read()
+        for path, status in (("/page/status", 200), ("/v1/status", 404), (link.path, 401)):
+            connection.request("GET", path, headers={"Cookie": cookie})
+            response = connection.getresponse()
+            body = response.read()
+            assert response.status == status, body
+            assert "default-src 'none'" in str(response.getheader("Content-Security-Policy"))
+            assert response.getheader("X-Content-Type-Options") == "nosniff"
+        connection.request("POST", "/page/status", body=b"x", headers={"Cookie": cookie})
+        assert connection.getresponse().status == 501
+        connection.close()
+        assert made.link() != link.geturl()
+
+
+def test_thousands_of_pods_are_told_by_their_domains_and_those_in_trouble_by_name(browser: Browser) -> None:
+    status = _large_status(4096)
+    with _door(lambda: status) as door:
+        tab = browser.open(door.link)
+        see(tab, is_state("Training"), "the page")
+        assert tab.look("document.querySelectorAll('*').length") < 4000
+        assert tab.look("document.querySelectorAll('.domain .domain').length") == 128
+        assert tab.look(
+            "[...document.querySelectorAll('.domain .domain[open] .name')].map((one) => one.textContent)"
+        ) == ["r62"]
+        assert tab.look("document.querySelector('.troubles').innerText") == (
+            "1 pod to look at\ndigits-2000 on r62: ranks 16000–16007, process ended"
+        )
+        # By the keyboard alone, and it stays so when the next status comes.
+        tab.look("document.querySelector('.domain .domain summary').focus()")
+        for kind in ("keyDown", "keyUp"):
+            tab.call(
+                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13
+            )
+        is_open = "document.querySelector('.domain .domain').open && document.querySelectorAll('.dots').length > 2"
+        see(tab, is_open, "the box that was opened")
+        status["status"] = {**status["status"], "revision": 2, "message": "another one"}
+        see(tab, "document.querySelector('.message').textContent === 'another one'", "the next status")
+        assert tab.look(is_open)
+        assert tab.look("document.activeElement === document.querySelector('.domain .domain summary')")
+        assert tab.complaints() == []
+        tab.close()
+
+
+def test_model_places_lost_ranks_where_they_were_and_keeps_what_a_former_rendezvous_told(browser: Browser) -> None:
+    answer = _large_status(8)
+    with _door(lambda: answer) as door:
+        tab = browser.open(door.link)
+        see(tab, is_state("Training"), "the page")
+        tab.look(
+            f"import('/page/model.js').then((model) => {{ window.model = model; window.first = {json.dumps(answer)} }})"
+        )
+        found = tab.look(
+            """(() => {
+              const recovery = {number: 1, pod: 'digits-1', rank: 8, domain: 'r0', ended_at: '', phase_s: {}};
+              const [, before] = model.digest(first, model.emptyMemory());
+              const status = {...first.status, phase: 'interrupted', recoveries: [recovery],
+                              pods: first.status.pods.filter((pod) => pod.pod !== 'digits-1')};
+              const [view, memory] = model.digest({...first, status}, before);
+              const lost = view.pods.filter((pod) => pod.kind === 'lost');
+              const fresh = model.digest({...first, status}, model.emptyMemory())[0];
+              const unknown = fresh.pods.find((pod) => pod.kind === 'lost');
+              const next = {...first, status: {...first.status, generation: 2}};
+              const [later] = model.digest(next, memory);
+              return {
+                lost: lost.map(({name, domains, ranks, isCulprit}) => [name, domains, ranks.length, isCulprit]),
+                unknown: [unknown.name, unknown.domains, unknown.ranks.length],
+                state: view.state.word, running: view.running.number,
+                later: [later.running, later.recoveries.map((one) => [one.key, one.isCut]), later.restarts.length],
+              };
+            })()"""
+        )
+        assert found == {
+            "lost": [["digits-1", ["zone-0", "r0"], 8, True]],
+            "unknown": ["digits-1", ["zone-0", "r0"], 8],
+            "state": "Recovering",
+            "running": 1,
+            "later": [None, [["1.1", True]], 1],
+        }
+        tab.close()
+
+
+def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, job: PageJob) -> None:
+    from unbroken_cli.errors import CommandError
+    from unbroken_cli.upstream import InCluster, PortForward
+
+    wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
+    asked = tmp_path / "asked"
+    with _environment(tmp_path, STANDIN_TARGET=job.listen, STANDIN_ASKED=str(asked)):
+        secrets = iter(("d3Jvbmc=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="))
+        inside = InCluster(lambda: {"data": {"token": next(secrets)}}, PortForward(["port-forward", "service/x"]))
+        try:
+            # The first token is wrong: the Secret was replaced, and is read again.
+            assert inside.ask("/page/status").status == 200
+            job.kill()
+            with pytest.raises(CommandError, match="the rendezvous does not answer"):
+                inside.ask("/page/status")
+            job.start()
+            wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "the next rendezvous")
+            assert inside.ask("/page/status").status == 200
+        finally:
+            inside.close()
+        assert asked.read_text() == "port-forward service/x\n" * 2
+    with (
+        _environment(tmp_path, STANDIN_ERROR="error: forbidden", STANDIN_ASKED=str(asked)),
+        pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; want create")),
+    ):
+        PortForward(["port-forward"]).port()
+
+
+@contextmanager
+def _environment(folder: Path, **variables: str) -> Iterator[None]:
+    program = folder / "kubectl"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STANDIN}" "$@"\n')
+    program.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PATH": f"{folder}:{os.environ['PATH']}", **variables}.items():
+            patch.setenv(name, value)
+        yield
+
+
+@contextmanager
+def _door(answer: Callable[[], dict[str, Any]]) -> Iterator[Door]:
+    """Open a door to the page's files and a status of the test's own."""
+
+    def ask(path: str) -> Answer:
+        name = path.partition("?")[0].removeprefix("/page/")
+        if name == "status":
+            return Answer(200, json.dumps(answer()).encode(), "application/json")
+        kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+        kind = kinds.get(name.rpartition(".")[2], "text/html")
+        return Answer(200, (ASSETS / (name or "index.html")).read_bytes(), f"{kind}; charset=utf-8")
+
+    door = Door(ask, 0, lambda _link: None)
+    thread = threading.Thread(target=door.serve)
+    thread.start()
+    yield door
+    door.close()
+    thread.join(LIMIT_S)
+
+
+def _large_status(num_pods: int) -> dict[str, Any]:
+    """Return what a rendezvous says of pods of eight ranks, 32 a rack and 1,024 a zone; one of many has ended."""
+    pods = [
+        {
+            "pod": f"digits-{pod}",
+            "uid": f"uid-{pod}",
+            "node": f"r{pod // 32}",
+            "role": "active",
+            "ranks": [*range(8 * pod, 8 * pod + 8)],
+            "domains": [f"zone-{pod // 1024}", f"r{pod // 32}"],
+            "workers": ["gone" if pod == 2000 else "running"] * 8,
+            "is_connected": True,
+        }
+        for pod in range(num_pods)
+    ]
+    status = {
+        "job": "digits",
+        "generation": 1,
+        "revision": 1,
+        "phase": "running",
+        "reason": "Training",
+        "message": "one",
+        "iteration": 0,
+        "world_size": 8 * num_pods,
+        "spare_ranks": 0,
+        "lost_ranks": 0,
+        "pods": pods,
+        "restarts_by_rung": {},
+        "restarts_by_cause": {},
+        "recoveries": [],
+        "max_step": 3,
+        "ettr": 1.0,
+        "refused": [],
+        "broken_spares": 0,
+    }
+    moment = "2026-01-01T00:00:00.000Z"
+    return {"now": moment, "since": moment, "layers": ["zone", "rack"], "why": [], "status": status}
