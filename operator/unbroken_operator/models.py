@@ -210,4 +210,7 @@ class Spec(Model):
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which training pods are deleted when the job is over: Running, those that have not ended a minute later; All, the
     others as well, with their logs; None, none but those that never started."""
+    failed_pods_history_limit: Annotated[int, Field(ge=0, le=100)] = 5
+    """While the job goes on, so many failed pods stay for their logs, the newest ones. Controllers that look at a job's
+    pods, such as AppWrapper's, may take a failed one for a job that is in trouble: 0 keeps none."""
     template: Template

@@ -215,16 +215,16 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
         if not pod.node and not set(pod.avoids) <= set(forbidden):
             yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
     yield from not_started(assessment.outdated)
-    yield from _old_failures(snapshot, trainers)
+    yield from _old_failures(trainers, verdict.spec.failed_pods_history_limit)
     yield from _surplus(verdict, assessment)
 
 
-def _old_failures(snapshot: Snapshot, trainers: tuple[PodView, ...]) -> Iterator[Action]:
+def _old_failures(trainers: tuple[PodView, ...], num_kept: int) -> Iterator[Action]:
     failed = sorted(
         (pod for pod in trainers if pod.phase == "Failed" and not pod.is_deleting), key=lambda pod: pod.ordinal
     )
-    for pod in failed[: max(0, len(failed) - snapshot.options.kept_failed_pods)]:
-        yield DeletePod(pod.name, pod.uid, "newer failed pods are kept instead")
+    for pod in failed[: max(0, len(failed) - num_kept)]:
+        yield DeletePod(pod.name, pod.uid, f"spec.failedPodsHistoryLimit ({num_kept}) newer failed pods are kept")
 
 
 def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:

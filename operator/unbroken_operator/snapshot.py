@@ -150,8 +150,6 @@ class OperatorOptions:
     """A pod that is being deleted on a dead node is forced away after this."""
     linger_s: float = 60.0
     """Pods that still run so long after the job's end are deleted."""
-    kept_failed_pods: int = 5
-    """Failed pods that stay for their logs."""
     encrypts: bool = True
     """Whether agents and operator speak TLS with the rendezvous."""
 

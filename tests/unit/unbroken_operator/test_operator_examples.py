@@ -1,0 +1,63 @@
+"""The examples of jobs in queues: sound jobs, whose numbers are those that the queue is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unbroken_operator import layout
+from unbroken_operator.admission import Accepted, admit
+
+from .operator_world import World
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+
+
+def objects(name: str) -> dict[str, dict[str, Any]]:
+    """Return the objects of an example by kind."""
+    return {item["kind"]: item for item in yaml.safe_load_all((EXAMPLES / name).read_text())}
+
+
+def world_of(job: dict[str, Any]) -> World:
+    """Return a world in which the operator has made the objects of the job."""
+    metadata = {"namespace": "ml", "uid": "uid-of-digits", "generation": 1, "resourceVersion": "1", **job["metadata"]}
+    world = World({**job, "metadata": metadata})
+    assert isinstance(admit(world.job), Accepted)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("name", ["digits.yaml", "digits-coscheduling.yaml"])
+def test_the_job_of_an_example_is_admitted(name: str) -> None:
+    assert world_of(objects(name)[layout.KIND]).condition("Admitted")[0] == "True"
+
+
+def test_kueue_is_told_of_as_many_pods_as_the_job_makes() -> None:
+    (component,) = objects("digits-kueue.yaml")["AppWrapper"]["spec"]["components"]
+    (pod_set,) = component["podSets"]
+    job = component["template"]
+    found: Any = {"template": job}
+    for part in pod_set["path"].split("."):
+        found = found[part]
+    assert found == job["spec"]["template"]
+    world = world_of(job)
+    assert len(world.names()) == pod_set["replicas"]
+    world.run_pods()
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    assert "digits-1" in [action.name for action in world.deleted], "a failed pod would count against the job"
+
+
+def test_the_pods_of_a_gang_bear_its_name_and_the_job_can_train_with_its_number() -> None:
+    example = objects("digits-coscheduling.yaml")
+    group, job = example["PodGroup"], example[layout.KIND]
+    world = world_of(job)
+    assert group["spec"]["minMember"] == job["spec"].get("minReplicas", job["spec"]["replicas"])
+    for name in world.names():
+        pod = world.pods[name]
+        assert pod["metadata"]["labels"][GROUP_LABEL] == group["metadata"]["name"]
+        assert pod["spec"]["schedulerName"] == job["spec"]["template"]["spec"]["schedulerName"]
+    rendezvous = world.pods["digits-rendezvous-0"]
+    assert GROUP_LABEL not in rendezvous["metadata"]["labels"], "it must run before, and goes by itself"
