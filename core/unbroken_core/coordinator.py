@@ -10,6 +10,7 @@ Level, not edge: what counts is the last known state of every worker. A message 
 that is lost is made up for by the next Hello.
 
 Every wait has an end: FORMING timeouts.startup; PLANNED timeouts.barrier, then those who did not enter are replaced;
+RUNNING timeouts.drain for a step after which ranks can move as planned (moves.py);
 INTERRUPTED timeouts.barrier for the survivors to leave, then those who did not are replaced, and timeouts.startup
 for new processes and pods; a pod that is away timeouts.reconnect (or 1 s), one that is silent timeouts.heartbeat.
 Only the cluster may take as long as it wants to run pods: timeouts.startup is time of the pod clock (pod_clock.py).
@@ -28,6 +29,7 @@ from unbroken_core.interrupting import heal, inspect, take_fault, while_interrup
 from unbroken_core.job import OVER, Job
 from unbroken_core.liveness import reconnect_grace_s
 from unbroken_core.messages import JobStatus
+from unbroken_core.moves import while_moving
 from unbroken_core.one_world import first_world
 from unbroken_core.planning import condemn, late_fault, while_planned, while_running
 from unbroken_core.rank_tree import RankTree
@@ -92,8 +94,8 @@ class Coordinator:
         job.actions = []
         job.is_changed = False
         match event:
-            case AgentJoined(session=session, hello=hello):
-                join(job, session, hello, now_s)
+            case AgentJoined(session=session, hello=hello, can_halt=can_halt):
+                join(job, session, hello, can_halt, now_s)
             case AgentReported(session=session, message=message):
                 hear(job, session, message, now_s)
             case AgentDisconnected(session=session):
@@ -179,6 +181,8 @@ def _turn_once(job: Job, now_s: float) -> None:
                 condemn(job, member, place)
         case JobPhase.RUNNING:
             while_running(job, now_s)
+            for fault in while_moving(job, now_s):
+                take_fault(job, fault, now_s)
         case JobPhase.INTERRUPTED:
             while_interrupted(job, now_s)
         case JobPhase.COMPLETE | JobPhase.FAILED:
@@ -198,7 +202,7 @@ def _adopt(job: Job, now_s: float) -> None:
     for member in job.census.by_uid.values():
         inspect(job, member, now_s, is_adoption=True)
         if member.plan is None or member.plan.iteration != job.iteration:
-            bring_up_to_date(job, member)
+            bring_up_to_date(job, member, now_s)
 
 
 def _expire(job: Job, now_s: float) -> None:

@@ -12,6 +12,8 @@ class AgentJoined:
 
     session: str
     hello: Hello
+    can_halt: bool = False
+    """Whether the agent knows Halt; said with the connection, since an older one would refuse the message."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
+from unbroken_core.moves import note_halted, send_halt
 from unbroken_core.one_world import note_back, note_lost
 from unbroken_core.planning import master_endpoint, send_plan
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -33,7 +34,7 @@ _MAX_REFUSED = 64
 """Refused pods that the status names."""
 
 
-def join(job: Job, session: str, hello: Hello, now_s: float) -> None:
+def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
     """Take an agent in as a member, or refuse it."""
     known = job.census.by_uid.get(hello.pod_uid)
     refused = refusal(job.settings, hello, known)
@@ -55,6 +56,7 @@ def join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     member = new_member(session, hello, now_s) if known is None else known
     job.census.connect(member, session, now_s)
     member.node = hello.node or member.node
+    member.can_halt = can_halt
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _update(job, member, hello.workers, now_s)
@@ -66,7 +68,8 @@ def join(job: Job, session: str, hello: Hello, now_s: float) -> None:
     job.sort(member)
     ask_again(job, member)
     inspect(job, member, now_s)
-    bring_up_to_date(job, member)
+    bring_up_to_date(job, member, now_s)
+    note_halted(job, member)
 
 
 def _over(job: Job) -> int:
@@ -130,7 +133,7 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
         place.told_iteration = iteration
 
 
-def bring_up_to_date(job: Job, member: Member) -> None:
+def bring_up_to_date(job: Job, member: Member, now_s: float) -> None:
     """Tell an agent that (re)joined what it may have missed."""
     if job.phase in OVER:
         job.send(member, Finish(job.generation, job.phase, job.reason, job.message))
@@ -153,6 +156,8 @@ def bring_up_to_date(job: Job, member: Member) -> None:
     elif member.plan is None or member.plan.iteration != job.iteration:
         send_plan(job, member, master_endpoint(job))
         job.sort(member)
+    else:
+        send_halt(job, member, now_s)
 
 
 def hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
@@ -173,6 +178,7 @@ def hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: float
     hear_exits(job, member)
     job.sort(member)
     inspect(job, member, now_s)
+    note_halted(job, member)
 
 
 def _update(job: Job, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:

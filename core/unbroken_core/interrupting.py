@@ -8,6 +8,7 @@ from unbroken_core.job import Interruption, Job
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence, needs_order
 from unbroken_core.messages import Interrupt, Respawn
+from unbroken_core.moves import may_wait
 from unbroken_core.one_world import is_held
 from unbroken_core.planning import condemn, cut_plan, finish, late_fault
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
@@ -29,7 +30,7 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
     """Look for faults of one member; interrupt the iteration when there is one."""
     if job.phase not in _LIVE or not member.ranks:
         return
-    if member.out is not None:
+    if member.out is not None and not may_wait(job, member, is_adoption):
         take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
     for local_rank in member.ranks:
         place = member.places[local_rank]
@@ -68,6 +69,7 @@ def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
         return job.history.running.add(fault)
     if job.phase not in _LIVE:
         return False
+    job.move = None
     incident = _open_incident(job, now_s)
     incident.add(fault)
     job.progress.stop(now_s)

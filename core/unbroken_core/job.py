@@ -7,9 +7,9 @@ from unbroken_core.events import Action, Close, Send
 from unbroken_core.history import FaultRecord, History, Progress
 from unbroken_core.ladder import Ladder
 from unbroken_core.membership import Census, Member
-from unbroken_core.messages import Plan, PodObservation, Policy, Question, RendezvousMessage
+from unbroken_core.messages import Halt, Plan, PodObservation, Policy, Question, RendezvousMessage
 from unbroken_core.pod_clock import PodClock
-from unbroken_core.reasons import JobPhase, Reason, Rung
+from unbroken_core.reasons import JobPhase, Reason, Rung, Word
 from unbroken_core.rules import Rules
 from unbroken_core.settings import JobSettings, Timeouts
 from unbroken_core.stacks import bounded
@@ -101,6 +101,31 @@ class Interruption:
     """Whether the culprit's process was looked at, after the survivors had left."""
 
 
+class Awaited(Word):
+    """What every worker is to do about the newest Halt."""
+
+    ANSWER = "answer"
+    STAND = "stand"
+    SAVE = "save"
+
+
+@dataclass
+class Move:
+    """Ranks that are to move as planned, until all workers stand after the same step."""
+
+    until_s: float
+    """When the iteration is interrupted wherever they are."""
+    faults: dict[str, FaultRecord] = field(default_factory=dict)
+    """By uid of the pods that are to give their ranks away."""
+    order: Halt | None = None
+    """The one in force; None before the first."""
+    wants: Awaited = Awaited.ANSWER
+    is_ending: bool = False
+    """Whether a worker has completed: the others shall do so, too, rather than stop."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Pods of which that is not known yet."""
+
+
 @dataclass
 class Former:
     """What is known of the end of the world of the iteration in force, or of the last one before this coordinator."""
@@ -144,9 +169,8 @@ class Job:
         self.script = Script()
         self.consultation: Consultation | None = None
         self.objection: Objection | None = None
-        self.num_questions = 0
-        self.num_silent = 0
-        """Workers in a row that did not answer in time."""
+        self.num_questions = self.num_halts = self.num_silent = 0
+        """Questions and halts are numbered; silent are the workers in a row that did not answer in time."""
         self.generation = generation
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's generation."""
@@ -179,6 +203,7 @@ class Job:
         self.progress = Progress()
         self.adoption: Adoption | None = None
         self.interruption: Interruption | None = None
+        self.move: Move | None = None
         self.started_s = self.planned_s = now_s
         self.pod_clock = PodClock()
         self.num_running: int | None = None
@@ -200,7 +225,7 @@ class Job:
         self.moved = []
         self.num_spare_ranks = 0
         self.adoption = None
-        self.interruption = None
+        self.interruption = self.move = None
         self.consultation = None
         self.objection = None
         self.started_s = self.planned_s = now_s

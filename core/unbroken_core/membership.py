@@ -104,6 +104,8 @@ class Member:
     """Why ranks are others than in the iteration before, by local rank."""
     parts: tuple[RankPlan, ...] = ()
     """What the workers are in the current iteration; kept while it stays the same, built when it is empty."""
+    can_halt: bool = False
+    """Whether its agent knows Halt."""
     is_leaving: bool = False
     gone: Cause | None = None
     """Set while the operator says that the pod is gone."""

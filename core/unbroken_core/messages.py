@@ -15,6 +15,11 @@ from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Run
 PROTOCOL = 1
 """Version of all messages; a peer of another version is refused."""
 
+FEATURES_HEADER = "Unbroken-Features"
+"""Header of the agent's request for its WebSocket: what it knows beside the first messages, commas between them."""
+CAN_HALT = "halt"
+"""It knows Halt. Unknown messages and fields are refused, unknown headers are not."""
+
 # ---------------------------------------------------------------------------------------------- agent <-> rendezvous
 
 
@@ -94,6 +99,21 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Halted:
+    """Where a worker is that was told to halt."""
+
+    generation: int
+    number: int
+    """Of the Halt that this answers."""
+    step: int
+    """Last one that its script told in this iteration; -1: none."""
+    is_held: bool = False
+    """Whether it waits inside of ping, after this step."""
+    is_done: bool = False
+    """Whether it has also done there what its script does before ranks move."""
+
+
+@dataclass(frozen=True)
 class WorkerState:
     """One worker of a pod."""
 
@@ -118,6 +138,8 @@ class WorkerState:
     """Name of its domain in each layer of the policy but the first. Of code: what its key functions say."""
     answer: Answer | None = None
     """To the last question that it was asked, while it is READY."""
+    halted: Halted | None = None
+    """Its answer to the last Halt, while it is RUNNING."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +231,28 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Halt:
+    """Wait inside of ping, after the first step from `step` on: ranks are to move where all have finished one step.
+
+    Sent only to agents that know it, of jobs with in-process restarts. The newest counts.
+    """
+
+    generation: int
+    number: int
+    """Counts up in a generation."""
+    iteration: int
+    step: int
+    """NO_STEP: go on, nothing is to be moved any more."""
+    is_common: bool
+    """All stand after the same step: do what the script does before a move, and go on waiting. Interrupt follows."""
+    within_s: float
+    """Wait no longer than this, counted from the receipt."""
+
+
+NO_STEP = 1 << 62
+
+
+@dataclass(frozen=True)
 class Interrupt:
     """The iteration is over for everyone: leave the training function and say READY."""
 
@@ -253,7 +297,7 @@ class Finish:
 
 
 AgentMessage = Union[Hello, Report, Heartbeat]
-RendezvousMessage = Union[Welcome, Refused, Interrupt, Plan, Respawn, Consult, Finish]
+RendezvousMessage = Union[Welcome, Refused, Halt, Interrupt, Plan, Respawn, Consult, Finish]
 
 # -------------------------------------------------------------------------------------------- operator <-> rendezvous
 

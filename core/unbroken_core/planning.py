@@ -125,7 +125,7 @@ def while_running(job: Job, now_s: float) -> None:
 def finish(job: Job, outcome: JobPhase, reason: Reason, message: str) -> None:
     """End the job."""
     job.enter_phase(outcome, reason, message)
-    job.interruption = None
+    job.interruption = job.move = None
     job.broadcast(Finish(job.generation, outcome, reason, message))
 
 
@@ -137,10 +137,14 @@ def _run(job: Job, now_s: float) -> None:
     job.former = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world_size)
     job.running_s = now_s
+    job.enter_phase(JobPhase.RUNNING, Reason.TRAINING, running_text(job))
+
+
+def running_text(job: Job) -> str:
+    """Return what the status says of an iteration that runs."""
     world_size, wanted = job.world_size, job.rules.wanted_ranks
     fewer = "" if world_size >= wanted else f", {wanted - world_size} fewer than wanted"
-    message = f"iteration {job.iteration} runs with {world_size} ranks{fewer}"
-    job.enter_phase(JobPhase.RUNNING, Reason.TRAINING, message)
+    return f"iteration {job.iteration} runs with {world_size} ranks{fewer}"
 
 
 def _hand_out(job: Job, cut: Cut) -> None:

@@ -9,7 +9,7 @@ Frozen dataclasses of JSON types only, as in `messages`.
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.messages import Answer, Fault, Policy, Question
+from unbroken_core.messages import Answer, Fault, Halt, Halted, Policy, Question
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 UNKNOWN_EXIT = 256
@@ -69,6 +69,8 @@ class WorkerReport:
     keys: tuple[str, ...] = ()
     """Both in every phase: a new agent or rendezvous may ask at any time."""
     answer: Answer | None = None
+    halted: Halted | None = None
+    """Its answer to the last Halt of this iteration."""
     checks: tuple[tuple[str, bool], ...] = ()
     """(name of a health check, whether it passed) of the last run of each in this process; empty before the first."""
 
@@ -152,5 +154,5 @@ class Shutdown:
 
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
-ToWorker = Union[Enter, Leave, Release, Question]
+ToWorker = Union[Enter, Leave, Release, Question, Halt]
 ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

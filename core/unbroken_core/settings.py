@@ -57,6 +57,8 @@ class Timeouts:
     """A broken connection that does not come back in this time is a lost pod (while the job runs)."""
     last_call_s: float = 5.0
     """Forming with at least `replicas` pods ready waits so long for the others."""
+    drain_s: float = 30.0
+    """A planned move waits so long for a step that all ranks have finished; 0: it interrupts at once."""
     isolation_s: float | None = None
     """So long after its last word a pod that may have peers has left its iteration by itself; None: the default."""
 
@@ -216,6 +218,7 @@ def _timeout_violations(timeouts: Timeouts) -> Iterator[str]:
                 (value > 0, f"timeouts.{name}Seconds: want more than 0 seconds, got {value}")
                 for name, value in positive
             ),
+            (timeouts.drain_s >= 0, f"timeouts.drainSeconds: want at least 0 seconds, got {timeouts.drain_s}"),
             (soft_s < hard_s, f"timeouts.softSeconds: want less than timeouts.hardSeconds ({hard_s}), got {soft_s}"),
             (
                 hard_s < barrier_s,

@@ -49,6 +49,7 @@ from unbroken_core.messages import (
     PROTOCOL,
     Consult,
     Finish,
+    Halt,
     Hello,
     Interrupt,
     Plan,
@@ -267,7 +268,7 @@ class Member:
         standing.generation = message.generation
         self._obey(message)
 
-    def _obey(self, message: Welcome | Interrupt | Plan | Respawn | Consult | Finish) -> None:
+    def _obey(self, message: Welcome | Halt | Interrupt | Plan | Respawn | Consult | Finish) -> None:
         standing = self.standing
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
@@ -285,10 +286,8 @@ class Member:
                     place = self._place(local_rank, incarnation)
                     if place is not None:
                         place.advance(incarnation + 1)
-            case Consult():
-                standing.consult = message
-            case Finish():
-                standing.finish = message
+            case Halt() | Consult() | Finish():
+                standing.note(message)
             case _:
                 assert_never(message)
 

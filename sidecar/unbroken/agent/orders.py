@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
 from unbroken.agent.place import Place
-from unbroken_core.messages import Consult, Fault, Finish, Interrupt, Plan, RankPlan, WorkerState
+from unbroken_core.errors import assert_never
+from unbroken_core.messages import Consult, Fault, Finish, Halt, Interrupt, Plan, RankPlan, WorkerState
 from unbroken_core.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_core.settings import JobSettings
@@ -23,12 +24,26 @@ class Standing:
     interrupted: int = -1
     """Highest iteration that is over."""
     plan: Plan | None = None
+    halt: Halt | None = None
+    """The newest order to wait after a step."""
     interrupt: Interrupt | None = None
     consult: Consult | None = None
     """The newest question about ranks, for one of the workers."""
     finish: Finish | None = None
     closed: int = -1
     """Highest iteration that was over when the rendezvous welcomed this agent."""
+
+    def note(self, message: Halt | Consult | Finish) -> None:
+        """Keep what counts until the next of its kind."""
+        match message:
+            case Halt():
+                self.halt = message
+            case Consult():
+                self.consult = message
+            case Finish():
+                self.finish = message
+            case _:
+                assert_never(message)
 
     @property
     def over(self) -> int:
@@ -87,6 +102,7 @@ class Orders:
                 self._turn(place, state)
             if has_launcher or self._is_in_process:
                 actions += self._enter(place, state, is_welcome)
+            actions += self._halt(place, state)
             actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
@@ -139,6 +155,18 @@ class Orders:
             place.told = _entry(plan, part)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
+
+    def _halt(self, place: Place, state: WorkerState) -> list[Action]:
+        """Let the worker wait after a step, or go on: the newest order, once a connection."""
+        halt = self._standing.halt
+        if halt is None or place.halt == halt or not place.is_attached or halt.iteration <= self._standing.over:
+            return []
+        worker = place.worker
+        is_in = worker is not None and worker.phase is WorkerPhase.RUNNING and state.iteration == halt.iteration
+        if not is_in or place.part is None or place.part.rank is None:
+            return []
+        place.halt = halt
+        return [TellWorker(place.local_rank, halt)]
 
     def _ask(self, place: Place) -> list[Action]:
         """Ask the worker what the rendezvous wants to know of it, once a connection."""

@@ -4,7 +4,7 @@ import operator
 import signal
 from dataclasses import dataclass, replace
 
-from unbroken_core.messages import Consult, Fault, RankPlan, WorkerState
+from unbroken_core.messages import Consult, Fault, Halt, RankPlan, WorkerState
 from unbroken_core.pod_messages import UNKNOWN_EXIT, Enter, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
@@ -39,6 +39,8 @@ class Place:
     """Highest iteration that it was told to leave on this connection."""
     asked: Consult | None = None
     """The question that it was asked on this connection."""
+    halt: Halt | None = None
+    """The order to wait after a step that it was told on this connection."""
     is_released: bool = False
     """Whether it was told on this connection that the job is over."""
     must_be_ready_by_s: float | None = None
@@ -85,7 +87,7 @@ class Place:
         self.wanted = incarnation
         self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
         self.is_attached = self.is_released = self.is_ending = False
-        self.alive_since_s = self.asked = self.unheard = None
+        self.alive_since_s = self.asked = self.unheard = self.halt = None
         self.left = self.passed = self.step = -1
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()
 
@@ -96,7 +98,7 @@ class Place:
         self.is_released = False
         self.alive_since_s = None
         self.former, self.worker = self.worker or self.former, None
-        self.asked = None
+        self.asked = self.halt = None
         self.left = self.passed = -1
 
     def lose_launcher(self) -> None:
@@ -162,6 +164,7 @@ def _in_process_state(place: Place, is_finished: bool) -> WorkerState:
         worker.policy,
         worker.keys,
         worker.answer if is_ready else None,
+        worker.halted if phase is WorkerPhase.RUNNING else None,
     )
 
 

@@ -11,7 +11,7 @@ from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
 _GATHER_S = 0.05
-"""Workers that leave an iteration together are told of together, as long as it takes no longer than this."""
+"""Workers that leave an iteration together, or halt, are told of together if it takes no longer than this."""
 
 
 class Speech:
@@ -87,7 +87,8 @@ class Speech:
         if not self.is_welcome:
             return None
         has_news = bool(_changed(workers, self._said)) or is_leaving != self._is_leaving_said
-        if has_news and is_waited_for and not is_leaving and self._may_wait(workers, now_s):
+        may_wait = has_news and is_leaving == self._is_leaving_said and self._may_wait(workers, is_waited_for)
+        if may_wait and self._is_early(now_s):
             return None
         self._unsaid_since_s = None
         if not has_news and now_s < self._said_s + self._interval_s:
@@ -99,13 +100,17 @@ class Speech:
         self._said, self._is_leaving_said = workers, is_leaving
         return Report(self._seq, workers, is_leaving)
 
-    def _may_wait(self, workers: tuple[WorkerState, ...], now_s: float) -> bool:
-        """Return whether all news is that workers have left an iteration that others of this pod are about to leave.
+    def _may_wait(self, workers: tuple[WorkerState, ...], is_waited_for: bool) -> bool:
+        """Return whether all news is that workers did what others of this pod are about to do as well.
 
-        The next plan waits for all of them.
+        They left an iteration, and the next plan waits for all; or they halt after a step.
         """
-        if not all(map(_is_plainly_ready, _changed(workers, self._said))):
-            return False
+        changed = _changed(workers, self._said)
+        if is_waited_for and not self._is_leaving_said and all(map(_is_plainly_ready, changed)):
+            return True
+        return all(worker.halted is not None for worker in changed) and _are_halting(workers, self._said)
+
+    def _is_early(self, now_s: float) -> bool:
         if self._unsaid_since_s is None:
             self._unsaid_since_s = now_s
         return now_s < self._unsaid_since_s + _GATHER_S
@@ -120,6 +125,15 @@ class Speech:
 
 def _is_plainly_ready(worker: WorkerState) -> bool:
     return worker.phase is WorkerPhase.READY and worker.fault is None and worker.answer is None
+
+
+def _are_halting(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> bool:
+    """Return whether only answers to a Halt are new, and others of the pod have not given the same yet."""
+    for worker, former in zip(workers, said, strict=True):
+        if worker != replace(former, step=worker.step, halted=worker.halted):
+            return False
+    answers = (worker.halted for worker in workers if worker.phase is WorkerPhase.RUNNING)
+    return len({answer and (answer.number, answer.is_held, answer.is_done) for answer in answers}) > 1
 
 
 def _changed(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> list[WorkerState]:

@@ -18,7 +18,7 @@ from unbroken.agent.fence import longest_retry_s, ping_interval_s
 from unbroken.agent.notice import Notice
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import AgentMessage, RendezvousMessage
+from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
 from unbroken_core.settings import Timeouts
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Uplink:
             context = True if self._authority is None else self._authority.context()
             async with session.ws_connect(
                 self._url,
-                headers={"Authorization": f"Bearer {token}"},
+                headers={"Authorization": f"Bearer {token}", FEATURES_HEADER: CAN_HALT},
                 compress=0,
                 heartbeat=self._ping_interval_s,
                 max_msg_size=wire.MAX_MESSAGE_BYTES,

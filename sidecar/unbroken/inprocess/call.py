@@ -26,6 +26,7 @@ from unbroken.inprocess.environment import Place, export
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
 from unbroken.inprocess.gate import Gate, Outcome, RankShouldRestart
 from unbroken.inprocess.groups import name_apart, take_groups
+from unbroken.inprocess.halting import Halting
 from unbroken.inprocess.leftovers import Leftovers
 from unbroken.inprocess.link import Link, Orders
 from unbroken.inprocess.names import stop_reverse_lookups
@@ -86,6 +87,7 @@ class CallWrapper:
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
         asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
         self._link = Link(place.folder, attach, self._progress, options.beat_s, asked)
+        self._halting = Halting(self._progress, self._link.answer)
         self._leftovers = Leftovers()
         self._plugins = Plugins(options)
         self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
@@ -113,11 +115,22 @@ class CallWrapper:
     def ping(self, step: int | None = None) -> None:
         """Say that training moves on. From the first ping in an iteration on, silence counts as a hang.
 
-        `step` is the number of the step that was finished; the job shows the highest.
+        `step` is the number of the step that was finished; the job shows the highest. Where ranks are to move as
+        planned it waits until all have finished the same one, and raises RankShouldRestart.
         """
         if self._progress.ping(step):
-            self._is_pinged = True
-            self._report(WorkerPhase.RUNNING)
+            if self._progress.arm():
+                self._is_pinged = True
+                self._report(WorkerPhase.RUNNING)
+            self._halting.wait(step, is_atomic=self._gate.num_atomic > 0)
+
+    def on_move(self, save: Callable[[int], object]) -> None:
+        """Call `save(step)` before ranks move as planned, in this iteration: a checkpoint there loses no step.
+
+        It runs inside of `ping(step=)`, on all ranks after the same step, with the process groups intact; after it
+        `ping` raises RankShouldRestart. What it raises is a fault. Without time (timeouts.drain) it is not called.
+        """
+        self._halting.on_move(save)
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the function is not interrupted; it may be nested.
@@ -318,6 +331,7 @@ class CallWrapper:
         self._plugins.cut(1)
         self._is_pinged = False
         self._num_inner = 0
+        self._halting.begin(self._iteration)
         self._progress.hold()
         self._report(WorkerPhase.RUNNING)
         self._progress.begin(self._iteration)
@@ -328,6 +342,7 @@ class CallWrapper:
             with interruptible_env():
                 outcome = self._gate.run(body)
         self._is_in_function = False
+        self._halting.end()
         self._progress.end()
         return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
 
@@ -406,8 +421,10 @@ class CallWrapper:
     # ------------------------------------------------------------------------------------------ ending a function
 
     def _on_leave(self, orders: Orders) -> None:
-        """In the link's thread: the function, if it runs, is over."""
+        """In the link's thread: the function, if it runs, is over, or is to halt after a step."""
         iteration = self._iteration
+        if orders.halt is not None:
+            self._halting.obey(orders.halt)
         if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
             leave = orders.leave
             log_hang(leave, iteration)

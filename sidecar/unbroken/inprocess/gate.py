@@ -52,6 +52,8 @@ class Gate:
         """Set while the main thread is outside of the function."""
         self.left.set()
         self.is_leaving = False
+        self.num_atomic = 0
+        """Atomic sections around the main thread."""
         self._is_open = False
         self._num_raised = 0
         self._reason = ""
@@ -82,6 +84,7 @@ class Gate:
     def reset(self) -> None:
         """Begin an iteration."""
         self.is_leaving = False
+        self.num_atomic = 0
         self._num_raised = 0
         self._does_trace = False
 
@@ -136,9 +139,11 @@ class Gate:
             if self.is_leaving:
                 raise RankShouldRestart(self._reason)
             time.sleep(0.0005)
+        self.num_atomic += 1
         try:
             yield
         finally:
+            self.num_atomic -= 1
             self.atomic_lock.release()
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:

@@ -18,8 +18,9 @@ from unbroken.inprocess.policy import Asked
 from unbroken.inprocess.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Question
+from unbroken_core.messages import Halt, Halted, Question
 from unbroken_core.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
+from unbroken_core.reasons import WorkerPhase
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Orders:
     leave: Leave | None = None
     """The newest iteration to leave."""
     release: Release | None = None
+    halt: Halt | None = None
+    """The newest order to wait after a step."""
     question: Question | None = None
     """The newest about ranks."""
 
@@ -102,17 +105,30 @@ class Link:
     def report(self, report: WorkerReport) -> None:
         """Tell the agent what this worker is now; when it is away, as soon as it is back."""
         report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
-        line = wire.encode(report).encode() + b"\n"
         with self._send_lock:
-            self._report, self._reported_s = report, time.monotonic()
-            connection = self._socket
-            if connection is None:
-                return
-            try:
-                connection.sendall(line)
-            except OSError as error:
-                logger.warning("agent not reached: error=%s", error)
-                _shutdown(connection)
+            former = self._report
+            if former is not None and former.halted is not None and _is_same_run(report, former):
+                report = replace(report, halted=former.halted)
+            self._send(report)
+
+    def answer(self, halted: Halted) -> None:
+        """Add an answer to the last report, while that says RUNNING; from any thread."""
+        with self._send_lock:
+            if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
+                self._send(replace(self._report, halted=halted))
+
+    def _send(self, report: WorkerReport) -> None:
+        """Remember and send, with the lock held."""
+        self._report, self._reported_s = report, time.monotonic()
+        line = wire.encode(report).encode() + b"\n"
+        connection = self._socket
+        if connection is None:
+            return
+        try:
+            connection.sendall(line)
+        except OSError as error:
+            logger.warning("agent not reached: error=%s", error)
+            _shutdown(connection)
 
     def _last_word(self) -> bytes:
         """Return the last report, with the age that its fault has by now: the oldest fault names the culprit."""
@@ -218,6 +234,8 @@ class Link:
             orders = replace(orders, release=message)
         elif isinstance(message, Question):
             orders = replace(orders, question=message)
+        elif isinstance(message, Halt):
+            orders = replace(orders, halt=message)
         else:
             assert_never(message)
         self._orders = orders
@@ -234,6 +252,11 @@ class Link:
             self._last_seen_s = time.monotonic()
             with self._news:
                 self._news.notify_all()
+
+
+def _is_same_run(report: WorkerReport, former: WorkerReport) -> bool:
+    is_running = report.phase is WorkerPhase.RUNNING and former.phase is WorkerPhase.RUNNING
+    return is_running and report.iteration == former.iteration
 
 
 def _shutdown(connection: socket.socket) -> None:

@@ -1,10 +1,12 @@
 """This worker's slot in the pod's page of stamps (unbroken_core.stamps)."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from unbroken.inprocess.exception import InternalError
@@ -25,6 +27,8 @@ class Progress:
         self._iteration = -1
         self._inode = -1
         self._does_stamp_main = False
+        self._needs_care = False
+        """Whether the next ping has more to do than to stamp: it is the first, or the worker may have to halt."""
         self._words: memoryview | None = None
         self._page: tuple[mmap.mmap, int] | None = None
         """The mapped file and its number of slots."""
@@ -81,7 +85,7 @@ class Progress:
         self._write(stamps.STEP, -1)
         self._stamp(stamps.ALIVE)
         self._stamp(stamps.MAIN)
-        self._does_stamp_main = True
+        self._does_stamp_main = self._needs_care = True
         self._set_flags(stamps.FLAG_IN_FUNCTION)
 
     def stop_main(self) -> None:
@@ -90,11 +94,20 @@ class Progress:
 
     def end(self) -> None:
         """End the iteration: no timeout applies."""
-        self._does_stamp_main = False
+        self._does_stamp_main = self._needs_care = False
         self._set_flags(0)
 
+    @property
+    def step(self) -> int:
+        """Last step that was told in this iteration; -1: none."""
+        return -1 if self._words is None else self._words[self._first + stamps.STEP]
+
+    def want_care(self) -> None:
+        """Let the next ping return True; from any thread."""
+        self._needs_care = True
+
     def ping(self, step: int | None) -> bool:
-        """Stamp progress; return whether it is the first in this iteration."""
+        """Stamp progress; return whether there is more to do."""
         words = self._words
         if words is None:
             return False
@@ -102,10 +115,26 @@ class Progress:
         words[first + stamps.PING] = time.monotonic_ns()
         if step is not None:
             words[first + stamps.STEP] = step
+        # After the step was told: who wants care and then reads an older step can rely on it that the next ping cares.
+        return self._needs_care
+
+    def arm(self) -> bool:
+        """Let silence count as a hang from now on; return whether it did not yet. Care is over until it is wanted."""
+        self._needs_care = False
         if self._flags & (stamps.FLAG_PING_ARMED | stamps.FLAG_IN_FUNCTION) != stamps.FLAG_IN_FUNCTION:
             return False
         self._set_flags(self._flags | stamps.FLAG_PING_ARMED)
         return True
+
+    @contextlib.contextmanager
+    def unprotected(self) -> Iterator[None]:
+        """Hold off all timeouts inside; it may be nested."""
+        was_on = not self._flags & stamps.FLAG_PROTECTION_OFF
+        self.set_protection(is_on=False)
+        try:
+            yield
+        finally:
+            self.set_protection(is_on=was_on)
 
     def set_protection(self, is_on: bool) -> None:
         """Let timeouts apply, or not, until the iteration ends."""

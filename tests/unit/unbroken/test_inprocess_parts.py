@@ -321,7 +321,7 @@ def test_progress_writes_its_slot_and_no_other(tmp_path: Path) -> None:
     assert (read_slot(path).incarnation, read_slot(path).flags, read_slot(path).step) == (4, 0, -1)
     progress.begin(iteration=7)
     assert (read_slot(path).iteration, read_slot(path).flags) == (7, stamps.FLAG_IN_FUNCTION)
-    assert [progress.ping(5), progress.ping(6)] == [True, False]
+    assert [progress.ping(5), progress.arm(), progress.ping(6), progress.arm()] == [True, True, False, False]
     assert read_slot(path).flags == stamps.FLAG_IN_FUNCTION | stamps.FLAG_PING_ARMED
     assert (read_slot(path).step, read_slot(path).ping_ns > 0) == (6, True)
     progress.set_protection(is_on=False)
