@@ -16,7 +16,16 @@ from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
 from unbroken_core import wire
 from unbroken_core.errors import WireError
-from unbroken_core.messages import AgentMessage, Heartbeat, Hello, JobStatus, Observation, Report
+from unbroken_core.messages import (
+    CAN_HALT,
+    FEATURES_HEADER,
+    AgentMessage,
+    Heartbeat,
+    Hello,
+    JobStatus,
+    Observation,
+    Report,
+)
 from unbroken_core.rank_tree import RankTree
 
 MAX_AGENT_MESSAGE_BYTES = 1 << 20
@@ -121,7 +130,8 @@ class Server:
     async def _converse(
         self, connection: web.WebSocketResponse, hello: Hello, transport: asyncio.WriteTransport, request: web.Request
     ) -> None:
-        peer = self._service.join(hello, transport)
+        can_halt = CAN_HALT in request.headers.get(FEATURES_HEADER, "").split(",")
+        peer = self._service.join(hello, transport, can_halt)
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
             while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:

@@ -54,15 +54,15 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------------- agents
 
-    def join(self, hello: Hello, transport: asyncio.WriteTransport) -> Peer:
-        """Take in a connection that said Hello."""
+    def join(self, hello: Hello, transport: asyncio.WriteTransport, can_halt: bool = False) -> Peer:
+        """Take in a connection that said Hello. `can_halt`: its agent knows that message."""
         self._num_sessions += 1
         # The agent's own name for itself is not enough: it uses the same one on each of its connections.
         session = f"{hello.session[:64]}#{self._num_sessions}"
         peer = Peer(session, hello.pod, transport, self._loop.time())
         self._peers[session] = peer
         self._left.discard(hello.pod)
-        self._step(AgentJoined(session, hello))
+        self._step(AgentJoined(session, hello, can_halt))
         return peer
 
     def hear(self, peer: Peer, message: Report | Heartbeat) -> None:
