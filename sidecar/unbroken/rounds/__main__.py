@@ -1,0 +1,122 @@
+"""`python -m unbroken.rounds`: a rendezvous that serves rounds for torchrun, and nothing else."""
+
+import argparse
+import asyncio
+import logging
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from unbroken.exposition import split_address
+from unbroken.home.daemon import leave_starter
+from unbroken.home.root import listen_at
+from unbroken.rendezvous.certificate import ServerCertificate
+from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.token import TokenFile
+from unbroken.rounds.door import Door, FixedToken
+from unbroken.rounds.server import Rounds
+from unbroken_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+FIRST_S = 60.0
+"""So long one that was started for somebody waits for the first node."""
+LINGER_S = 20.0
+"""So long it goes on without nodes: longer than a run that has ended turns away those who come late."""
+_LOG_FORMAT = "%(asctime)s %(levelname).1s unbroken.rounds: %(message)s"
+_SHUTDOWN_S = 1.0
+_CHECK_S = 0.5
+
+
+async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT, or with --until-idle until no node has been there for a while."""
+    refusals = Refusals()
+    rounds, door = Rounds(refusals), Door(accepts, refusals)
+    app = web.Application(middlewares=[door.guard])
+    app.add_routes(rounds.routes())
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    if runner.server is not None:
+        door.watch(runner.server)
+    context = None
+    if options.certificate is not None:
+        context = ServerCertificate(options.certificate, options.key).context
+    told = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    try:
+        await web.SockSite(runner, listener, backlog=4096, ssl_context=context).start()
+        logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
+        await _until_over(rounds, told, options.until_idle)
+    finally:
+        rounds.close()
+        door.close()
+        await runner.cleanup()
+
+
+async def _until_over(rounds: Rounds, told: asyncio.Event, until_idle: bool) -> None:
+    loop = asyncio.get_running_loop()
+    idle_until_s = loop.time() + FIRST_S
+    while not told.is_set():
+        try:
+            await asyncio.wait_for(told.wait(), _CHECK_S if until_idle else None)
+        except asyncio.TimeoutError:
+            if rounds.num_nodes:
+                idle_until_s = loop.time() + LINGER_S
+            elif loop.time() >= idle_until_s:
+                logger.info("no nodes any more")
+                return
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m unbroken.rounds", description=__doc__)
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="name or address, and port")
+    parser.add_argument(
+        "--token-file", required=True, type=Path, help="file with the token that every node shows; -: standard input"
+    )
+    parser.add_argument("--certificate", type=Path, help="PEM file; serve TLS 1.3")
+    parser.add_argument("--key", type=Path, help="PEM file with the certificate's key")
+    parser.add_argument("--until-idle", action="store_true", help="end when no node has been there for a while")
+    parser.add_argument("--log-file", help="go on in the background once it listens, and log to this file")
+    parser.add_argument("--log-level", choices=LEVELS, default="INFO", help="default: INFO")
+    options = parser.parse_args(arguments)
+    if (options.certificate is None) is not (options.key is None):
+        parser.error("--certificate, --key: want both or none")
+    return options
+
+
+def _read_token(path: Path) -> Callable[[str], bool]:
+    """Raises InputError."""
+    return FixedToken(sys.stdin.read().strip()).accepts if str(path) == "-" else TokenFile(path.absolute()).accepts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return 0 at the end, 2 for bad input, which is written to standard error."""
+    options = _options(arguments)
+    try:
+        accepts = _read_token(options.token_file)
+        if options.certificate is not None:
+            options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
+            ServerCertificate(options.certificate, options.key)
+        listener = listen_at(*split_address("--listen", options.listen))
+        if options.log_file is not None:
+            leave_starter(str(Path(options.log_file).absolute()))
+    except InputError as error:
+        print(f"unbroken.rounds: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=options.log_level, stream=sys.stderr, format=_LOG_FORMAT)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    listener.setblocking(False)
+    asyncio.run(serve(options, accepts, listener))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

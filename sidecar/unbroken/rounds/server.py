@@ -1,0 +1,193 @@
+"""Serves rounds: one WebSocket a node at `/v1/rounds/{run_id}`, one room a run. Runs in one event loop."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.rendezvous.peer import Peer, text_frame
+from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken_core import wire
+from unbroken_core.errors import WireError, assert_never
+from unbroken_core.round_messages import NodeReport
+from unbroken_core.rounds import Action, HangUp, Note, Room, Tell
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNS = 1000
+MAX_RUN_ID = 300
+MAX_REPORT_BYTES = 64 << 10
+_FIRST_REPORT_S = 10.0
+_SILENT_PEER_MS = 10_000
+
+
+@dataclass
+class _Run:
+    room: Room
+    peers: dict[str, Peer] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+    is_settling: bool = False
+
+
+class Rounds:
+    """All runs of one rendezvous."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self._runs: dict[str, _Run] = {}
+        self._num_sessions = 0
+        self._loop = asyncio.get_running_loop()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what to add to an application that lets in nobody without the token."""
+        return [web.get("/v1/rounds/{run_id}", self._nodes)]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that are connected, or may come back."""
+        return sum(run.room.num_nodes for run in self._runs.values())
+
+    def close(self) -> None:
+        """Close all connections; nodes come again by themselves."""
+        for run_id in list(self._runs):
+            self._drop(run_id)
+
+    # ---------------------------------------------------------------------------------------------------- connections
+
+    async def _nodes(self, request: web.Request) -> web.StreamResponse:
+        run_id = request.match_info["run_id"]
+        if len(run_id) > MAX_RUN_ID or (run_id not in self._runs and len(self._runs) >= MAX_RUNS):
+            return web.Response(status=400, text=f"run: want at most {MAX_RUNS}, with {MAX_RUN_ID} characters\n")
+        connection = web.WebSocketResponse(max_msg_size=MAX_REPORT_BYTES, compress=False, timeout=1.0)
+        await connection.prepare(request)
+        transport = request.transport
+        if transport is None:
+            return connection
+        addresses = _set_up(transport)
+        self._num_sessions += 1
+        session = f"{run_id[:40]}#{self._num_sessions}"
+        peer = Peer(session, session, transport, self._loop.time())
+        try:
+            await self._converse(run_id, peer, connection, addresses)
+        except (WireError, asyncio.TimeoutError) as error:
+            reason = Refusal.SILENT if isinstance(error, asyncio.TimeoutError) else Refusal.MALFORMED
+            self._refusals.note(reason, request.remote or "unknown", str(error), self._loop.time())
+            await connection.close(code=1008, message=(str(error) or "want a report").encode()[:120])
+        finally:
+            self._lose(run_id, session)
+        return connection
+
+    async def _converse(
+        self, run_id: str, peer: Peer, connection: web.WebSocketResponse, addresses: tuple[str, str]
+    ) -> None:
+        budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        limit_s: float | None = _FIRST_REPORT_S
+        while (report := await _next_report(connection, limit_s)) is not None:
+            limit_s = None
+            run = self._runs.setdefault(run_id, _Run(Room()))
+            run.peers[peer.session] = peer
+            if run.room.hear(peer.session, report, addresses, self._loop.time()):
+                self._settle_soon(run_id, run)
+            else:
+                self._perform(run, run.room.answers())
+            wait_s = budget.take(self._loop.time())
+            if wait_s > 0:
+                # It is not read meanwhile, which costs nobody else anything.
+                await asyncio.sleep(wait_s)
+
+    def _lose(self, run_id: str, session: str) -> None:
+        run = self._runs.get(run_id)
+        if run is not None and run.peers.pop(session, None) is not None:
+            run.room.lose(session, self._loop.time())
+            self._settle_soon(run_id, run)
+
+    # ---------------------------------------------------------------------------------------------------------- engine
+
+    def _settle_soon(self, run_id: str, run: _Run) -> None:
+        """All that comes in one turn of the loop is decided on at once: thousands of nodes may come together."""
+        if not run.is_settling:
+            run.is_settling = True
+            self._loop.call_soon(self._settle, run_id, run)
+
+    def _settle(self, run_id: str, run: _Run) -> None:
+        run.is_settling = False
+        if self._runs.get(run_id) is not run:
+            return
+        now_s = self._loop.time()
+        try:
+            actions = run.room.settle(now_s)
+        except Exception:
+            # Its state may be half changed; the nodes hold all that another one needs.
+            logger.exception("run failed, begins anew: run=%s", run_id)
+            self._drop(run_id)
+            return
+        self._perform(run, actions, run_id)
+        self._set_timer(run_id, run)
+
+    def _set_timer(self, run_id: str, run: _Run) -> None:
+        now_s = self._loop.time()
+        if run.room.is_over(now_s):
+            self._drop(run_id)
+            return
+        if run.timer is not None:
+            run.timer.cancel()
+        # An empty room is looked at again, until it is over.
+        wanted_s = run.room.deadline_s if run.room.num_nodes else now_s + 1.0
+        run.timer = None if wanted_s == math.inf else self._loop.call_at(wanted_s, self._settle, run_id, run)
+
+    def _drop(self, run_id: str) -> None:
+        run = self._runs.pop(run_id)
+        if run.timer is not None:
+            run.timer.cancel()
+        for peer in run.peers.values():
+            peer.close()
+
+    def _perform(self, run: _Run, actions: list[Action], run_id: str = "") -> None:
+        for action in actions:
+            match action:
+                case Tell(session=session, message=message):
+                    peer = run.peers.get(session)
+                    if peer is not None and not peer.send(text_frame(wire.encode(message))):
+                        self._refusals.note(Refusal.OVERFLOW, session, "does not read", self._loop.time())
+                case HangUp(session=session):
+                    peer = run.peers.get(session)
+                    if peer is not None:
+                        peer.close()
+                case Note(text=text):
+                    logger.info("%s run=%s", text, run_id)
+                case _:
+                    assert_never(action)
+
+
+async def _next_report(connection: web.WebSocketResponse, limit_s: float | None) -> NodeReport | None:
+    """Return the next report, None at the end. Raises WireError, asyncio.TimeoutError."""
+    frame = await connection.receive(limit_s)
+    if frame.type is WSMsgType.TEXT:
+        report: NodeReport = wire.decode(frame.data, NodeReport)
+        return report
+    if frame.type is WSMsgType.BINARY:
+        raise WireError("frame: want text, got binary")
+    return None
+
+
+def _set_up(transport: Any) -> tuple[str, str]:
+    """Let the kernel give up a node that does not acknowledge; return the addresses of both ends, ours first."""
+    peer = transport.get_extra_info("socket")
+    if peer is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with contextlib.suppress(AttributeError, OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
+    near, far = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    return _plain(near), _plain(far)
+
+
+def _plain(name: Any) -> str:
+    """Return an address without its zone, and without the mark of IPv4 in IPv6."""
+    address = str(name[0]).partition("%")[0] if name else ""
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,161 @@
+"""What a user says in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure but for `Options.token`."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.home.words import make_key
+from unbroken_core.errors import InputError
+from unbroken_core.round_messages import Limits
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 29400
+"""That of torch's own backend."""
+_SECONDS = {
+    "join_timeout": 600,
+    "last_call_timeout": 30,
+    "close_timeout": 30,
+    "heartbeat_timeout": 15,
+    "reconnect_timeout": 2,
+    "stop_timeout": 40,
+    "start_timeout": 60,
+    "read_timeout": 60,
+}
+_TEXTS = ("token_file", "ca", "server_name", "certificate", "key", "log_file", "domains", "name", "on_failure", "start")
+_OF_OTHERS = ("is_host", "store_type", "use_libuv", "timeout", "rank")
+"""Words of torch's backends: whoever tries ours need not take them out."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """All of it. Times in seconds."""
+
+    host: str
+    port: int
+    limits: Limits
+    join_s: float
+    """So long a node waits for a round."""
+    close_s: float
+    """So long it waits until it may leave, or the run is closed."""
+    read_s: float
+    """So long an answer of the store may take."""
+    token: Callable[[], str]
+    """Returns the token of this moment; raises InputError."""
+    token_file: str
+    authority_file: str
+    """"": the rendezvous speaks in clear."""
+    server_name: str
+    certificate: str
+    key: str
+    log_file: str
+    domains: tuple[str, ...]
+    name: str
+    """"" where the host's is good."""
+    is_closed_by_failure: bool
+    """Whether a node that has failed ends the run for all."""
+    may_start: bool
+    """Whether the rendezvous is started where nothing listens and the endpoint is this host."""
+
+
+def read_options(
+    endpoint: str, run_id: str, nodes: tuple[int, int], config: Mapping[str, object], environment: Mapping[str, str]
+) -> Options:
+    """Raises InputError, which is a ValueError, naming the option."""
+    texts = {name: str(config.get(name, "")) for name in _TEXTS}
+    for name in config:
+        if name in _OF_OTHERS:
+            logger.info("rdzv-conf: %s means nothing to this backend", name)
+        elif name not in _SECONDS and name not in texts:
+            raise InputError(f"rdzv-conf: want {', '.join(sorted((*_SECONDS, *_TEXTS)))}, got {name!r}")
+    seconds = {name: _seconds(name, config.get(name, default)) for name, default in _SECONDS.items()}
+    if not run_id:
+        raise InputError("rdzv-id: want a name for the run, got nothing")
+    host, port, is_encrypted = _split(endpoint)
+    texts["ca"] = texts["ca"] or environment.get("UNBROKEN_RENDEZVOUS_CA", "")
+    if is_encrypted and not texts["ca"]:
+        raise InputError("rdzv-conf: want ca=FILE, with who vouches for a rendezvous at https://, got nothing")
+    if bool(texts["certificate"]) is not bool(texts["key"]):
+        raise InputError("rdzv-conf: want certificate=FILE and key=FILE, or none of them, got one")
+    token_file = texts["token_file"] or environment.get("UNBROKEN_TOKEN_FILE", "")
+    domains = texts["domains"] or environment.get("UNBROKEN_DOMAINS", "")
+    return Options(
+        host=host,
+        port=port,
+        limits=Limits(
+            min_nodes=nodes[0],
+            max_nodes=nodes[1],
+            last_call_s=seconds["last_call_timeout"],
+            heartbeat_s=seconds["heartbeat_timeout"],
+            reconnect_s=seconds["reconnect_timeout"],
+            leave_s=seconds["stop_timeout"],
+            start_s=seconds["start_timeout"],
+        ),
+        join_s=seconds["join_timeout"],
+        close_s=seconds["close_timeout"],
+        read_s=seconds["read_timeout"],
+        token=_token(token_file, run_id, environment),
+        token_file=str(Path(token_file).absolute()) if token_file else "",
+        authority_file=texts["ca"],
+        server_name=texts["server_name"],
+        certificate=_absolute(texts["certificate"]),
+        key=_absolute(texts["key"]),
+        log_file=_absolute(texts["log_file"]),
+        domains=tuple(domains.split("/")) if domains else (),
+        name=texts["name"],
+        is_closed_by_failure=_word("on_failure", texts["on_failure"], ("continue", "close")) == "close",
+        may_start=_word("start", texts["start"], ("auto", "never")) == "auto",
+    )
+
+
+def _token(token_file: str, run_id: str, environment: Mapping[str, str]) -> Callable[[], str]:
+    if token_file:
+
+        def read() -> str:
+            try:
+                return Path(token_file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(
+                    f"token file {token_file}: want the token of this run in UTF-8, got {error}"
+                ) from error
+
+        read()
+        return read
+    # Without one, whoever knows the run's name and the secret can work it out.
+    known = environment.get("UNBROKEN_TOKEN", "") or make_key("rounds", run_id, environment.get("UNBROKEN_SECRET", ""))
+    return lambda: known
+
+
+def _split(endpoint: str) -> tuple[str, int, bool]:
+    """Return host, port, and whether it is spoken to with TLS. Raises InputError."""
+    scheme, separator, rest = endpoint.strip().rpartition("://")
+    if scheme not in ("", "http", "https") or (separator and not scheme):
+        raise InputError(f"rdzv-endpoint: want HOST:PORT or https://HOST:PORT, got {endpoint!r}")
+    rest = rest.rstrip("/") or "localhost"
+    host, colon, port = rest.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        host, port = rest, str(DEFAULT_PORT)
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise InputError(f"rdzv-endpoint: want a port from 1 to 65535, as all nodes must know it, got {endpoint!r}")
+    return host.strip("[]"), int(port), scheme == "https"
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        seconds = int(str(value))
+    except ValueError:
+        seconds = 0
+    if seconds <= 0:
+        raise InputError(f"rdzv-conf: {name}: want whole seconds above 0, got {value!r}")
+    return float(seconds)
+
+
+def _word(name: str, text: str, words: tuple[str, str]) -> str:
+    if text and text not in words:
+        raise InputError(f"rdzv-conf: {name}: want {' or '.join(words)}, got {text!r}")
+    return text or words[0]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""

@@ -1,0 +1,283 @@
+"""torch's RendezvousHandler on our rendezvous, over a real connection: several nodes are threads of this process."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.waiting import LIMIT_S, wait_until
+from torch.distributed.elastic.events import NodeState  # type: ignore[attr-defined] # not exported by name
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from unbroken.rendezvous.refusals import Refusals
+from unbroken.rounds.door import Door, FixedToken
+from unbroken.rounds.server import Rounds
+from unbroken.torchrun_plugin import handler as handlers
+from unbroken.torchrun_plugin.handler import UnbrokenRendezvousHandler
+from unbroken_core.round_messages import Departure
+
+TOKEN = "a-token-of-this-test"
+RUN_ID = "run"
+
+
+class Server:
+    """The rendezvous, in a thread."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._is_up = threading.Event()
+        self._is_over: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+        self._thread.start()
+        assert self._is_up.wait(LIMIT_S)
+
+    async def _serve(self) -> None:
+        refusals = Refusals()
+        rounds, door = Rounds(refusals), Door(FixedToken(TOKEN).accepts, refusals)
+        app = web.Application(middlewares=[door.guard])
+        app.add_routes(rounds.routes())
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        await site.start()
+        assert site._server is not None
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        self._is_over = asyncio.Event()
+        self._is_up.set()
+        await self._is_over.wait()
+        rounds.close()
+        await runner.cleanup()
+
+    def close(self) -> None:
+        """Close all connections, and end."""
+        assert self._is_over is not None
+        self._loop.call_soon_threadsafe(self._is_over.set)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+
+class Nodes:
+    """Handlers of one run, each with a thread of its own that asks for its next round."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self._pool = ThreadPoolExecutor(8)
+        self._made: list[UnbrokenRendezvousHandler] = []
+
+    def make(self, nodes: str = "2:2", **config: Any) -> UnbrokenRendezvousHandler:
+        """Return a new handler, made as torchrun makes it."""
+        low, high = map(int, nodes.split(":"))
+        config = {"last_call_timeout": 1, "join_timeout": 60, "reconnect_timeout": 1, "start": "never", **config}
+        endpoint = f"127.0.0.1:{self.port}"
+        made = get_rendezvous_handler(RendezvousParameters("unbroken", endpoint, RUN_ID, low, high, **config))
+        assert isinstance(made, UnbrokenRendezvousHandler)
+        self._made.append(made)
+        return made
+
+    def ask(self, node: UnbrokenRendezvousHandler) -> "Future[RendezvousInfo]":
+        """Call next_rendezvous."""
+        return self._pool.submit(node.next_rendezvous)
+
+    def meet(self, *nodes: UnbrokenRendezvousHandler) -> list[RendezvousInfo]:
+        """Let these make a round; return what each got."""
+        return [future.result(LIMIT_S) for future in [self.ask(node) for node in nodes]]
+
+    def close(self) -> None:
+        """Let all leave."""
+        for node in self._made:
+            node._leave(Departure.GONE, "", 0.0)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setenv("UNBROKEN_TOKEN", TOKEN)
+    server = Server()
+    nodes = Nodes(server.port)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+        server.close()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(handlers, "construct_and_record_rdzv_event", lambda **event: events.append(event))
+    return events
+
+
+def _raise(error: Exception, act: Callable[[], bool]) -> bool:
+    """Do something as torchrun does it while an exception passes."""
+    try:
+        try:
+            raise error
+        finally:
+            is_right = act()
+    except type(error):
+        return is_right
+
+
+def test_nodes_share_a_store_of_their_round_and_another_one_in_the_next(nodes: Nodes) -> None:
+    """3.32 and 3.33: rank, size, a store under the round's own prefix, which workers may use; no key outlives its
+    round."""
+    first, second = nodes.make(name="node-1"), nodes.make(name="node-2")
+    infos = nodes.meet(second, first)
+    assert [(info.rank, info.world_size) for info in infos] == [(1, 2), (0, 2)]
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    ports = {info.bootstrap_store_info.master_port for info in infos if info.bootstrap_store_info}
+    assert len(ports) == 1
+    asked = nodes.ask(first)
+    wait_until(second.num_nodes_waiting, "the other node called")
+    assert second.num_nodes_waiting() == 1
+    again = [nodes.ask(second).result(LIMIT_S), asked.result(LIMIT_S)]
+    assert [(info.rank, info.world_size) for info in again] == [(1, 2), (0, 2)]
+    assert not again[0].store.check(["key"])
+    assert {info.bootstrap_store_info.master_port for info in again if info.bootstrap_store_info} != ports
+    assert (first.num_nodes_waiting(), second.num_nodes_waiting()) == (0, 0)
+
+
+def test_handler_says_what_it_was_made_with(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.30, 3.31, 3.36, 3.37."""
+    node = nodes.make("2:4", join_timeout="90", heartbeat_timeout=9)
+    assert (node.get_backend(), node.get_run_id()) == ("unbroken", RUN_ID)
+    settings = node.settings
+    assert (settings.run_id, settings.min_nodes, settings.max_nodes) == (RUN_ID, 2, 4)
+    assert (settings.timeout.join.seconds, settings.timeout.last_call.seconds) == (90, 1)
+    assert (settings.keep_alive_interval.seconds, settings.keep_alive_max_attempt) == (3, 3)
+    assert node.use_agent_store
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert not node.use_agent_store
+
+
+def test_workers_get_a_port_of_their_own_where_they_may_not_share_the_store(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.33: sharing disabled."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    node = nodes.make("1:1")
+    (info,) = nodes.meet(node)
+    assert info.bootstrap_store_info is not None
+    assert info.bootstrap_store_info.master_port != node._stores[-1].port
+
+
+def test_failure_and_success_are_recorded_as_torch_wants(nodes: Nodes, recorded: list[dict[str, Any]]) -> None:
+    """3.32 and 3.37."""
+    with pytest.raises(ValueError, match="last_call_timeout: want whole seconds above 0, got 'soon'"):
+        nodes.make("1:1", last_call_timeout="soon")
+    assert recorded[-1]["node_state"] is NodeState.FAILED
+    node = nodes.make("1:1")
+    nodes.meet(node)
+    assert (recorded[-1]["node_state"], recorded[-1]["rank"]) == (NodeState.RUNNING, 0)
+    node.set_closed()
+    assert str(recorded[-1]["node_state"]) == "NodeState.SUCCEEDED"
+    with pytest.raises(RendezvousClosedError):
+        node.next_rendezvous()
+    assert recorded[-1]["node_state"] is NodeState.FAILED
+    assert recorded[-1]["message"].startswith("RendezvousClosedError: there will be no further round")
+
+
+def test_too_few_nodes_make_a_timeout_that_says_how_many(nodes: Nodes) -> None:
+    """3.24 and 3.32."""
+    with pytest.raises(RendezvousTimeoutError, match=r"within 1 s \(join_timeout\): 1 nodes are here, want 2"):
+        nodes.make(join_timeout=1).next_rendezvous()
+
+
+def test_closing_is_seen_by_all_and_interrupts_nobody(nodes: Nodes) -> None:
+    """3.34: is_closed, set_closed."""
+    first, second = nodes.make(), nodes.make()
+    nodes.meet(first, second)
+    assert not second.is_closed()
+    first.set_closed()
+    wait_until(second.is_closed, "the run closed for the other")
+    assert second.num_nodes_waiting() == 0
+    with pytest.raises(RendezvousClosedError):
+        second.next_rendezvous()
+
+
+def test_node_that_ends_well_takes_nobody_in_and_dooms_nobody(nodes: Nodes) -> None:
+    """3.35 and 3.45: shutdown returns True once it was heard; the node with the store leaves last."""
+    first, second = nodes.make(name="a"), nodes.make(name="b")
+    nodes.meet(first, second)
+    spare = nodes.make(name="c")
+    waiting = nodes.ask(spare)
+    wait_until(lambda: spare._link.standing is not None and spare._link.standing.stage.value == "spare", "a spare")
+    leaving = threading.Thread(target=first.shutdown)
+    leaving.start()
+    with pytest.raises(RendezvousGracefulExitError, match="a has finished"):
+        waiting.result(LIMIT_S)
+    assert leaving.is_alive()
+    assert second.shutdown()
+    leaving.join(LIMIT_S)
+    assert not leaving.is_alive()
+    with pytest.raises(RendezvousClosedError, match="a has finished"):
+        nodes.make(name="late").next_rendezvous()
+
+
+def test_node_that_gives_up_leaves_enough_others_alone(nodes: Nodes) -> None:
+    """1.25, 3.35, 3.45: what passes while the handler is shut down tells why."""
+    first, second = nodes.make("1:2", name="a"), nodes.make("1:2", name="b")
+    nodes.meet(first, second)
+    assert _raise(ChildFailedError("script", {0: ProcessFailure(0, 1, 1, "")}), first.shutdown)
+    wait_until(second.num_nodes_waiting, "the other node called")
+    (info,) = nodes.meet(second)
+    assert (info.rank, info.world_size) == (0, 1)
+
+
+def test_wrong_token_and_strange_endpoints_are_told_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bad input ends in words, not in a join timeout."""
+    monkeypatch.setenv("UNBROKEN_TOKEN", "another-token-of-this-test")
+    with pytest.raises(RendezvousConnectionError, match=r"it refuses ours \(401\)"):
+        nodes.make().next_rendezvous()
+    with pytest.raises(RendezvousConnectionError, match="nnodes: want 2:2"):
+        monkeypatch.setenv("UNBROKEN_TOKEN", TOKEN)
+        asked = nodes.make()
+        nodes.ask(asked)
+        wait_until(lambda: asked._link.standing, "the first node")
+        nodes.make("1:2").next_rendezvous()
+    asked._link.stop()
+    asked._link._note(rejected="over")
+
+
+def test_nobody_there_is_an_error_after_the_join_timeout(nodes: Nodes) -> None:
+    """3.32: RendezvousConnectionError; nothing is started where that is not wanted."""
+    nodes.port = 1
+    with pytest.raises(RendezvousConnectionError, match=r"no connection to http://127\.0\.0\.1:1"):
+        nodes.make(join_timeout=1).next_rendezvous()
+
+
+def test_plug_in_costs_a_process_nothing_before_it_is_used() -> None:
+    """torch asks for the entry point in training processes, too."""
+    import subprocess
+
+    code = (
+        "import sys; from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry;"
+        "assert 'unbroken' in registry._registry; assert 'aiohttp' not in sys.modules; print('well')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+def test_store_of_the_round_listens_where_it_is_reached_and_nowhere_else(nodes: Nodes) -> None:
+    (info,) = nodes.meet(nodes.make("1:1"))
+    assert info.bootstrap_store_info is not None
+    inode_address = Path("/proc/net/tcp").read_text()
+    port = f":{info.bootstrap_store_info.master_port:04X} 00000000:0000 0A"
+    assert f"0100007F{port}" in inode_address
