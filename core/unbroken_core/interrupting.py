@@ -69,7 +69,7 @@ def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
         return job.history.running.add(fault)
     if job.phase not in _LIVE:
         return False
-    job.move = None
+    move, job.move = job.move, None
     incident = _open_incident(job, now_s)
     incident.add(fault)
     job.progress.stop(now_s)
@@ -77,6 +77,9 @@ def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
     message = f"iteration {job.iteration} was interrupted: {_fault_text(fault)}"
     job.enter_phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message)
     job.broadcast(interrupt_message(job, incident, job.iteration))
+    for planned in () if move is None else move.faults.values():
+        # It may have been the end of that pod that the fault was a consequence of.
+        incident.add(planned)
     return True
 
 

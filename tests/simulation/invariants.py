@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
-from unbroken_core.messages import Finish, Plan, Policy, Recovery, Respawn, Welcome
-from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
+from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
@@ -42,6 +42,10 @@ class Ledger:
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
         self.num_recoveries = 0
+        self.num_common = 0
+        """Moves after a step that all ranks had finished and saved."""
+        self.common: dict[int, int] = {}
+        """That step by iteration."""
         self.judged = 0
 
     def forget(self) -> None:
@@ -64,6 +68,7 @@ class Ledger:
         for session, plan in plans:
             self._check_plan(session, plan)
         self._check_waits(event)
+        self._check_moves(actions)
         self._check_blame()
         status_rungs = self._running_rung()
         if status_rungs is Rung.JOB and self.rung is not Rung.JOB:
@@ -286,6 +291,45 @@ class Ledger:
         if rank is None or is_anywhere:
             return list(range(size)) if rank is not None else []
         return [rank % size]
+
+    def _check_moves(self, actions: list[Action]) -> None:
+        """Check that ranks move after a step that all have saved, and at another moment only when that cannot be."""
+        orders = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Interrupt)]
+        planned = [order for order in orders if order.cause is Cause.POD_LEAVING]
+        coordinator = self.world.coordinator
+        move = None if coordinator is None else coordinator._job.move
+        if move is not None and self.world.now_s > move.until_s:
+            raise Violation(f"a move waits since {self.world.now_s - move.until_s:.1f} s after its time")
+        if not planned:
+            return
+        iteration = planned[0].iteration
+        entries = self.world.entries.get(iteration, {})
+        if not planned[0].detail.startswith("moves after step"):
+            self._check_haste(iteration, planned[0])
+            return
+        self.num_common += 1
+        steps = {worker.step for pod, worker in entries.values()}
+        late = [pod.name for pod, worker in entries.values() if not worker.is_held or worker.saved != worker.step]
+        if len(steps) != 1 or late:
+            raise Violation(f"iteration {iteration} is left after steps {steps}, {late} have not saved: {planned[0]}")
+        self.common[iteration] = steps.pop()
+
+    def _check_haste(self, iteration: int, order: Interrupt) -> None:
+        world, schedule = self.world, self.world.schedule
+        can_wait = schedule.can_halt and schedule.settings.is_in_process and schedule.tells_steps in ("all", "epochs")
+        began_s = world.training.began_s.get(iteration)
+        is_early = began_s is None or world.now_s < began_s + 3 * schedule.step_s + 1.0
+        is_calm = not is_early and began_s is not None and world.disturbed_s < began_s
+        if can_wait and is_calm and schedule.tells_steps == "all" and "timeouts.drain" not in order.detail:
+            raise Violation(f"iteration {iteration} is interrupted between its steps without need: {order}")
+        if can_wait and is_calm and schedule.tells_steps == "all" and world.now_s < world.schedule.work_s:
+            raise Violation(f"iteration {iteration} found no common step: {order}")
+
+    def check_leave(self, pod: Pod, worker: Worker) -> None:
+        """Check that nobody makes a step after the one at which all stood."""
+        step = self.common.get(worker.iteration)
+        if step is not None and worker.step != step:
+            raise Violation(f"{pod.name}/{worker.local_rank} has made step {worker.step}, the others left after {step}")
 
     def check_entry(self, pod: Pod, worker: Worker, plan: Plan) -> None:
         """Check that a worker never enters an iteration that is not newer than its last, or that is over."""

@@ -16,6 +16,8 @@ from unbroken_core.messages import (
     Consult,
     Fault,
     Finish,
+    Halt,
+    Halted,
     Heartbeat,
     Hello,
     Interrupt,
@@ -59,6 +61,16 @@ class Worker:
     has_completed: bool = False
     """It has returned from the last iteration that it entered, whatever became of its process since."""
     answer: Answer | None = None
+    step: int = -1
+    """Last step that it has finished in its iteration; kept only from the first order to halt on."""
+    order: Halt | None = None
+    halt_until_s: float = 0.0
+    is_held: bool = False
+    """Whether it waits inside of its ping after that step."""
+    is_stepping: bool = False
+    has_gone_back: bool = False
+    saved: int | None = None
+    halted: Halted | None = None
     stop_s: float | None = None
     """How long it takes to become READY the next time."""
 
@@ -84,6 +96,7 @@ class Pod:
         self.epoch = -1
         """Life of the rendezvous that welcomed it last."""
         self.is_done = False
+        self.halt: Halt | None = None
         self.connection: str | None = None
         self.is_welcome = False
         self.generation = 0
@@ -160,6 +173,7 @@ class Pod:
                 worker.fault or worker.unheard,
                 policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
+                halted=worker.halted if worker.phase is WorkerPhase.RUNNING else None,
             )
             for worker in self.workers
         )
@@ -278,9 +292,8 @@ class Pod:
                 self._replace(message)
             case Consult():
                 self._consult(message)
-            case Finish():
-                self.world.ledger.check_finish(message)
-                self.is_done = True
+            case Halt() | Finish():
+                self._note(message)
             case _:
                 assert_never(message)
         if not self.world.schedule.is_batching:
@@ -289,6 +302,13 @@ class Pod:
             # A busy agent takes several messages before it acts: an Interrupt may overtake the Plan before it.
             self.is_settling = True
             self.world.after(self.world.random.uniform(0.0, 0.01), self._settle, "")
+
+    def _note(self, message: Halt | Finish) -> None:
+        if isinstance(message, Halt):
+            self.halt = message
+        else:
+            self.world.ledger.check_finish(message)
+            self.is_done = True
 
     def _take_plan(self, plan: Plan) -> None:
         present = self.plan
@@ -330,10 +350,20 @@ class Pod:
             is_inside = worker.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED) or worker.is_waiting_to_leave
             if is_inside and worker.iteration <= over:
                 self._leave(worker)
+        self._pass_on_halt(over)
         if self.plan is not None and self.is_plan_new and self.is_welcome and self.plan.iteration > self.closed:
             self.is_plan_new = False
             if self.plan.iteration > over:
                 self._enter(self.plan)
+
+    def _pass_on_halt(self, over: int) -> None:
+        halt = self.halt
+        if halt is None or halt.iteration <= over:
+            return
+        for worker in self.workers:
+            is_in = worker.phase is WorkerPhase.RUNNING and worker.iteration == halt.iteration
+            if is_in and worker.order != halt and not worker.is_hung:
+                self.world.training.obey(self, worker, halt)
 
     def _enter(self, plan: Plan) -> None:
         for part in plan.ranks:
@@ -342,10 +372,13 @@ class Pod:
                 self.world.check_entry(self, worker, plan)
                 worker.phase, worker.iteration, worker.rank = WorkerPhase.RUNNING, plan.iteration, part.rank
                 worker.fault, worker.has_completed = None, False
+                worker.step, worker.order, worker.halted, worker.saved = -1, None, None, None
+                worker.is_held = worker.has_gone_back = False
                 self.world.entered(self, worker, plan)
         self.report()
 
     def _leave(self, worker: Worker) -> None:
+        self.world.ledger.check_leave(self, worker)
         worker.phase, worker.is_waiting_to_leave = WorkerPhase.STOPPING, False
         self.report()
         incarnation = worker.incarnation
@@ -473,6 +506,7 @@ class Pod:
             return
         self.is_agent_up = False
         self.num_starts += 1
+        self.halt = None
         if self.connection is not None:
             self.world.break_connection(self.connection)
         self.world.after(down_s, self._agent_up, f"the agent of {self.name} is back")

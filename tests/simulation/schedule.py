@@ -62,6 +62,11 @@ class Schedule:
     """Whether a new rendezvous knows the numbers of the one before."""
     is_accounted: bool
     """Whether the operator vouches for the end of pods that are no more."""
+    can_halt: bool
+    """Whether agents know Halt."""
+    tells_steps: str
+    """Which steps scripts tell: "all", "none", of "rank 0" alone, "skewed" (rank 0 counts otherwise), in "epochs"."""
+    step_s: float
     queue_s: float
     """Longest time that a pod waits for a node; longer than any startup timeout, or 0."""
     patience_s: float
@@ -97,6 +102,9 @@ def make_schedule(seed: int) -> Schedule:
         if more.random() < 0.3:
             faults.append(FaultPlan(faults[-1].at_s + more.uniform(0.0, 60.0), "** crash", lambda w: _crash(w, 0, 0.5)))
         work_s = 400.0  # So that the pods that are cut off do not complete meanwhile.
+    planned = random.Random(f"move {seed}")
+    if planned.random() < 0.5:
+        faults += [_cordon(planned, planned.uniform(10.0, 45.0)) for _number in range(planned.randint(1, 3))]
     return Schedule(
         seed=seed,
         settings=settings,
@@ -114,6 +122,9 @@ def make_schedule(seed: int) -> Schedule:
         allowed_failures=allowed,
         has_memory=has_memory,
         is_accounted=is_accounted,
+        can_halt=planned.random() < 0.85,
+        tells_steps=planned.choice(["all", "all", "all", "all", "none", "rank 0", "skewed", "epochs"]),
+        step_s=planned.choice([0.05, 0.5, 2.0]),
         queue_s=queue_s,
         patience_s=3 * (timeouts.startup_s + timeouts.barrier_s + queue_s),
         limit_s=20_000.0,
@@ -211,6 +222,18 @@ def _isolation(rng: random.Random, at_s: float) -> FaultPlan:
         world.after(lasts_s, mend, f"all are reachable again after {lasts_s:g} s")
 
     return FaultPlan(at_s, f"** isolation, {how}", strike)
+
+
+def _cordon(rng: random.Random, at_s: float) -> FaultPlan:
+    """Let a pod with ranks be left as planned."""
+    pick, lasts_s, comes_back = rng.random(), rng.choice([0.5, 5.0, 40.0, 90.0]), rng.random() < 0.5
+
+    def strike(world: World) -> None:
+        pod = _pod(world, pick, wants_active=True)
+        if pod is not None:
+            world.cordon(pod, lasts_s, comes_back)
+
+    return FaultPlan(at_s, "** cordon", strike)
 
 
 def _pod(world: World, pick: float, wants_active: bool = False) -> Pod | None:

@@ -12,6 +12,7 @@ from functools import partial
 from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, Schedule
+from tests.simulation.training import Training
 
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
@@ -85,6 +86,11 @@ class World:
         """Whether the coordinator was told that fewer pods run than the job needs: only then may it wait for ever."""
         self._queue = random.Random(f"queue {schedule.seed}")
         self.ledger = Ledger(self)
+        self.training = Training(self)
+        self.cordoned: set[str] = set()
+        """Uids of pods on nodes that are to be left."""
+        self.disturbed_s = 0.0
+        """When something happened last that was not planned."""
         self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
         for ordinal in range(self.settings.replicas + self.settings.spares):
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
@@ -149,7 +155,11 @@ class World:
         connection = self.connections[name]
         if not connection.is_open or connection.epoch != self.epoch or self.coordinator is None:
             return
-        event: Event = AgentJoined(name, message) if isinstance(message, Hello) else AgentReported(name, message)
+        event: Event = (
+            AgentJoined(name, message, self.schedule.can_halt)
+            if isinstance(message, Hello)
+            else AgentReported(name, message)
+        )
         self.step(event)
         if self.random.random() < 0.05:
             self.ledger.check_repetition(event)
@@ -232,6 +242,7 @@ class World:
         """The rendezvous ends, and comes back without memory."""
         if self.coordinator is None or self.coordinator.phase in OVER:
             return
+        self.disturbed_s = self.now_s
         self.past = self.coordinator.past
         self.coordinator = None
         self.epoch += 1
@@ -275,9 +286,25 @@ class World:
     def pod_died(self, pod: Pod) -> None:
         """Replace it some time later."""
         self.guilty_pods.add(pod.uid)
+        self.disturbed_s = self.now_s
         self.tell(f"{pod.name} is gone")
         self._observe_soon()
         self.after(self.random.uniform(0.5, 20.0), lambda: self.create_pod(Role.SPARE, 1.0), "")
+
+    def cordon(self, pod: Pod, lasts_s: float, comes_back: bool) -> None:
+        """Let a pod give its ranks away; then its node is free again, or the operator deletes it."""
+        self.cordoned.add(pod.uid)
+        self.guilty_pods.add(pod.uid)
+        self.tell(f"{pod.name} is to be left")
+        self._observe_soon()
+
+        def end() -> None:
+            self.cordoned.discard(pod.uid)
+            if not comes_back:
+                pod.die(is_silent=False)
+            self._observe_soon()
+
+        self.after(lasts_s, end, f"{pod.name} is {'free again' if comes_back else 'deleted'}")
 
     def _observe_soon(self) -> None:
         self.after(self.random.uniform(0.1, 2.0), self._observe, "")
@@ -285,7 +312,11 @@ class World:
     def _observe(self) -> None:
         pods = {
             uid: PodObservation(
-                pod.name, pod.node, pod.domains, self._created[uid], Cause.POD_LEAVING if pod.is_leaving else None
+                pod.name,
+                pod.node,
+                pod.domains,
+                self._created[uid],
+                Cause.POD_LEAVING if pod.is_leaving or uid in self.cordoned else None,
             )
             for uid, pod in self.pods.items()
             if pod.is_alive
@@ -312,6 +343,7 @@ class World:
         self.world_sizes[iteration] = plan.world_size
         if len(entries) == plan.world_size:
             self.ledger.check_one_world(iteration)
+            self.training.began_s[iteration] = self.now_s
             for other, member in list(entries.values()):
                 if member.is_hung:
                     self.hung(other, iteration)
@@ -347,7 +379,11 @@ class World:
     def _complete_one(pod: Pod, worker: Worker, incarnation: int, iteration: int) -> None:
         is_same = worker.incarnation == incarnation and worker.iteration == iteration
         if is_same and worker.phase is WorkerPhase.RUNNING and not worker.is_hung and pod.is_alive:
-            pod.complete(worker)
+            if worker.is_held:
+                again = partial(World._complete_one, pod, worker, incarnation, iteration)
+                pod.world.after(0.5, again, "")
+            else:
+                pod.complete(worker)
 
     def _peers(self, pod: Pod, iteration: int) -> list[tuple[Pod, Worker]]:
         """Return who trains in this iteration with the pod; a new rendezvous may use the number a second time."""
@@ -393,6 +429,7 @@ class World:
     def note_guilt(self, pod: Pod, worker: Worker, what: str) -> None:
         """A fault happens to this worker: it may be blamed, and its process may be ended."""
         self.guilty.add((pod.uid, worker.local_rank))
+        self.disturbed_s = self.now_s
         self.tell(f"!! {pod.name}/{worker.local_rank} {what}")
 
     def check_entry(self, pod: Pod, worker: Worker, plan: Plan) -> None:

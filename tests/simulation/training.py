@@ -1,0 +1,133 @@
+"""Steps of the training function in virtual time, as far as they matter: while a worker may have to halt after one.
+
+A step has a collective: a worker finishes step n only when all workers of its iteration have begun it, that is, have
+come out of their ping after step n - 1. Before the first order of an iteration nobody looks: where the workers are then
+follows from the time.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from unbroken_core.messages import NO_STEP, Halt, Halted
+from unbroken_core.reasons import WorkerPhase
+
+if TYPE_CHECKING:
+    from tests.simulation.pod import Pod, Worker
+    from tests.simulation.world import World
+
+RETRY_S = 0.2
+
+
+class Training:
+    """Where each worker is."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = random.Random(f"training {world.schedule.seed}")
+        self.step_s = world.schedule.step_s
+        self.began_s: dict[int, float] = {}
+        """When all workers of an iteration had entered."""
+        self._known: set[int] = set()
+        """Iterations whose workers have a position."""
+
+    def obey(self, pod: Pod, worker: Worker, order: Halt) -> None:
+        """A worker hears how far to go, and says where it is."""
+        self._place_all(order.iteration)
+        worker.order, worker.halt_until_s = order, self.world.now_s + order.within_s
+        if worker.is_held:
+            self._stand_or_go(pod, worker)
+        else:
+            self._say(pod, worker, is_held=False)
+        self._try_later(pod, worker)
+        self.world.after(order.within_s, lambda: self._give_up(pod, worker, order), "")
+
+    def _place_all(self, iteration: int) -> None:
+        if iteration in self._known:
+            return
+        self._known.add(iteration)
+        ran_s = self.world.now_s - self.began_s.get(iteration, self.world.now_s)
+        finished = int(ran_s / self.step_s) - 1
+        for _pod, worker in self.world.entries.get(iteration, {}).values():
+            # Some have passed the ping that others are about to come to.
+            worker.step = max(finished + self.random.choice([0, 0, 1]), -1)
+
+    def _told(self, worker: Worker, step: int) -> int:
+        """Return the number that the script tells for this step; -1: none."""
+        kind = self.world.schedule.tells_steps
+        if kind == "none" or (kind == "rank 0" and worker.rank != 0) or step < 0:
+            return -1
+        if kind == "epochs":
+            return step % 7
+        return step + 1 if kind == "skewed" and worker.rank == 0 else step
+
+    def _say(self, pod: Pod, worker: Worker, is_held: bool, is_done: bool = False) -> None:
+        order = worker.order
+        if order is not None:
+            told = self._told(worker, worker.step)
+            worker.halted = Halted(order.generation, order.number, told, is_held, is_done)
+            pod.report()
+
+    def _is_in(self, pod: Pod, worker: Worker, iteration: int) -> bool:
+        is_running = worker.phase is WorkerPhase.RUNNING and worker.iteration == iteration
+        return pod.is_alive and is_running and not worker.is_hung
+
+    def _try_later(self, pod: Pod, worker: Worker) -> None:
+        order = worker.order
+        if order is not None and not worker.is_stepping:
+            worker.is_stepping = True
+            delay_s = self.random.uniform(0.01, self.step_s)
+            self.world.after(delay_s, lambda: self._step(pod, worker, order.iteration), "")
+
+    def _step(self, pod: Pod, worker: Worker, iteration: int) -> None:
+        """Come to the next ping, if all others are in this step."""
+        worker.is_stepping = False
+        order = worker.order
+        if order is None or worker.is_held or not self._is_in(pod, worker, iteration):
+            return
+        if order.step == NO_STEP or self.world.now_s >= worker.halt_until_s:
+            return
+        peers = self.world.entries.get(iteration, {}).values()
+        has_begun = all(
+            self._is_in(other, peer, iteration)
+            and (peer.step > worker.step or (peer.step == worker.step and not peer.is_held))
+            for other, peer in peers
+        )
+        if has_begun and len(peers) == self.world.world_sizes.get(iteration):
+            before = self._told(worker, worker.step)
+            worker.step += 1
+            told = self._told(worker, worker.step)
+            worker.has_gone_back = worker.has_gone_back or told < before
+            if told >= 0 and (told >= order.step or worker.has_gone_back):
+                worker.is_held = True
+                self._stand_or_go(pod, worker)
+                return
+        self._try_later(pod, worker)
+
+    def _stand_or_go(self, pod: Pod, worker: Worker) -> None:
+        order = worker.order
+        if order is None:
+            return
+        told = self._told(worker, worker.step)
+        if order.step == NO_STEP or not (told >= order.step or worker.has_gone_back):
+            worker.is_held = False
+            self._say(pod, worker, is_held=False)
+            return
+        self._say(pod, worker, is_held=True)
+        if order.is_common and order.step == told:
+            iteration, number = worker.iteration, order.number
+
+            def save() -> None:
+                is_same = worker.order is not None and worker.order.number == number and worker.is_held
+                if is_same and self._is_in(pod, worker, iteration):
+                    worker.saved = worker.step
+                    self._say(pod, worker, is_held=True, is_done=True)
+
+            self.world.after(self.random.choice([0.001, 0.5, 5.0]), save, "")
+
+    def _give_up(self, pod: Pod, worker: Worker, order: Halt) -> None:
+        """Nobody waits longer than the order says."""
+        if worker.order is order and worker.is_held and self._is_in(pod, worker, order.iteration):
+            worker.is_held = False
+            self._say(pod, worker, is_held=False)
