@@ -14,6 +14,7 @@ from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
+from unbroken.rounds.server import Rounds
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import (
@@ -47,6 +48,7 @@ class Server:
         self._failures = FailureRate()
         self._strangers: Strangers | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._rounds = Rounds(refusals)
 
     def watch(self, server: web.Server | None, limit: int | None = None) -> None:
         """Close connections of this server that show no token; None: half of all that the process can hold may be open.
@@ -66,6 +68,7 @@ class Server:
     async def _stop(self, _app: web.Application) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self._rounds.close()
 
     def application(self) -> web.Application:
         """Return the application to serve."""
@@ -79,6 +82,7 @@ class Server:
                 web.get("/v1/topology", self._topology_text),
                 web.get("/v1/topology.svg", self._topology_drawing),
                 *Page(self._service).routes(),
+                *self._rounds.routes(),
             ]
         )
         return app

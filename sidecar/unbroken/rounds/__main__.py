@@ -19,6 +19,7 @@ from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.token import TokenFile
 from unbroken.rounds.door import Door, FixedToken
+from unbroken.rounds.past import Past, PastFile, read_past
 from unbroken.rounds.server import Rounds
 from unbroken_core.errors import InputError
 
@@ -37,7 +38,10 @@ _CHECK_S = 0.5
 async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, or with --until-idle until no node has been there for a while."""
     refusals = Refusals()
-    rounds, door = Rounds(refusals), Door(accepts, refusals)
+    file = None if options.state is None else PastFile(options.state)
+    past: Past = {} if file is None else file.read()
+    past |= read_past(options.known, "--known") if options.known else {}
+    rounds, door = Rounds(refusals, past, file and file.write), Door(accepts, refusals)
     app = web.Application(middlewares=[door.guard])
     app.add_routes(rounds.routes())
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
@@ -82,6 +86,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--certificate", type=Path, help="PEM file; serve TLS 1.3")
     parser.add_argument("--key", type=Path, help="PEM file with the certificate's key")
+    parser.add_argument("--state", type=Path, help="file that outlives this process: what rounds there have been")
+    parser.add_argument("--known", help='the same as text: {"RUN": [ROUND, NODES]}')
     parser.add_argument("--until-idle", action="store_true", help="end when no node has been there for a while")
     parser.add_argument("--log-file", help="go on in the background once it listens, and log to this file")
     parser.add_argument("--log-level", choices=LEVELS, default="INFO", help="default: INFO")
@@ -105,6 +111,9 @@ def main(arguments: list[str] | None = None) -> int:
             options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
             ServerCertificate(options.certificate, options.key)
         listener = listen_at(*split_address("--listen", options.listen))
+        if options.known:
+            read_past(options.known, "--known")
+        options.state = None if options.state is None else options.state.absolute()
         if options.log_file is not None:
             leave_starter(str(Path(options.log_file).absolute()))
     except InputError as error:

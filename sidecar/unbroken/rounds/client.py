@@ -9,6 +9,7 @@ Both sides only ever hold the newest state, so a connection that breaks loses no
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import random
 import socket
@@ -50,8 +51,9 @@ class Endpoint:
     """Returns the token of this moment; raises InputError."""
     authority: AuthorityFile | None = None
     """Who vouches for the rendezvous; None: it speaks in clear."""
-    start: Callable[[], str] | None = None
-    """Starts the rendezvous where nothing listens, and returns what went wrong; None: somebody else does that."""
+    start: Callable[[str], str] | None = None
+    """Starts the rendezvous where nothing listens, with what is known of its past, and returns what went wrong; None:
+    somebody else does that."""
 
     @property
     def url(self) -> str:
@@ -65,6 +67,7 @@ class Link:
 
     def __init__(self, endpoint: Endpoint, run_id: str, report: NodeReport) -> None:
         self._endpoint = endpoint
+        self._run_id = run_id
         self._url = f"{endpoint.url}/v1/rounds/{quote(run_id, safe='')}"
         self._changed = threading.Condition()
         self._report = report
@@ -191,7 +194,9 @@ class Link:
         if start is None or now_s < self._started_at_s + _START_EVERY_S:
             return
         self._started_at_s = now_s
-        error = await asyncio.to_thread(start)
+        report = self._report
+        known = json.dumps({self._run_id: (report.known_round, report.known_size)}) if report.known_size else ""
+        error = await asyncio.to_thread(start, known)
         if error:
             self._complain(f"no rendezvous at {self._endpoint.url}, and none can be started: {error}")
 

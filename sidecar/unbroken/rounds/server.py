@@ -5,6 +5,7 @@ import contextlib
 import logging
 import math
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiohttp import WSMsgType, web
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rounds.past import Past
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.round_messages import NodeReport
@@ -38,8 +40,13 @@ class _Run:
 class Rounds:
     """All runs of one rendezvous."""
 
-    def __init__(self, refusals: Refusals) -> None:
+    def __init__(
+        self, refusals: Refusals, past: Past | None = None, keep: Callable[[Past], None] | None = None
+    ) -> None:
+        """`past` is what a rendezvous before this one has done; `keep` is called when there is more of it."""
         self._refusals = refusals
+        self._past: Past = dict(past or {})
+        self._keep = keep
         self._runs: dict[str, _Run] = {}
         self._num_sessions = 0
         self._loop = asyncio.get_running_loop()
@@ -90,7 +97,7 @@ class Rounds:
         limit_s: float | None = _FIRST_REPORT_S
         while (report := await _next_report(connection, limit_s)) is not None:
             limit_s = None
-            run = self._runs.setdefault(run_id, _Run(Room()))
+            run = self._run(run_id)
             run.peers[peer.session] = peer
             if run.room.hear(peer.session, report, addresses, self._loop.time()):
                 self._settle_soon(run_id, run)
@@ -100,6 +107,11 @@ class Rounds:
             if wait_s > 0:
                 # It is not read meanwhile, which costs nobody else anything.
                 await asyncio.sleep(wait_s)
+
+    def _run(self, run_id: str) -> _Run:
+        if run_id not in self._runs:
+            self._runs[run_id] = _Run(Room(self._past.get(run_id, (-1, 0))))
+        return self._runs[run_id]
 
     def _lose(self, run_id: str, session: str) -> None:
         run = self._runs.get(run_id)
@@ -128,11 +140,23 @@ class Rounds:
             self._drop(run_id)
             return
         self._perform(run, actions, run_id)
+        self._note_past(run_id, run.room.newest)
         self._set_timer(run_id, run)
+
+    def _note_past(self, run_id: str, newest: tuple[int, int]) -> None:
+        """(-1, 0): there is nothing to know of this run any more."""
+        if newest == self._past.get(run_id, (-1, 0)):
+            return
+        self._past[run_id] = newest
+        if newest[0] < 0:
+            del self._past[run_id]
+        if self._keep is not None:
+            self._keep(self._past)
 
     def _set_timer(self, run_id: str, run: _Run) -> None:
         now_s = self._loop.time()
         if run.room.is_over(now_s):
+            self._note_past(run_id, (-1, 0))
             self._drop(run_id)
             return
         if run.timer is not None:

@@ -24,11 +24,16 @@ class Starter:
     log_file: str = ""
     """"": nothing is logged."""
 
-    def __call__(self) -> str:
-        """Start it; return what went wrong, "" where it listens. Somebody else may have been quicker: that is well."""
+    def __call__(self, known: str) -> str:
+        """Start it with what is known of earlier rounds (JSON, or ""); return what went wrong, "" where it listens.
+
+        Where somebody else was quicker the port is taken, which is well: whoever tries to connect next sees that.
+        """
         host = f"[{self.host}]" if ":" in self.host else self.host
         command = [sys.executable, "-m", "unbroken.rounds", f"--listen={host}:{self.port}", "--until-idle"]
         command += [f"--token-file={self.token_file or '-'}", f"--log-file={self.log_file or os.devnull}"]
+        if known:
+            command.append(f"--known={known}")
         if self.certificate:
             command += [f"--certificate={self.certificate}", f"--key={self.key}"]
         try:

@@ -1,6 +1,7 @@
 """torch's RendezvousHandler on our rendezvous, over a real connection: several nodes are threads of this process."""
 
 import asyncio
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -265,11 +266,9 @@ def test_nobody_there_is_an_error_after_the_join_timeout(nodes: Nodes) -> None:
 
 def test_plug_in_costs_a_process_nothing_before_it_is_used() -> None:
     """torch asks for the entry point in training processes, too."""
-    import subprocess
-
     code = (
-        "import sys; from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry;"
-        "assert 'unbroken' in registry._registry; assert 'aiohttp' not in sys.modules; print('well')"
+        "import sys; from unbroken.torchrun_plugin import rendezvous_handler as make; assert make() is make();"
+        "assert not {'torch', 'aiohttp', 'asyncio'} & set(sys.modules); print('well')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr

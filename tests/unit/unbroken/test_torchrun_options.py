@@ -1,0 +1,107 @@
+"""What a user says to torchrun's plug-in: `--rdzv-endpoint`, `--rdzv-conf`, the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from unbroken.rounds.door import FixedToken
+from unbroken.rounds.past import PastFile, read_past
+from unbroken.torchrun_plugin.options import Options, read_options
+from unbroken_core.errors import InputError
+from unbroken_core.round_messages import Limits
+
+
+def _read(endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object) -> Options:
+    return read_options(endpoint, "run", (2, 3), config, environment or {})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "wanted"),
+    [
+        pytest.param("host:4711", ("host", 4711), id="name and port"),
+        pytest.param("host", ("host", 29400), id="the port of torch's own backend"),
+        pytest.param("", ("localhost", 29400), id="nothing"),
+        pytest.param("http://host:1/", ("host", 1), id="a URL"),
+        pytest.param("[::1]:4711", ("::1", 4711), id="IPv6"),
+        pytest.param("::1", ("::1", 29400), id="IPv6 without a port"),
+    ],
+)
+def test_endpoint_is_read_as_torch_reads_it(endpoint: str, wanted: tuple[str, int]) -> None:
+    options = _read(endpoint)
+    assert (options.host, options.port) == wanted
+
+
+def test_times_have_the_defaults_of_torch_and_are_whole_seconds() -> None:
+    """3.2 and 3.37."""
+    options = _read(last_call_timeout="7", is_host="1")
+    assert options.limits == Limits(2, 3, 7.0, 15.0, 2.0, 40.0, 60.0)
+    assert (options.join_s, options.close_s) == (600.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        pytest.param({"join_timeout": "0"}, "join_timeout: want whole seconds above 0, got '0'", id="no time"),
+        pytest.param({"close_timeout": "1.5"}, "close_timeout: want whole seconds", id="half a second"),
+        pytest.param({"last_call": "5"}, "want .*last_call_timeout.*, got 'last_call'", id="a word that is none"),
+        pytest.param({"on_failure": "panic"}, "on_failure: want continue or close, got 'panic'", id="another word"),
+        pytest.param({"certificate": "c.pem"}, "want certificate=FILE and key=FILE", id="half a certificate"),
+        pytest.param({"token_file": "/nowhere/token"}, "token file /nowhere/token: want the token", id="no token"),
+    ],
+)
+def test_bad_option_is_told_with_its_name(config: dict[str, object], said: str) -> None:
+    """3.37: a ValueError, as torch's own."""
+    with pytest.raises(ValueError, match=said):
+        _read(**config)
+
+
+@pytest.mark.parametrize("endpoint", ["host:0", "host:port", "ftp://host:1", "host:70000", "://host:1"])
+def test_bad_endpoint_is_told_with_what_is_wanted(endpoint: str) -> None:
+    with pytest.raises(InputError, match="rdzv-endpoint: want"):
+        _read(endpoint)
+
+
+def test_encrypted_endpoint_wants_somebody_who_vouches_for_it() -> None:
+    with pytest.raises(InputError, match="want ca=FILE"):
+        _read("https://host:1")
+    assert _read("https://host:1", {"UNBROKEN_RENDEZVOUS_CA": "/ca"}).authority_file == "/ca"
+
+
+def test_token_is_that_of_the_file_then_the_environment_then_worked_out(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("token-of-the-file\n")
+    known = {"UNBROKEN_TOKEN": "token-of-the-environment"}
+    options = _read(environment=known, token_file=str(file))
+    assert options.token() == "token-of-the-file"
+    file.write_text("rotated")
+    assert options.token() == "rotated"
+    assert _read(environment=known).token() == "token-of-the-environment"
+    made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in ("", "one", "two")}
+    assert len(made) == 3
+    assert all(FixedToken(token).accepts(f"Bearer {token}") for token in made)
+
+
+def test_domains_and_name_are_passed_on() -> None:
+    options = _read(environment={"UNBROKEN_DOMAINS": "row/rack"}, name="n")
+    assert (options.domains, options.name) == (("row", "rack"), "n")
+    assert _read(domains="a/b/c").domains == ("a", "b", "c")
+
+
+def test_token_that_is_too_short_is_none() -> None:
+    with pytest.raises(InputError, match="want at least 16 characters, got 5"):
+        FixedToken("short")
+    token = FixedToken("long-enough-for-one")
+    assert not token.accepts("Bearer long-enough-for-onf")
+    assert not token.accepts("long-enough-for-one")
+
+
+def test_past_is_kept_in_a_file_and_a_bad_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = PastFile(tmp_path / "past")
+    assert file.read() == {}
+    file.write({"run": (3, 4)})
+    assert file.read() == {"run": (3, 4)}
+    (tmp_path / "past").write_text('{"run": [3]}')
+    assert file.read() == {}
+    assert "rounds not known" in caplog.text
+    with pytest.raises(InputError, match="--known: want rounds from 0"):
+        read_past('{"run": [-1, 4]}', "--known")
