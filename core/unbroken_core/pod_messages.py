@@ -53,6 +53,9 @@ class Processes:
 
     processes: tuple[ProcessState, ...]
     is_leaving: bool = False
+    """Whether the pod was told to end."""
+    is_draining: bool = False
+    """Whether those that train go on meanwhile, for a while, until the agent ends them: their ranks can move before."""
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ class Member:
         return self.places[local_rank]
 
     def _hear_launcher(self, message: Processes) -> None:
-        self._is_launcher_leaving = message.is_leaving
+        self._is_launcher_leaving, self.orders.is_draining = message.is_leaving, message.is_draining
         for state in message.processes:
             if not 0 <= state.local_rank < len(self.places):
                 continue
@@ -398,7 +398,8 @@ class Member:
             return []
         is_released = self._is_terminated and not self._has_launcher
         is_over = self.standing.finish is not None and self._is_launcher_lost
-        if is_released or is_over or now_s >= self._exit_by_s:
+        is_late = now_s >= self._exit_by_s and not self.orders.is_draining
+        if is_released or is_over or is_late:
             return [Exit(0)]
         return []
 

@@ -70,6 +70,8 @@ class Orders:
         self._places = places
         self._standing = standing
         self._is_shutdown_sent = False
+        self.is_draining = False
+        """Whether the pod is to end, and its workers may train until their ranks have moved."""
 
     def forget_launcher(self) -> None:
         """A launcher attached (again): nothing was said to it yet."""
@@ -106,6 +108,7 @@ class Orders:
             actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
+                actions += self._drain(place, state, is_welcome)
         return actions
 
     # -------------------------------------------------------------------------------------------- leaving and entering
@@ -211,6 +214,13 @@ class Orders:
         place.spawned = place.wanted
         environment = torchrun.environment(self._settings, plan, part)
         return [TellLauncher(Spawn(place.local_rank, place.wanted, environment))]
+
+    def _drain(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
+        """End a worker of a pod that is to end, unless ranks can still move from it."""
+        # Without the rendezvous nobody moves them.
+        if not self.is_draining or not place.is_alive or (is_welcome and state.phase in _INSIDE):
+            return []
+        return self._end(place)
 
     @staticmethod
     def _look_into(place: Place) -> list[Action]:

@@ -27,6 +27,8 @@ class LaunchConfig:
     """None: output goes to the console only."""
     grace_s: float
     """Between SIGTERM and SIGKILL when the pod itself is told to end."""
+    drain_s: float
+    """When the pod is told to end, workers that train may go on for so long until their ranks have moved."""
     agent_timeout_s: float
     """So long the launcher waits for its agent at the start."""
     environment: Mapping[str, str]
@@ -60,6 +62,7 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         pod_ip=source.get("UNBROKEN_POD_IP", "127.0.0.1"),
         log_dir=Path(log_dir) if log_dir else None,
         grace_s=parsed.grace,
+        drain_s=_seconds(source, "UNBROKEN_DRAIN"),
         agent_timeout_s=parsed.agent_timeout,
         environment=source,
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
@@ -73,6 +76,17 @@ def _preimport(text: str | None) -> tuple[str, ...] | None:
         return modules_in(text)
     except ValueError as error:
         raise InputError(f"UNBROKEN_PREIMPORT: {error}") from None
+
+
+def _seconds(source: Mapping[str, str], name: str) -> float:
+    text = source.get(name, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InputError(f"{name}: want seconds, at least 0, got {text!r}")
+    return seconds
 
 
 def _want(source: Mapping[str, str], name: str) -> str:

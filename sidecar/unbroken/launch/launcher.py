@@ -36,6 +36,8 @@ class Launcher:
         self._streams: list[Stream] = []
         self._told: Processes | None = None
         self._is_leaving = False
+        self._drain_until_s: float | None = None
+        """Set while the pod is to end and its workers were not told yet."""
         self._exit_code: int | None = None
         """Set from the moment that the launcher is to end."""
         self._end_at_s: float | None = None
@@ -123,6 +125,7 @@ class Launcher:
 
     def _next_deadline_s(self) -> float | None:
         due = [self._workers.next_deadline_s, self._link.retry_at_s, self._end_at_s, self._give_up_at_s, self._say_at_s]
+        due.append(self._drain_until_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _check_deadlines(self, now_s: float) -> None:
@@ -137,6 +140,8 @@ class Launcher:
             waited = f"{self._config.agent_timeout_s:g} s"
             complain(self._stderr, f"agent: want a socket at {self._config.directory}/agent.sock, got none in {waited}")
             self._exit_code = 1
+        if self._drain_until_s is not None and (now_s >= self._drain_until_s or self._link.socket is None):
+            self._end_workers(signal.SIGTERM, self._config.grace_s)
         if self._end_at_s is not None and now_s >= self._end_at_s:
             self._end_at_s = None
             self._workers.end_all(self._config.grace_s, now_s)
@@ -155,7 +160,7 @@ class Launcher:
             self._give_up_at_s = self._say_at_s = None
 
     def _state(self) -> Processes:
-        return Processes(self._workers.states, self._is_leaving)
+        return Processes(self._workers.states, self._is_leaving, self._drain_until_s is not None)
 
     def _tell(self) -> None:
         """Tell the agent what changed since it was told last."""
@@ -198,10 +203,21 @@ class Launcher:
                 self._leave(number)
 
     def _leave(self, number: int) -> None:
-        """The pod is to end: pass the signal on, and kill what still runs after the grace; at once the second time."""
-        grace_s = 0.0 if self._is_leaving else self._config.grace_s
-        self._is_leaving = True
+        """The pod is to end: pass the signal on, and kill what still runs after the grace; at once the second time.
+
+        Where there is time for it, and an agent, that one ends the workers as soon as their ranks have moved.
+        """
+        is_first, self._is_leaving = not self._is_leaving, True
         self._exit_code = 128 + number
+        if is_first and number == signal.SIGTERM and self._config.drain_s > 0 and self._link.socket is not None:
+            self._drain_until_s = time.monotonic() + self._config.drain_s
+            self._workers.cancel_starts()
+            self._tell()
+            return
+        self._end_workers(number, self._config.grace_s if is_first else 0.0)
+
+    def _end_workers(self, number: int, grace_s: float) -> None:
+        self._drain_until_s = None
         # Told before the workers are: the agent must not take their end for a fault of their own.
         self._tell()
         self._workers.end_all(grace_s, time.monotonic(), number)

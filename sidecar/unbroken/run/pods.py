@@ -15,7 +15,7 @@ from unbroken_core.wire import settings_to_json
 RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
-_USERS = ("UNBROKEN_PREIMPORT",)
+_USERS = ("UNBROKEN_DRAIN", "UNBROKEN_PREIMPORT")
 """What a user sets; all other variables of this prefix are one job's own."""
 
 

@@ -1,6 +1,6 @@
 """Ranks of a pod that is to leave move between two steps, with real processes and gloo: no step is made twice."""
 
-import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,28 +21,48 @@ def steps_of(folder: Path, rank: int) -> list[tuple[int, int]]:
     return [(int(iteration), int(step)) for iteration, step in (line.split() for line in lines)]
 
 
+def made_by(folder: Path, rank: int, iteration: int) -> list[int]:
+    """Return the steps that a rank has made in one iteration."""
+    return [step for made_in, step in steps_of(folder, rank) if made_in == iteration]
+
+
 @pytest.mark.timeout(200)
-def test_pod_that_is_to_leave_gives_its_ranks_away_after_a_step_that_all_have_saved(
-    start_job: Callable[..., Any], tmp_path: Path
+def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have_saved(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a node is cordoned: the operator tells, a spare takes over, and training goes on at the next step."""
+    """One pod is deleted, and goes once its rank has moved to the spare; of another one the node is cordoned."""
+    monkeypatch.setenv("UNBROKEN_DRAIN", "100")
     job = start_job("--pods", "2", "--spares", "1", "--last-call", "20", workload="wrapped", command=[str(WORKLOAD)])
-    job.wait_for(lambda: all(len(steps_of(tmp_path, rank)) >= 3 for rank in range(2)), "the first steps")
-    pods = job.status()["pods"]
-    leaving = next(pod["pod"] for pod in pods if pod["ranks"] == [1])
+
+    def wait_trained(iteration: int) -> None:
+        job.wait_for(lambda: all(len(made_by(tmp_path, rank, iteration)) > 2 for rank in range(2)), f"{iteration}")
+
+    def pods() -> list[dict[str, Any]]:
+        return list(job.status()["pods"])
+
+    wait_trained(0)
+    deleted = next(pod["pod"] for pod in pods() if pod["ranks"] == [1])
+    job.part_of_pod("unbroken.launch", deleted).send_signal(signal.SIGTERM)
+    wait_trained(1)
+    job.wait_for(lambda: len(pods()) == 3 and deleted not in [pod["pod"] for pod in pods()], "a replacement")
+    job.wait_for(lambda: all(pod["workers"] != ["starting"] for pod in pods()), "a spare that is ready")
+    cordoned = next(pod["pod"] for pod in pods() if pod["ranks"] == [0])
     seen = {
         pod["uid"]: PodObservation(
-            pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == leaving else None
+            pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == cordoned else None
         )
-        for pod in pods
+        for pod in pods()
     }
     assert job.request("/v1/observation", data=wire.encode(Observation(seen)).encode())[0] == 204
-    job.wait_for(lambda: steps_of(tmp_path, 1)[-1][0] == 1, "steps of the next iteration")
-    recovery = job.status()["recoveries"][-1]
+    wait_trained(2)
+    recoveries = job.status()["recoveries"]
     assert job.complete() == 0
+    told = [(recovery["cause"], recovery["pod"], recovery["rung"], recovery["detail"]) for recovery in recoveries]
+    last = [made_by(tmp_path, 0, iteration)[-1] for iteration in (0, 1)]
+    assert told == [
+        ("pod-leaving", deleted, "pod", f"moves after step {last[0]}"),
+        ("pod-leaving", cordoned, "pod", f"moves after step {last[1]}"),
+    ]
     for rank in range(2):
         made = [step for _iteration, step in steps_of(tmp_path, rank)]
         assert made == list(range(1, len(made) + 1))
-    last = max(step for iteration, step in steps_of(tmp_path, 1) if iteration == 0)
-    assert (recovery["cause"], recovery["pod"], recovery["rung"]) == ("pod-leaving", leaving, "pod")
-    assert recovery["detail"] == f"moves after step {last}", json.dumps(recovery)

@@ -62,7 +62,7 @@ def order_of(actions: list[Action]) -> Halt:
 
 
 def test_planned_move_waits_until_all_ranks_stand_after_one_step_and_have_saved() -> None:
-    """1.26: nobody is interrupted before; then the spare takes the ranks."""
+    """Nobody is interrupted before; then the spare takes the ranks."""
     bench = MovingBench()
     asked = bench.report("p0", is_leaving=True)
     assert sorted(sent(asked, Halt)) == ["p0", "p1"]
