@@ -7,7 +7,7 @@
 Every worker that is asked waits in its next ping, and answers which step it told last: so the highest step that is told
 or waited at is one that all can reach and none can pass. Those below it go on to there. A rank that skips a step, or
 was faster, only raises the step; at worst the time is up, and the iteration is interrupted as by a fault. A fault
-meanwhile is handled at once, as any other. See docs/design/0013-moves-between-steps.md.
+meanwhile is handled at once, as any other. See docs/design/0014-moves-between-steps.md.
 """
 
 from collections.abc import Iterator

@@ -98,6 +98,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             startup_s=float(boxes.startup_seconds),
             reconnect_s=float(boxes.reconnect_seconds),
             last_call_s=float(boxes.last_call_seconds),
+            drain_s=float(boxes.drain_seconds),
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
     }

@@ -95,6 +95,10 @@ class Timeouts(Model):
     """A pod whose connection broke has so long to come back before it is lost."""
     last_call_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
     """A job that could start with the pods that are ready waits so long for more of them."""
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    """Ranks that have to move while all is well (a pod is deleted, a node drained, the template changed) do so after a
+    step that all ranks have finished and saved, if that comes within this time; 0 interrupts at once. Deleted pods also
+    need a terminationGracePeriodSeconds that is as much longer as it takes to end them."""
     isolation_seconds: Seconds | None = None
     """When no active pod is heard any more, others get the ranks after so long, since pods that hear no rendezvous have
     left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that is

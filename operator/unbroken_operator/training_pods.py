@@ -31,6 +31,10 @@ from unbroken_operator.suspects import Shunned
 from unbroken_operator.updates import digest_of
 
 NOTHING_SHUNNED = Shunned()
+_DEFAULT_GRACE_S = 30
+"""terminationGracePeriodSeconds of a pod that says nothing, by the API of Kubernetes."""
+_LAST_S = 2.0
+"""What is left of it for the launcher's own end."""
 
 
 def training_pod(
@@ -47,7 +51,8 @@ def training_pod(
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
     digest = digest_of(spec, template)
     pod = template["spec"]
-    containers = [_with_launcher(pod["containers"][0], spec, settings), *pod["containers"][1:]]
+    drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
+    containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image
     init_containers = [_install_container(spec, image, is_root_pod)]
@@ -146,12 +151,22 @@ def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Rol
     return metadata
 
 
-def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings) -> Manifest:
+def _drain_s(settings: JobSettings, grace_s: float) -> float:
+    """Return how long workers of a deleted pod may go on, for their ranks to move, within the pod's grace."""
+    if not settings.is_in_process:
+        return 0.0
+    timeouts = settings.timeouts
+    return max(min(timeouts.drain_s, grace_s - timeouts.termination_grace_s - _LAST_S), 0.0)
+
+
+def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain_s: float) -> Manifest:
     ours = [
         *downward_variables(),
         variable("UNBROKEN_DIR", layout.RUN_PATH),
         variable("UNBROKEN_RANKS_PER_POD", str(settings.ranks_per_pod)),
     ]
+    if drain_s > 0:
+        ours.append(variable("UNBROKEN_DRAIN", f"{drain_s:g}"))
     if spec.logs is not None:
         ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
     mounts = [

@@ -133,6 +133,7 @@ _OTHER_TIMEOUTS = {
     "reconnect-timeout": _DEFAULT.reconnect_s,
     "termination-grace": _DEFAULT.termination_grace_s,
     "last-call": _DEFAULT.last_call_s,
+    "drain-timeout": _DEFAULT.drain_s,
 }
 
 
@@ -150,6 +151,7 @@ def _timeouts(parsed: argparse.Namespace) -> Timeouts:
         reconnect_s=parsed.reconnect_timeout,
         termination_grace_s=parsed.termination_grace,
         last_call_s=parsed.last_call,
+        drain_s=parsed.drain_timeout,
     )
 
 

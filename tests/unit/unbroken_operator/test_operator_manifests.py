@@ -64,6 +64,7 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
         "UNBROKEN_POD_IP": "status.podIP",
         "UNBROKEN_DIR": "/var/run/unbroken",
         "UNBROKEN_RANKS_PER_POD": "2",
+        "UNBROKEN_DRAIN": "23",
         "PYTHONPATH": "/opt/unbroken/lib",
     }
     install, agent = spec["initContainers"]
@@ -73,6 +74,23 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
     assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
     assert environment(agent)["UNBROKEN_TERMINATION_LOG"] == agent["terminationMessagePath"] == "/dev/termination-log"
     assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "drain"),
+    [
+        pytest.param({"timeouts": {"drainSeconds": 10}}, "10", id="as long as the job wants"),
+        pytest.param({"grace": 600}, "30", id="the default where the pod has the time"),
+        pytest.param({"grace": 5}, None, id="no time"),
+        pytest.param({"timeouts": {"drainSeconds": 0}}, None, id="not wanted"),
+        pytest.param({"restart": {"rungs": [{"name": "process"}]}}, None, id="processes are told to end at once"),
+    ],
+)
+def test_workers_of_a_deleted_pod_may_train_within_its_grace(changes: dict[str, Any], drain: str | None) -> None:
+    spec = {name: value for name, value in changes.items() if name != "grace"}
+    grace = {"terminationGracePeriodSeconds": changes["grace"]} if "grace" in changes else {}
+    pod = pod_of(template={"spec": {"containers": [CONTAINER], **grace}}, **spec)
+    assert environment(pod["spec"]["containers"][0]).get("UNBROKEN_DRAIN") == drain
 
 
 def test_the_users_container_cannot_read_the_token() -> None:
