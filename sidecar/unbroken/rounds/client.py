@@ -51,6 +51,8 @@ class Endpoint:
     """Returns the token of this moment; raises InputError."""
     authority: AuthorityFile | None = None
     """Who vouches for the rendezvous; None: it speaks in clear."""
+    server_name: str = ""
+    """Name in its certificate; "": `host`."""
     start: Callable[[str], str] | None = None
     """Starts the rendezvous where nothing listens, with what is known of its past, and returns what went wrong; None:
     somebody else does that."""
@@ -172,7 +174,12 @@ class Link:
             authority = self._endpoint.authority
             context: ssl.SSLContext | bool = True if authority is None else authority.context()
             async with session.ws_connect(
-                self._url, headers=headers, compress=0, max_msg_size=wire.MAX_MESSAGE_BYTES, ssl=context
+                self._url,
+                headers=headers,
+                compress=0,
+                max_msg_size=wire.MAX_MESSAGE_BYTES,
+                ssl=context,
+                server_hostname=self._endpoint.server_name or None,
             ) as connection:
                 await self._converse(connection)
                 return True

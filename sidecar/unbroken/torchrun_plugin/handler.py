@@ -85,6 +85,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         """The newest last. The one before it serves those who have not left its round yet."""
         self._has_begun = False
         self._has_left = False
+        self._was_released = False
         report = NodeReport(
             protocol=PROTOCOL,
             uid=uuid.uuid4().hex,
@@ -126,6 +127,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             standing, opened = self._join()
             info = self._info(standing, opened)
         except Exception as error:
+            self._was_released = isinstance(error, RendezvousGracefulExitError)
             self._record_failure(error)
             raise
         text = f"node {self._link.report.name} is rank {standing.rank} of {standing.size} in round {standing.round}"
@@ -243,6 +245,14 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave the run, and tell why; the others go on where there are enough. Return whether that was heard."""
         error = sys.exc_info()[1]
+        is_heard = self._shut_down(error)
+        if self._was_released and isinstance(error, AttributeError):
+            # torch's launcher (2.13) asks a node that was released for its result, of which there is none. It was not
+            # needed: that is no failure, and whoever has started it must not start it again.
+            raise SystemExit(0)
+        return is_heard
+
+    def _shut_down(self, error: BaseException | None) -> bool:
         departure = Departure.GONE
         if error is None:
             departure = Departure.FINISHED
@@ -322,7 +332,8 @@ def _endpoint(options: Options) -> Endpoint:
     )
     authority = AuthorityFile(Path(options.authority_file)) if options.authority_file else None
     may_start = options.may_start and is_local(options.host)
-    return Endpoint(options.host, options.port, options.token, authority, starter if may_start else None)
+    start = starter if may_start else None
+    return Endpoint(options.host, options.port, options.token, authority, options.server_name, start)
 
 
 def _settings(run_id: str, options: Options) -> RendezvousSettings:

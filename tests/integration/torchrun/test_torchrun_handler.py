@@ -1,6 +1,7 @@
 """torch's RendezvousHandler on our rendezvous, over a real connection: several nodes are threads of this process."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 import threading
@@ -9,7 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+import trustme
 from aiohttp import web
 from tests.waiting import LIMIT_S, wait_until
 from torch.distributed.elastic.events import NodeState  # type: ignore[attr-defined] # not exported by name
@@ -30,6 +33,7 @@ from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers
 from unbroken.torchrun_plugin.handler import UnbrokenRendezvousHandler
 from unbroken_core.round_messages import Departure
+from unbroken_core.tls import server_context
 
 TOKEN = "a-token-of-this-test"
 RUN_ID = "run"
@@ -38,8 +42,9 @@ RUN_ID = "run"
 class Server:
     """The rendezvous, in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.port = 0
+        self._context = context
         self._loop = asyncio.new_event_loop()
         self._is_up = threading.Event()
         self._is_over: asyncio.Event | None = None
@@ -54,7 +59,7 @@ class Server:
         app.add_routes(rounds.routes())
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        site = web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=self._context)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
@@ -77,6 +82,7 @@ class Nodes:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self.scheme = "http"
         self._pool = ThreadPoolExecutor(8)
         self._made: list[UnbrokenRendezvousHandler] = []
 
@@ -84,7 +90,7 @@ class Nodes:
         """Return a new handler, made as torchrun makes it."""
         low, high = map(int, nodes.split(":"))
         config = {"last_call_timeout": 1, "join_timeout": 60, "reconnect_timeout": 1, "start": "never", **config}
-        endpoint = f"127.0.0.1:{self.port}"
+        endpoint = f"{self.scheme}://127.0.0.1:{self.port}"
         made = get_rendezvous_handler(RendezvousParameters("unbroken", endpoint, RUN_ID, low, high, **config))
         assert isinstance(made, UnbrokenRendezvousHandler)
         self._made.append(made)
@@ -262,6 +268,48 @@ def test_nobody_there_is_an_error_after_the_join_timeout(nodes: Nodes) -> None:
     nodes.port = 1
     with pytest.raises(RendezvousConnectionError, match=r"no connection to http://127\.0\.0\.1:1"):
         nodes.make(join_timeout=1).next_rendezvous()
+
+
+def test_encrypted_rendezvous_is_believed_where_its_authority_vouches_for_it(nodes: Nodes, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    for name, one in {"ca": authority, "other": trustme.CA()}.items():
+        one.cert_pem.write_to_path(tmp_path / name)
+    server = Server(server_context(tmp_path / "server.pem", tmp_path / "server.pem"))
+    try:
+        nodes.port, nodes.scheme = server.port, "https"
+        (info,) = nodes.meet(nodes.make("1:1", ca=tmp_path / "ca"))
+        assert info.world_size == 1
+        with pytest.raises(RendezvousConnectionError, match="certificate verify failed"):
+            nodes.make("1:1", ca=tmp_path / "other").next_rendezvous()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param("{", id="no JSON"),
+        pytest.param('{"type":"Standing"}', id="another message"),
+        pytest.param("x" * (100 << 10), id="too long"),
+        pytest.param(b"binary", id="binary"),
+    ],
+)
+def test_garbage_ends_its_connection_and_disturbs_nobody(nodes: Nodes, sent: str | bytes) -> None:
+    """3.42: nothing is unpickled, nothing is believed unread."""
+    node = nodes.make("1:1")
+    nodes.meet(node)
+
+    async def send() -> aiohttp.WSMsgType:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        url = f"http://127.0.0.1:{nodes.port}/v1/rounds/{RUN_ID}"
+        async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=headers) as connection:
+            await (connection.send_bytes(sent) if isinstance(sent, bytes) else connection.send_str(sent))
+            return (await connection.receive(LIMIT_S)).type
+
+    assert asyncio.run(send()) in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    assert not node.is_closed()
+    assert node.num_nodes_waiting() == 0
 
 
 def test_plug_in_costs_a_process_nothing_before_it_is_used() -> None:

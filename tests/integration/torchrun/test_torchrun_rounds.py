@@ -135,7 +135,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 def test_torchrun_goes_on_after_every_loss_and_takes_new_nodes_in(job: Job) -> None:
     """3.31, 3.32, 3.33, 3.34, 3.35: start, a worker that fails, rank 0's node lost, the rendezvous killed, fewer nodes,
-    a node that is new, and an end with success on all. Logs: 4.10, no attempt is written over."""
+    a node that is new, and an end with success on all, also on one that was not needed (3.21). Logs (4.10): no attempt
+    is written over."""
     job.start("a")
     job.start("b")
     job.wait_begun(0, {"a": 0, "b": 1})
@@ -162,6 +163,8 @@ def test_torchrun_goes_on_after_every_loss_and_takes_new_nodes_in(job: Job) -> N
     job.start("d")
     job.wait_begun(7, {"b": 0, "d": 1})
 
+    job.start("spare")
+    job.wait_came("spare")
     (job.folder / "finish").touch()
     for name, node in job.nodes.items():
         assert node.wait() == 0, f"{name}\n{job.text()}"
