@@ -63,6 +63,8 @@ class RoundState:
     """The highest number that any node has heard."""
     world: tuple[str, ...] = ()
     """Uids of that round by rank."""
+    places: dict[str, int] = field(default_factory=dict)
+    """The same the other way round."""
     run_round: int = -1
     """Number of the newest round that has run."""
     previous: dict[str, int] = field(default_factory=dict)
@@ -134,7 +136,7 @@ class RoundState:
         uid = node.report.uid
         if node.has_left:
             return self._stand(node, Stage.LEFT if self._may_end(node) else Stage.RUNNING)
-        if self.phase is Phase.STARTING and uid in self.world:
+        if self.phase is Phase.STARTING and uid in self.places:
             return self._starting(node)
         if uid in self.runners:
             num_waiting = 0 if self.phase is Phase.RUNNING else max(len(self.joining()), 1)
@@ -172,7 +174,7 @@ class RoundState:
         )
 
     def _starting(self, node: Node) -> Standing:
-        rank, attempt = self.world.index(node.report.uid), node.report.attempt
+        rank, attempt = self.places[node.report.uid], node.report.attempt
         address, port = "", 0
         first = self.nodes.get(self.world[0])
         if first is not None:

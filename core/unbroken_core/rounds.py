@@ -175,6 +175,7 @@ class Room:
             return False
         state.number = max(state.number, state.seen_number) + 1
         state.world, state.enough_since_s = decision, None
+        state.places = {uid: rank for rank, uid in enumerate(decision)}
         state.phase, state.started_at_s = Phase.STARTING, now_s
         names = ",".join(state.nodes[uid].name for uid in decision[:_MAX_NAMES])
         self._note(f"round formed: round={state.number} size={len(decision)} nodes={names}")
@@ -199,8 +200,8 @@ class Room:
 
     def _begin(self, now_s: float) -> None:
         state = self._state
-        state.runners = {uid: rank for rank, uid in enumerate(state.world)}
-        state.previous, state.size, state.run_round = dict(state.runners), len(state.world), state.number
+        state.runners = dict(state.places)
+        state.previous, state.size, state.run_round = dict(state.places), len(state.world), state.number
         state.num_unknown, state.unknown_until_s, state.broken, state.message = 0, math.inf, "", ""
         for node in state.nodes.values():
             if node.report.uid in state.runners:
@@ -273,7 +274,7 @@ class Room:
         known = max((report.known_round, report.known_size), self._earlier)
         if known[0] > state.run_round and state.limits is not None:
             state.run_round, state.size = known
-            state.previous, state.runners, state.world, state.broken = {}, {}, (), ""
+            state.previous, state.runners, state.world, state.places, state.broken = {}, {}, (), {}, ""
             state.num_unknown, state.unknown_until_s = state.size, now_s + state.limits.heartbeat_s
             state.phase = Phase.RUNNING
             self._note(f"round taken over: round={state.run_round} size={state.size}")

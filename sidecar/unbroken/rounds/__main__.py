@@ -41,7 +41,7 @@ async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], lis
     file = None if options.state is None else PastFile(options.state)
     past: Past = {} if file is None else file.read()
     past |= read_past(options.known, "--known") if options.known else {}
-    rounds, door = Rounds(refusals, past, file and file.write), Door(accepts, refusals)
+    rounds, door = Rounds(refusals, past, None if file is None else file.write), Door(accepts, refusals)
     app = web.Application(middlewares=[door.guard])
     app.add_routes(rounds.routes())
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)

@@ -1,6 +1,7 @@
 """What a user says to torchrun's plug-in: `--rdzv-endpoint`, `--rdzv-conf`, the environment."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_times_have_the_defaults_of_torch_and_are_whole_seconds() -> None:
         pytest.param({"token_file": "/nowhere/token"}, "token file /nowhere/token: want the token", id="no token"),
     ],
 )
-def test_bad_option_is_told_with_its_name(config: dict[str, object], said: str) -> None:
+def test_bad_option_is_told_with_its_name(config: dict[str, Any], said: str) -> None:
     """3.37: a ValueError, as torch's own."""
     with pytest.raises(ValueError, match=said):
         _read(**config)
