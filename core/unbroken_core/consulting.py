@@ -167,5 +167,6 @@ def _give_up(job: Job, member: Member, place: Place, waited_s: float, now_s: flo
             detail=f"{text}; its process is replaced",
         )
         job.history.running.add(job.fault(member, record))
+    job.script.silent_began = job.pod_clock.read(now_s)
     job.is_changed = True
     condemn(job, member, place)

@@ -186,8 +186,13 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         job.say(reason, _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else ""))
         return
     outcome = first_outcome(job)
+    silent_began = job.script.silent_began
     if not isinstance(outcome, Shortage):
         _form(job, now_s)
+    elif silent_began is not None and now_s < job.startup_due_s(silent_began):
+        # However late it was asked, its new process has the time to get ready that every process has.
+        job.wake(job.startup_due_s(silent_began))
+        job.say(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
     else:
         waited_s = job.settings.timeouts.startup_s
         refused = objection(job)

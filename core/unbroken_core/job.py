@@ -41,6 +41,8 @@ class Script:
     """Worker that asked first; "" before any has spoken."""
     iteration: int = -1
     """Highest iteration of those who ask for it."""
+    silent_began: float | None = None
+    """Reading of the pod clock when a worker that did not answer was last given a new process."""
     keys: dict[Worker, tuple[str, ...]] = field(default_factory=dict)
     """What the key functions of code have said in each worker, those included that were lost since the last plan."""
 

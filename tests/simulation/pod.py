@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from unbroken.agent.fence import longest_absence_s, ping_interval_s
+from unbroken.agent.fence import explain, holds_the_world, is_over, longest_absence_s, ping_interval_s
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -91,6 +91,8 @@ class Pod:
         self.lost_since_s: float | None = world.now_s
         """Since when the agent knows that it has no contact to the rendezvous."""
         self.is_fence_set = False
+        self.fenced: Fault | None = None
+        """Why it has left the last iteration that it left by itself."""
         self.is_leaving = False
         self.left_at_s = 0.0
         self.epoch = -1
@@ -135,7 +137,7 @@ class Pod:
             self.plan.domains if self.plan is not None else (),
             self.generation,
             self.plan,
-            tuple(self._aged(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
+            tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
         )
         self.say(hello)
 
@@ -177,6 +179,11 @@ class Pod:
             )
             for worker in self.workers
         )
+
+    def _told(self, worker: Worker, state: WorkerState) -> WorkerState:
+        """Tell in a Hello how old a fault is, and of a pod that left by itself why it did."""
+        aged = self._aged(worker, state)
+        return aged if self.fenced is None else explain(aged, self.fenced)
 
     def _aged(self, worker: Worker, state: WorkerState) -> WorkerState:
         """Tell how old a fault is that nobody could be told of when it happened."""
@@ -247,6 +254,14 @@ class Pod:
             return
         self.world.guilty_pods.add(self.uid)
         self.world.tell(f"{self.name} leaves iteration {self.plan.iteration} by itself")
+        # As its own agent tells of it: a weak word where the fault may be another's.
+        is_weak = is_over(self.plan, self.states()) and not holds_the_world(self.plan)
+        cause = Cause.SOFT_TIMEOUT if is_weak else Cause.HEARTBEAT_LOST
+        self.fenced = Fault(
+            cause, self.plan.iteration, "cut off from the rendezvous", self.world.now_s - self.lost_since_s
+        )
+        for worker in self.workers:
+            self.world.guilty.add((self.uid, worker.local_rank))
         self.interrupted = max(self.interrupted, self.plan.iteration)
         self._settle()
         self._set_fence(1.0)
@@ -506,7 +521,7 @@ class Pod:
             return
         self.is_agent_up = False
         self.num_starts += 1
-        self.halt = None
+        self.halt = self.fenced = None
         if self.connection is not None:
             self.world.break_connection(self.connection)
         self.world.after(down_s, self._agent_up, f"the agent of {self.name} is back")

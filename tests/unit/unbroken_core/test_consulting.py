@@ -181,6 +181,20 @@ def test_one_that_is_silent_gets_a_new_process_and_another_one_is_asked() -> Non
     assert (recovery.cause, recovery.pod) == ("pod-lost", "p-0")
 
 
+def test_one_that_is_silent_at_the_end_of_the_startup_time_has_time_for_its_new_process() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=2))
+    bench.gather(num_pods=2)
+    bench.live(SETTINGS.timeouts.startup_s)
+    bench.live(SETTINGS.timeouts.soft_s + 1.0)
+    ((pod, _respawn),) = bench.respawned
+    assert (pod, bench.status().phase) == ("p-0", JobPhase.FORMING)
+    fresh = bench.workers(READY)
+    fresh[0] = WorkerState(0, 1, READY, -1, "h", 5001, policy=POLICY)
+    bench.report("p-0", fresh)
+    bench.answer(3, 2, 1, 0)
+    assert bench.ranks(0) == {"p-0": [3, 2], "p-1": [1, 0]}
+
+
 def test_policy_that_never_answers_fails_the_job_and_names_the_time_limit() -> None:
     bench = Bench()
     bench.gather()
