@@ -16,7 +16,7 @@ from unbroken_core.errors import InputError
 from unbroken_operator import layout, logs
 from unbroken_operator.config import Config, parse
 from unbroken_operator.endpoints import serving
-from unbroken_operator.errors import KubeError, KubeNotFound
+from unbroken_operator.errors import KubeError, KubeNotFound, KubeNotServed
 from unbroken_operator.handlers import run_operator
 from unbroken_operator.jobs import Jobs, has_native_sidecars
 from unbroken_operator.kube import Kube, collection_path
@@ -135,30 +135,23 @@ async def _work(
         limits=config.quarantine_limits,
         may_act=flags.may_act,
     )
-    ending = keeping = None
+    keeping = None
     try:
         await jobs.start()
         keeping = asyncio.create_task(quarantine.run(), name="quarantine")
-        # kopf waits 5 s at its end for every task that was made while it ran: by then those of the jobs should be gone.
-        ending = asyncio.create_task(_stop_jobs(jobs, flags), name="stop jobs")
-        await run_operator(jobs, config.kubeconfig, config.namespaces, flags.stop, flags.ready)
+        await run_operator(
+            jobs,
+            config.kubeconfig,
+            config.namespaces,
+            flags.stop,
+            flags.ready,
+            is_served=lambda: _is_served(kube, config.namespaces),
+        )
     finally:
-        if ending is not None and flags.stop.is_set() and flags.ready.is_set():
-            await ending
-        elif ending is not None:
-            ending.cancel()
         if keeping is not None:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
         await jobs.stop()
-
-
-async def _stop_jobs(jobs: Jobs, flags: Flags) -> None:
-    await flags.ready.wait()
-    # kopf has taken the signals for itself when it started, and would tell nobody else.
-    _stop_on_signals(flags.stop)
-    await flags.stop.wait()
-    await jobs.stop()
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
@@ -166,15 +159,26 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
+async def _is_served(kube: Kube, namespaces: tuple[str, ...]) -> bool:
+    try:
+        await kube.list(_path_of_jobs(namespaces))
+    except KubeError:
+        return False
+    return True
+
+
+def _path_of_jobs(namespaces: tuple[str, ...]) -> str:
+    return collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION)
+
+
 async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
     """Wait for the API server and the CRD; return whether the cluster has native sidecars."""
-    path = collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION)
     trouble = ""
     while True:
         try:
             is_native = await has_native_sidecars(kube)
-            await kube.list(path)
-        except KubeNotFound:
+            await kube.list(_path_of_jobs(namespaces))
+        except (KubeNotFound, KubeNotServed):
             found = f"no CRD {layout.CRD_NAME}, install crds/resilienttrainingjobs.yaml"
         except KubeError as error:
             found = str(error)

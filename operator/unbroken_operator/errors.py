@@ -7,6 +7,7 @@ UnbrokenError
 │   ├── KubeRefused       the API server will not do it however often it is asked (400, 401, 403, 405, 413, 422)
 │   ├── KubeGone          the watch's place in history is gone: list again (410)
 │   └── KubeUnavailable   not now (429, 5xx, no connection, time-out): try again later
+│       └── KubeNotServed a path that the API server does not know (404 without a Status): it starts, or lacks a CRD
 └── RendezvousUnreachable the rendezvous did not answer as it should: a normal state, try again later
 """
 
@@ -39,6 +40,10 @@ class KubeUnavailable(KubeError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class KubeNotServed(KubeUnavailable):
+    """Nothing is known at this path, which says nothing about objects."""
 
 
 class RendezvousUnreachable(UnbrokenError):

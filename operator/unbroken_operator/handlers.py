@@ -5,9 +5,12 @@ deleted while no operator runs; owner references remove what belongs to it.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 import kopf
@@ -19,7 +22,10 @@ from unbroken_operator.kube import Connection, load_connection
 logger = logging.getLogger(__name__)
 
 SERVER_TIMEOUT_S = 290
-RESTART_S = 5.0
+RESTART_S = 1.0
+MAX_RESTART_S = 15.0
+STEADY_S = 60.0
+"""A watch that lasted so long is no failure in a row."""
 _IDENTITY: Any = "unbroken-operator"
 """Any text does, as there are no peers. Without it kopf asks for the user's name, which the uid of an image has not."""
 
@@ -53,7 +59,9 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-def _registry(jobs: Jobs, kubeconfig: str | None) -> kopf.OperatorRegistry:
+def _registry(
+    observe: Callable[[str | None, dict[str, Any]], None], kubeconfig: str | None, let_go: Callable[[], None]
+) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry, retries=3, backoff=1.0)
@@ -62,7 +70,12 @@ def _registry(jobs: Jobs, kubeconfig: str | None) -> kopf.OperatorRegistry:
 
     @kopf.on.event(layout.GROUP, layout.VERSION, layout.PLURAL, registry=registry)
     async def observe_job(event: kopf.RawEvent, **_: Any) -> None:
-        jobs.observe(event["type"], dict(event["object"]))
+        observe(event["type"], dict(event["object"]))
+
+    @kopf.on.cleanup(registry=registry)
+    async def end(**_: Any) -> None:
+        # Who waits for the flag is one of those that kopf waits 5 s for.
+        let_go()
 
     return registry
 
@@ -80,25 +93,82 @@ def _connection_info(connection: Connection) -> kopf.ConnectionInfo:
 
 
 async def run_operator(
+    jobs: Jobs,
+    kubeconfig: str | None,
+    namespaces: tuple[str, ...],
+    stop: asyncio.Event,
+    ready: asyncio.Event,
+    *,
+    is_served: Callable[[], Awaitable[bool]],
+) -> None:
+    """Watch jobs until `stop` is set. `is_served` asks whether the API server knows of jobs at all."""
+    num_failures = 0
+    while not stop.is_set():
+        if num_failures and not await is_served():
+            # kopf looks for the kind once, at its start, and would watch nothing from then on.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), RESTART_S)
+            continue
+        started_at = time.monotonic()
+        try:
+            await _watch_jobs(jobs, kubeconfig, namespaces, stop, ready)
+        except Exception:
+            # An answer that kopf takes for fatal, such as 5xx for a minute, or 404 of an API server that has just
+            # started and does not know of CRDs yet, is no reason to give all jobs up.
+            num_failures = 1 if time.monotonic() - started_at > STEADY_S else num_failures + 1
+            delay_s = min(RESTART_S * 2.0 ** (num_failures - 1), MAX_RESTART_S)
+            logger.exception("watch of jobs ended, starting again in_s=%.0f", delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay_s)
+        else:
+            return
+
+
+async def _watch_jobs(
     jobs: Jobs, kubeconfig: str | None, namespaces: tuple[str, ...], stop: asyncio.Event, ready: asyncio.Event
 ) -> None:
-    """Watch jobs until `stop` is set or the process is told to end by a signal."""
-    while not stop.is_set():
+    """Run kopf in a thread and a loop of its own until `stop` is set. Raises what kopf raises.
+
+    At its end it waits for every task of its loop that was made meanwhile, and cancels it: in the loop of the jobs that
+    would be their workers, with all that these remember.
+    """
+    ours = asyncio.get_running_loop()
+    halt = threading.Event()
+    is_ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+    is_ready.add_done_callback(lambda _: ours.call_soon_threadsafe(ready.set))
+
+    def observe(kind: str | None, job: dict[str, Any]) -> None:
+        ours.call_soon_threadsafe(jobs.observe, kind, job)
+
+    async def watch() -> None:
         try:
             await kopf.operator(
-                registry=_registry(jobs, kubeconfig),
+                registry=_registry(observe, kubeconfig, halt.set),
                 settings=_settings(),
                 namespaces=namespaces,
                 clusterwide=not namespaces,
                 standalone=True,
                 identity=_IDENTITY,
-                stop_flag=stop,
-                ready_flag=ready,
+                stop_flag=halt,
+                ready_flag=is_ready,
             )
-        except Exception:
-            # An answer that kopf takes for fatal, such as 5xx for a minute, is no reason to give all jobs up.
-            logger.exception("watch of jobs ended, starting again in_s=%.0f", RESTART_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), RESTART_S)
-        else:
-            return
+        finally:
+            # A thread of kopf's waits for it, and would hold up the end of the loop.
+            halt.set()
+
+    watching = asyncio.create_task(asyncio.to_thread(asyncio.run, watch()), name="kopf")
+    stopping = asyncio.create_task(stop.wait(), name="stop kopf")
+    try:
+        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        halt.set()
+        stopping.cancel()
+        await watching
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "not in the main thread" not in record.msg
+
+
+# The signals are taken by this process' own loop.
+logging.getLogger("kopf._core.reactor.running").addFilter(_is_news)

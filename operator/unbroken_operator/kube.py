@@ -21,6 +21,7 @@ from unbroken_operator.errors import (
     KubeError,
     KubeGone,
     KubeNotFound,
+    KubeNotServed,
     KubeRefused,
     KubeUnavailable,
 )
@@ -267,7 +268,8 @@ async def _error(response: aiohttp.ClientResponse, what: str) -> KubeError:
         response.release()
     message = f"{what}: {status} {_status_message(text)}"
     if status == 404:
-        return KubeNotFound(message)
+        # A server that has just started serves no CRDs yet: that a job is not served does not mean that it is gone.
+        return KubeNotFound(message) if _is_status(text) else KubeNotServed(message)
     if status == 409:
         return KubeConflict(message)
     if status == 410:
@@ -275,6 +277,14 @@ async def _error(response: aiohttp.ClientResponse, what: str) -> KubeError:
     if status == 429 or status >= 500:
         return KubeUnavailable(message, _retry_after_s(response.headers.get("Retry-After", "")))
     return KubeRefused(message)
+
+
+def _is_status(text: str) -> bool:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(parsed, dict) and parsed.get("kind") == "Status"
 
 
 def _status_message(text: str) -> str:

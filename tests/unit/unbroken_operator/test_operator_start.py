@@ -19,8 +19,11 @@ def test_operator_names_itself_so_that_kopf_does_not_ask_for_the_name_of_the_use
     async def operator(**options: Any) -> None:
         seen.update(options)
 
+    async def always() -> bool:
+        return True
+
     async def run() -> None:
-        await handlers.run_operator(cast(Jobs, None), None, (), asyncio.Event(), asyncio.Event())
+        await handlers.run_operator(cast(Jobs, None), None, (), asyncio.Event(), asyncio.Event(), is_served=always)
 
     monkeypatch.setattr(kopf, "operator", operator)
     asyncio.run(run())

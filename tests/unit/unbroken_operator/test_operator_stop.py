@@ -1,76 +1,101 @@
-"""How the operator ends."""
+"""How the operator ends, and what ends with kopf."""
 
 import asyncio
-import os
-import signal
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import kopf
 import pytest
 
-from unbroken_operator import __main__ as entry
-from unbroken_operator.config import Config
-from unbroken_operator.kube import Kube
-from unbroken_operator.metrics import OperatorMetrics
-from unbroken_operator.quarantine import JobsView
-from unbroken_operator.rendezvous_client import RendezvousClient
-from unbroken_operator.snapshot import NodeView
+from unbroken_operator import handlers
+from unbroken_operator.jobs import Jobs
 
 
-def test_jobs_are_stopped_while_kopf_still_runs_since_it_would_wait_for_their_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It waits 5 s for every task that was made while it ran, and cancels them then."""
+class Watcher:
+    """Stands in for all jobs."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str | None, str]] = []
+        self.workers: list[asyncio.Task[None]] = []
+        self.came = asyncio.Event()
+
+    def observe(self, kind: str | None, job: Mapping[str, Any]) -> None:
+        """Start a worker, as for a new job."""
+        self.seen.append((kind, job["name"]))
+        self.workers.append(asyncio.create_task(asyncio.sleep(3600)))
+        self.came.set()
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, operator: Callable[..., Any], then: Callable[[Watcher, asyncio.Event], Any]
+) -> Watcher:
+    """Run the watch with a kopf of the test's own, and beside it what the test does."""
+
+    async def is_served() -> bool:
+        served.append(len(served) > 0)
+        return served[-1]
+
+    served: list[bool] = []
+
+    async def scenario() -> Watcher:
+        watcher, stop, ready = Watcher(), asyncio.Event(), asyncio.Event()
+        async with asyncio.timeout(60):
+            watching = asyncio.create_task(
+                handlers.run_operator(cast(Jobs, watcher), None, (), stop, ready, is_served=is_served), name="watch"
+            )
+            await ready.wait()
+            await then(watcher, stop)
+            await watching
+        assert not any(worker.done() for worker in watcher.workers)
+        for worker in watcher.workers:
+            worker.cancel()
+        await asyncio.gather(*watcher.workers, return_exceptions=True)
+        return watcher
+
+    monkeypatch.setattr(kopf, "operator", operator)
+    monkeypatch.setattr(handlers, "RESTART_S", 0.0)
+    monkeypatch.setattr(handlers, "_registry", lambda observe, *_: observe)
+    return asyncio.run(scenario())
+
+
+def test_a_watch_that_fails_ends_no_worker_and_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kopf cancels all tasks of its loop that were made while it ran: those of the jobs must not be among them."""
+    rounds: list[int] = []
+
+    async def operator(
+        registry: Callable[[str, dict[str, Any]], None], stop_flag: threading.Event, ready_flag: Any, **_: Any
+    ) -> None:
+        rounds.append(len(rounds))
+        registry("ADDED", {"name": f"job-{len(rounds)}"})
+        ready_flag.set_result(None)
+        if len(rounds) == 1:
+            others = asyncio.all_tasks() - {cast(asyncio.Task[Any], asyncio.current_task())}
+            for task in others:
+                task.cancel()
+            raise RuntimeError("404 page not found")
+        await asyncio.to_thread(stop_flag.wait)
+
+    async def then(watcher: Watcher, stop: asyncio.Event) -> None:
+        while len(watcher.seen) < 2:
+            watcher.came.clear()
+            await watcher.came.wait()
+        stop.set()
+
+    watcher = run_with(monkeypatch, operator, then)
+    assert watcher.seen == [("ADDED", "job-1"), ("ADDED", "job-2")]
+
+
+def test_the_watch_is_told_to_end_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    class Jobs:
-        def __init__(self, *_: object, **__: object) -> None:
-            self.worker: asyncio.Task[None] | None = None
-
-        def nodes(self) -> dict[str, NodeView]:
-            return {}
-
-        def blames(self) -> tuple[JobsView, ...]:
-            return ()
-
-        async def start(self) -> None:
-            told.append("start")
-
-        async def stop(self) -> None:
-            told.append("stop")
-            ended.set()
-
-    async def operator(stop_flag: asyncio.Event, ready_flag: asyncio.Event, **_: Any) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, told.append, "only kopf is told")
-        ready_flag.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop_flag.wait()
-        await ended.wait()
+    async def operator(stop_flag: threading.Event, ready_flag: Any, **_: Any) -> None:
+        ready_flag.set_result(None)
+        await asyncio.to_thread(stop_flag.wait)
         told.append("kopf ends")
 
-    async def no_wait(*_: object) -> bool:
-        return True
+    async def then(_: Watcher, stop: asyncio.Event) -> None:
+        stop.set()
 
-    async def run() -> None:
-        flags = entry.Flags(asyncio.Event(), asyncio.Event())
-        nothing = cast(Any, None)
-        async with asyncio.timeout(60):
-            await entry._work(
-                Config(
-                    (), None, "sidecar:1", None, None, is_json_log=False, log_level="INFO", force_delete_after_s=30.0
-                ),
-                cast(Kube, nothing),
-                cast(RendezvousClient, nothing),
-                cast(OperatorMetrics, nothing),
-                flags,
-            )
-
-    ended = asyncio.Event()
-    monkeypatch.setattr(entry, "Jobs", Jobs)
-    monkeypatch.setattr(entry, "_wait_for_api", no_wait)
-    monkeypatch.setattr(kopf, "operator", operator)
-    asyncio.run(run())
-    assert told == ["start", "stop", "kopf ends", "stop"]
+    run_with(monkeypatch, operator, then)
+    assert told == ["kopf ends"]
