@@ -23,9 +23,10 @@ from unbroken_core.contact import is_deaf, start_over
 from unbroken_core.errors import assert_never
 from unbroken_core.events import Action, AgentDisconnected, AgentJoined, AgentReported, Event, Observed, Tick
 from unbroken_core.forming import consider_adoption, while_forming
+from unbroken_core.healing import heal
 from unbroken_core.hearing import bring_up_to_date, hear, join, lose, lose_connection, observe
 from unbroken_core.history import History, Progress
-from unbroken_core.interrupting import heal, inspect, take_fault, while_interrupted
+from unbroken_core.interrupting import inspect, take_fault, while_interrupted
 from unbroken_core.job import OVER, Job
 from unbroken_core.liveness import reconnect_grace_s
 from unbroken_core.messages import JobStatus

@@ -67,11 +67,15 @@ class Incident:
     phase_s: dict[str, float] = field(default_factory=dict)
     is_barren: bool = False
     """Whether the job made no progress since the recovery before."""
+    _culprit: FaultRecord | None = field(default=None, init=False)
 
     @property
     def culprit(self) -> FaultRecord:
-        """The fault with the strongest evidence, then the earliest."""
-        return max(self.faults.values(), key=lambda fault: (fault.cause.severity, -fault.at_s))
+        """The fault with the strongest evidence, then the earliest. Raises RuntimeError before the first."""
+        # Kept, not sought: thousands of ranks may tell of one fault, and each is asked whom it names.
+        if self._culprit is None:
+            raise RuntimeError(f"recovery {self.number}: want a fault, got none")
+        return self._culprit
 
     def add(self, fault: FaultRecord) -> bool:
         """Collect a fault; of each worker the strongest is kept. Return whether it is news."""
@@ -80,6 +84,8 @@ class Incident:
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
         self.faults[key] = fault
+        if self._culprit is None or _weight(fault) > _weight(self._culprit):
+            self._culprit = fault
         return True
 
     def raise_rung(self, rung: Rung) -> None:
@@ -118,6 +124,10 @@ class Incident:
             num_faults=len(self.faults),
             stack=culprit.stack,
         )
+
+
+def _weight(fault: FaultRecord) -> tuple[int, float]:
+    return fault.cause.severity, -fault.at_s
 
 
 class History:

@@ -1,13 +1,15 @@
 """From a fault to the next plan."""
 
+from itertools import takewhile
+
 from unbroken_core.consulting import consult, objection
 from unbroken_core.errors import assert_never
 from unbroken_core.forming import first_outcome, hopeless_text
 from unbroken_core.history import FaultRecord, Incident
 from unbroken_core.job import Interruption, Job
 from unbroken_core.liveness import heartbeat_interval_s
-from unbroken_core.membership import Member, Place, evidence, needs_order
-from unbroken_core.messages import Interrupt, Respawn
+from unbroken_core.membership import Member, Place, evidence
+from unbroken_core.messages import Interrupt
 from unbroken_core.moves import may_wait
 from unbroken_core.one_world import is_held
 from unbroken_core.planning import condemn, cut_plan, finish, late_fault
@@ -18,11 +20,7 @@ from unbroken_core.worlds import Outcome, Shortage
 MAX_PLANS = 8
 """Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
 also ends a job whose workers never get as far as running."""
-MAX_HOLD_S = 1.0
-"""So long at most a new process waits for a recovery that goes on without it."""
-SETTLE_S = 0.25
-"""So long it waits after that: the workers that were told to enter have yet to find each other."""
-
+_READY = WorkerPhase.READY
 _LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
 
 
@@ -127,60 +125,6 @@ def _cut(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None
     cut_plan(job, rung, now_s, order)
 
 
-def heal(job: Job, now_s: float) -> None:
-    """Start processes again where none is left, with a back-off for those that never get ready."""
-    held_until_s = _held_until_s(job, now_s) if job.census.healing else None
-    if held_until_s is not None and now_s < held_until_s:
-        job.wake(held_until_s)
-        return
-    for uid in list(job.census.healing):
-        member = job.census.by_uid[uid]
-        due = [place for place in member.places.values() if needs_order(place)]
-        for place in due:
-            if place.retry_at_s > now_s:
-                job.wake(place.retry_at_s)
-        now = [place for place in due if place.retry_at_s <= now_s]
-        if not now:
-            continue
-        for place in now:
-            place.replacing = place.state.incarnation if place.replacing is None else place.replacing
-            place.is_order_sent = True
-        if job.interruption is not None and member.ranks:
-            job.interruption.respawned.setdefault(uid, set()).update(place.state.local_rank for place in now)
-        orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
-        job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
-        job.sort(member)
-
-
-def _held_until_s(job: Job, now_s: float) -> float | None:
-    """Return when processes may be started that the recovery under way does not need; None: now.
-
-    A start takes seconds of a core, and those who recover at this moment may need it.
-    """
-    interruption = job.interruption
-    if not job.settings.is_in_process:
-        return None
-    if job.phase is JobPhase.RUNNING:
-        return None if job.running_s is None else job.running_s + SETTLE_S
-    if job.history.running is None:
-        return None
-    if job.phase is JobPhase.PLANNED:
-        return job.planned_s + MAX_HOLD_S
-    if job.phase is not JobPhase.INTERRUPTED or interruption is None or interruption.job_rung_began is not None:
-        return None
-    if interruption.does_hold is None:
-        interruption.does_hold = not _needs_processes(job, interruption, now_s)
-    return interruption.at_s + MAX_HOLD_S if interruption.does_hold else None
-
-
-def _needs_processes(job: Job, interruption: Interruption, now_s: float) -> bool:
-    """Return whether the recovery may wait for new processes: where it may at all, and no spares are in their place."""
-    census = job.census
-    num_spares = sum(uid not in census.active for uid in census.ready)
-    is_possible = Rung.PROCESS in _possible(job, interruption, now_s)
-    return is_possible and num_spares < sum(uid in census.active for uid in census.broken)
-
-
 def _is_firm(place: Place, iteration: int) -> bool:
     """Return whether the evidence is more than having left the iteration, which everybody is told to do."""
     state = place.state
@@ -244,20 +188,30 @@ def _release_passed_over(job: Job, interruption: Interruption, now_s: float) -> 
     if now_s < heard_from_s + patience_s:
         job.wake(heard_from_s + patience_s)
         return
-    for uid in list(job.census.leaving):
-        member = job.census.by_uid[uid]
-        if member.heard_at_s < heard_from_s:
-            continue
-        for place in member.places.values():
-            if place.state.phase is WorkerPhase.READY and not place.is_dead:
-                place.told_incarnation = -1
-        job.sort(member)
+    for member in _heard_since(job, heard_from_s, interruption.believed_at_s):
+        waits = [place for place in member.places.values() if place.state.phase is _READY and not place.is_dead]
+        for place in waits:
+            place.told_incarnation = -1
+        if waits:
+            job.sort(member)
+    interruption.believed_at_s = now_s
+
+
+def _heard_since(job: Job, from_s: float, looked_at_s: float) -> list[Member]:
+    """Return the pods that are waited for and were heard from then on, after the last look; no others are looked at."""
+    census = job.census
+    newest_first = (census.by_uid[uid] for uid in reversed(census.heard))
+    # Who has just spoken is the newest; others may have done so at the same instant.
+    newest = next(newest_first, None)
+    heard = takewhile(lambda member: member.heard_at_s > looked_at_s, newest_first)
+    candidates = [] if newest is None else [newest, *heard]
+    return [member for member in candidates if member.heard_at_s >= from_s and member.uid in census.leaving]
 
 
 def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
     """Replace the culprit's process where its own process may not go on: the cheapest rung is not listed or used up."""
     incident = job.history.running
-    is_enough = Rung.IN_PROCESS in _possible(job, interruption, now_s)
+    is_enough = Rung.IN_PROCESS in possible_rungs(job, interruption, now_s)
     if interruption.has_judged or incident is None or is_enough or not job.settings.is_in_process:
         return
     interruption.has_judged = True
@@ -270,7 +224,7 @@ def _judge_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
 
 def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
     settings, census = job.settings, job.census
-    possible = _possible(job, interruption, now_s)
+    possible = possible_rungs(job, interruption, now_s)
     is_job_rung = interruption.job_rung_began is not None
     outcome = _outcome(job, interruption, possible, now_s)
     refused = objection(job)
@@ -365,7 +319,7 @@ def _charge(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> N
         job.history.running.raise_rung(rung)
 
 
-def _possible(job: Job, interruption: Interruption, now_s: float) -> frozenset[Rung]:
+def possible_rungs(job: Job, interruption: Interruption, now_s: float) -> frozenset[Rung]:
     """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
     free = job.ladder.allowed if _is_free(job) else frozenset()
     return job.ladder.possible(now_s) | interruption.charged | free
@@ -388,16 +342,6 @@ def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:
                 condemn(job, member, place)
         job.sort(member)
     while_interrupted(job, now_s)
-
-
-def _cause_of(job: Job, member: Member, place: Place) -> Cause:
-    incident = job.history.running
-    local_rank = place.state.local_rank
-    if incident is not None and (member.uid, local_rank) in incident.faults:
-        return incident.faults[member.uid, local_rank].cause
-    if place.state.fault is not None:
-        return place.state.fault.cause
-    return Cause.PROCESS_EXIT if incident is None else incident.culprit.cause
 
 
 def _fault_text(fault: FaultRecord) -> str:

@@ -89,6 +89,8 @@ class Interruption:
     """Local ranks at which a process was started again, by uid of the pods with ranks in the iteration."""
     left_at_s: float | None = None
     """When the survivors had left the iteration."""
+    believed_at_s: float = -math.inf
+    """When those who said to be ready long after the order were believed last."""
     shortage_began: float | None = None
     """Reading of the pod clock when too few pods were there; None while it has not come to that."""
     was_short: bool = False

@@ -97,6 +97,20 @@ class Life:
         states = tuple(WorkerState(rank, 0, WorkerPhase.STOPPING, 0, fault=fault) for rank in range(2))
         self.step(AgentReported("s1", Report(self.num_reports, states)))
 
+    def fail_everywhere(self) -> None:
+        """One fault makes the collectives of all ranks fail."""
+        self.now_s += 1.0
+        self.num_reports += 1
+        fault = Fault(Cause.EXCEPTION, 0, "connection reset by peer")
+        states = tuple(WorkerState(rank, 0, WorkerPhase.STOPPING, 0, fault=fault) for rank in range(2))
+        for i in range(self.num_pods):
+            self.step(AgentReported(f"s{i}", Report(self.num_reports, states)))
+
+    def beat_late(self) -> None:
+        """Pods that take long to leave are waited for."""
+        self.now_s += 15.0
+        self.beat()
+
 
 IN_PROCESS = (RungBudget(Rung.IN_PROCESS),)
 JOB = (RungBudget(Rung.IN_PROCESS, limit=0), RungBudget(Rung.JOB))
@@ -127,6 +141,8 @@ def _work(num_pods: int, rungs: tuple[RungBudget, ...]) -> dict[str, int]:
         "enter": lambda: life.report(WorkerPhase.RUNNING, 0),
         "beat": life.beat,
         "fail": life.fail,
+        "fail everywhere": life.fail_everywhere,
+        "beat late": life.beat_late,
         "leave": lambda: life.report(WorkerPhase.READY, 0),
     }
     if rungs is JOB:
