@@ -102,6 +102,15 @@ def _read_token(path: Path) -> Callable[[str], bool]:
     return FixedToken(sys.stdin.read().strip()).accepts if str(path) == "-" else TokenFile(path.absolute()).accepts
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises InputError."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(f"--listen: want a name or address of this host, got {host!r}: {error.strerror}") from error
+    return listen_at(host, port)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Return 0 at the end, 2 for bad input, which is written to standard error."""
     options = _options(arguments)
@@ -110,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.certificate is not None:
             options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
             ServerCertificate(options.certificate, options.key)
-        listener = listen_at(*split_address("--listen", options.listen))
+        listener = _listen(*split_address("--listen", options.listen))
         if options.known:
             read_past(options.known, "--known")
         options.state = None if options.state is None else options.state.absolute()

@@ -96,6 +96,8 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             intent=Intent.IDLE,
         )
         self._link = Link(_endpoint(options), run_id, report)
+        if options.is_guessable and not options.host.startswith(("127.", "localhost", "::1")):
+            logger.warning("whoever knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
 
     @property
     def settings(self) -> RendezvousSettings:

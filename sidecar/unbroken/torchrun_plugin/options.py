@@ -44,6 +44,8 @@ class Options:
     token: Callable[[], str]
     """Returns the token of this moment; raises InputError."""
     token_file: str
+    is_guessable: bool
+    """Whether whoever knows the run's name can work the token out."""
     authority_file: str
     """"": the rendezvous speaks in clear."""
     server_name: str
@@ -97,6 +99,7 @@ def read_options(
         read_s=seconds["read_timeout"],
         token=_token(token_file, run_id, environment),
         token_file=str(Path(token_file).absolute()) if token_file else "",
+        is_guessable=not (token_file or environment.get("UNBROKEN_TOKEN") or environment.get("UNBROKEN_SECRET")),
         authority_file=texts["ca"],
         server_name=texts["server_name"],
         certificate=_absolute(texts["certificate"]),

@@ -61,8 +61,7 @@ class Server:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=self._context)
         await site.start()
-        assert site._server is not None
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        self.port = runner.addresses[0][1]
         self._is_over = asyncio.Event()
         self._is_up.set()
         await self._is_over.wait()

@@ -79,6 +79,7 @@ def test_token_is_that_of_the_file_then_the_environment_then_worked_out(tmp_path
     assert _read(environment=known).token() == "token-of-the-environment"
     made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in ("", "one", "two")}
     assert len(made) == 3
+    assert (_read().is_guessable, _read(environment={"UNBROKEN_SECRET": "s"}).is_guessable) == (True, False)
     assert all(FixedToken(token).accepts(f"Bearer {token}") for token in made)
 
 

@@ -1,6 +1,7 @@
 """Rounds of torchrun's nodes: who is in the next one, when it begins, who is called, and what ends a run."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.unbroken_core.rounds_fleet import LIMITS, Fleet
@@ -386,9 +387,9 @@ def test_node_with_other_numbers_of_nodes_is_turned_away_with_both() -> None:
         pytest.param({"limits": replace(LIMITS, heartbeat_s=0.0)}, "heartbeat_s: want more than 0", id="no time"),
     ],
 )
-def test_report_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, object], said: str) -> None:
+def test_report_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, Any], said: str) -> None:
     report = NodeReport(1, "uid", "node", "", (), LIMITS, Intent.JOIN, 1)
     room = Room()
     with pytest.raises(WireError, match=said):
-        room.hear("session", replace(report, **change), ("", ""), 0.0)  # type: ignore[arg-type]
+        room.hear("session", replace(report, **change), ("", ""), 0.0)
     assert room.num_nodes == 0

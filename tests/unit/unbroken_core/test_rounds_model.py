@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from tests.unit.unbroken_core.rounds_fleet import LIMITS, Fleet
+from tests.unit.unbroken_core.rounds_fleet import LIMITS, Fleet, Member
 
 from unbroken_core.round_forming import Candidate, order_ranks
 from unbroken_core.round_messages import Departure, Intent
@@ -13,7 +13,8 @@ NAMES = "abcdef"
 _STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.sampled_from(["add", "fail", "kill", "cut", "return", "give up", "go", "slow"]), st.sampled_from(NAMES)
+            st.sampled_from(["add", "fail", "kill", "cut", "return", "give up", "go", "slow", "stuck"]),
+            st.sampled_from(NAMES),
         ),
         st.tuples(st.just("sleep"), st.sampled_from([0.5, 3.0, 20.0, 45.0, 100.0])),
         st.tuples(st.just("restart"), st.just("")),
@@ -37,14 +38,22 @@ def _do(fleet: Fleet, what: str, name: str) -> None:
         fleet.disconnect(name)
     elif what == "return" and member.session is None:
         fleet.connect(name)
-    elif what == "slow":
-        member.is_obedient = not member.is_obedient
+    elif what in ("slow", "stuck"):
+        _toggle(member, what)
     elif what == "fail" and member.report.intent is Intent.RUN:
         fleet.join(name)
     elif what in ("give up", "go"):
         fleet.leave(name, Departure.FAILED if what == "give up" else Departure.GONE)
         member.is_dead = True
         fleet.disconnect(name)
+
+
+def _toggle(member: Member, what: str) -> None:
+    if what == "slow":
+        member.is_obedient = not member.is_obedient
+    else:
+        # The round that starts next does not come to run, and whatever comes next meets it there.
+        member.can_open = member.can_connect = not member.can_open
 
 
 def _check(fleet: Fleet) -> None:
@@ -75,7 +84,7 @@ def test_all_nodes_that_live_are_in_one_round_again_once_nothing_happens_any_mor
         _check(fleet)
     # From here on there are no faults: whoever lives comes back, and does as it is told.
     for name, member in fleet.members.items():
-        member.is_obedient = True
+        member.is_obedient = member.can_open = member.can_connect = True
         if member.session is None and not member.is_dead:
             fleet.connect(name)
     fleet.sleep(600.0)
