@@ -72,7 +72,7 @@ lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
 	$(BIN)/python tools/lock.py
 
 ##@ Deeper
-.PHONY: cluster-test chart-test dashboards-test e2e soak bench images pictures
+.PHONY: cluster-test chart-test dashboards-test e2e sim soak bench images pictures live-page rendezvous-kill
 cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_KUBECONFIGS=name=kubeconfig:..., TESTS=folders)
 	$(PYTEST) $(or $(TESTS),tests/contract tests/integration) -m cluster --junitxml=$(REPORT) $(ARGS)
 
@@ -89,6 +89,9 @@ dashboards-test: $(STAMP) ## Try alerts with promtool, and each panel on a Prome
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 2 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
+sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or tell the story of one seed (SEED=number)
+	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
+
 soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: simulated (SCHEDULES=number) and in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),20000) $(PYTEST) tests/simulation --timeout=0 $(ARGS)
@@ -103,6 +106,12 @@ images: ## Build the container images with buildah (BASE=python image by digest,
 pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 minutes: docs/dashboards/*.png; wants prometheus, node and chromium
 	npm ci --prefix tools/dashboard_pictures --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
+
+live-page: $(STAMP) ## Draw the live page of a job that breaks three times: docs/live-page.png; wants chromium
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.live_page_picture docs/live-page.png
+
+rendezvous-kill: $(STAMP) ## Kill the rendezvous in the middle of a recovery, and record that the training goes on: docs/rendezvous-kill.svg
+	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.rendezvous_kill --svg docs/rendezvous-kill.svg
 
 ##@ Cleaning
 .PHONY: clean

@@ -34,10 +34,10 @@ class Supervisor:
         self._folder = folder
         self._block = block
         token = secrets.token_hex(32)
-        token_file = folder / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(token)
-        self._recipes = make_recipes(options, token_file, block.rendezvous)
+        self._token_file = folder / "token"
+        self._token_file.touch(mode=0o600)
+        self._token_file.write_text(token)
+        self._recipes = make_recipes(options, self._token_file, block.rendezvous)
         self._children = Children()
         self._client = RendezvousClient(self._recipes.rendezvous_url, token)
         self._rendezvous: Child | None = None
@@ -63,6 +63,7 @@ class Supervisor:
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
         self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
+        self._say(f"see it live: unbroken page --url {self._recipes.rendezvous_url} --token-file {self._token_file}")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):

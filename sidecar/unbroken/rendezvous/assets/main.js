@@ -66,7 +66,7 @@ function figures() {
     figure('ranks that train', count(training), training === wanted ? 'all that are wanted' : `of ${count(wanted)} that are wanted`, training === wanted ? '' : 'warn'),
     figure('spare', count(status.spare_ranks), status.broken_spares > 0 ? `${many(status.broken_spares, 'spare pod')} broken up` : status.spare_ranks > 0 ? 'ready to take over' : 'none is ready', status.spare_ranks > 0 ? '' : 'warn'),
     status.iteration < 0 ? figure('lost', '\u2013', 'not started yet') : figure('lost', count(lost), lost > 0 ? 'nobody has these ranks' : 'somebody has each rank', lost > 0 ? 'bad' : ''),
-    figure('ETTR', perCent, `of the time since ${since} was progress`),
+    figure('ETTR', perCent, status.generation > 1 ? `of the time since ${since} was progress` : 'of the time was progress'),
     figure('recoveries', count(restarts), causes.length > 0 ? causes.slice(0, 3).join(', ') : `none since ${since}`),
     status.max_step >= 0 ? figure('step', count(status.max_step), `iteration ${status.iteration}`) : figure('iteration', status.iteration < 0 ? '\u2013' : count(status.iteration), 'the script reports no steps'),
   );
