@@ -8,7 +8,25 @@ import shlex
 import socket
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def kubectl_standin(folder: Path, **variables: str) -> Iterator[Path]:
+    """Put this in the place of kubectl for all that is started within; yields the file with what it was asked."""
+    import pytest  # Not where this is the program.
+
+    program = folder / "kubectl"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).absolute()}" "$@"\n')
+    program.chmod(0o700)
+    asked = folder / "asked"
+    with pytest.MonkeyPatch.context() as patch:
+        path = f"{folder}:{os.environ['PATH']}"
+        for name, value in {"PATH": path, "STANDIN_ASKED": str(asked), **variables}.items():
+            patch.setenv(name, value)
+        yield asked
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:

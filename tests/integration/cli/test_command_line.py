@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.operator import operator_bench as tools
 from tests.waiting import eventually
 
+from unbroken_cli.upstream import API_PORT
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 
@@ -101,6 +103,14 @@ def test_commands_tell_what_the_operator_wrote_of_a_recovery(kubeconfig: Path, t
                     async with _forwarded(address, 29600) as port:
                         asked = await asyncio.to_thread(ask, "status", "--url", f"https://localhost:{port}", *files)
                     assert asked.stdout.startswith("digits: TRAINING, iteration 1: 2 ranks train"), asked
+                    place = ("--kubeconfig", str(kubeconfig), "-n", made.namespace)
+                    with kubectl_standin(tmp_path, STANDIN_TARGET=f"{address}:29600") as told:
+                        paged = await asyncio.to_thread(ask, "page", "digits", *place)
+                    # The Secret was read and the certificate good: a token that is not answers 401.
+                    assert "the rendezvous answers 404: it has no page" in paged.stderr, paged
+                    assert paged.returncode == 1
+                    way = f"port-forward --address 127.0.0.1 service/digits-rendezvous :{API_PORT}"
+                    assert told.read_text() == (f"--kubeconfig={kubeconfig} --namespace {made.namespace} {way}\n")
 
     asyncio.run(scenario())
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, Tab, find_chromium
@@ -24,7 +25,6 @@ from unbroken.run.addresses import AddressBlock
 from unbroken_cli.door import Answer, Door
 from unbroken_core.settings import JobSettings, Layer, Timeouts
 
-STANDIN = Path(__file__).with_name("kubectl_standin.py")
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 SETTINGS = JobSettings(
@@ -264,8 +264,7 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
     from unbroken_cli.upstream import InCluster, PortForward
 
     wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
-    asked = tmp_path / "asked"
-    with _environment(tmp_path, STANDIN_TARGET=job.listen, STANDIN_ASKED=str(asked)):
+    with kubectl_standin(tmp_path, STANDIN_TARGET=job.listen) as asked:
         secrets = iter(("d3Jvbmc=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="))
         inside = InCluster(lambda: {"data": {"token": next(secrets)}}, PortForward(["port-forward", "service/x"]))
         try:
@@ -281,21 +280,10 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
             inside.close()
         assert asked.read_text() == "port-forward service/x\n" * 2
     with (
-        _environment(tmp_path, STANDIN_ERROR="error: forbidden", STANDIN_ASKED=str(asked)),
+        kubectl_standin(tmp_path, STANDIN_ERROR="error: forbidden"),
         pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; want create")),
     ):
         PortForward(["port-forward"]).port()
-
-
-@contextmanager
-def _environment(folder: Path, **variables: str) -> Iterator[None]:
-    program = folder / "kubectl"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STANDIN}" "$@"\n')
-    program.chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"PATH": f"{folder}:{os.environ['PATH']}", **variables}.items():
-            patch.setenv(name, value)
-        yield
 
 
 @contextmanager
