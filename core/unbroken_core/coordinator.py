@@ -182,8 +182,11 @@ def _turn_once(job: Job, now_s: float) -> None:
                 condemn(job, member, place)
         case JobPhase.RUNNING:
             while_running(job, now_s)
-            for fault in while_moving(job, now_s):
+            faults = while_moving(job, now_s)
+            for fault in faults:
                 take_fault(job, fault, now_s)
+            if faults:
+                _expire(job, now_s)  # Who is away is waited for less long now.
         case JobPhase.INTERRUPTED:
             while_interrupted(job, now_s)
         case JobPhase.COMPLETE | JobPhase.FAILED:

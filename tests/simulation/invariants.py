@@ -300,8 +300,9 @@ class Ledger:
         move = None if coordinator is None else coordinator._job.move
         if move is not None and self.world.now_s > move.until_s:
             raise Violation(f"a move waits since {self.world.now_s - move.until_s:.1f} s after its time")
-        if not planned:
-            return
+        incident = None if coordinator is None else coordinator._job.history.running
+        if not planned or incident is None or incident.iteration_before != planned[0].iteration:
+            return  # In the next iterations of a recovery other faults may come.
         iteration = planned[0].iteration
         entries = self.world.entries.get(iteration, {})
         if not planned[0].detail.startswith("moves after step"):
