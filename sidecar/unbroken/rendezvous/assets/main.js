@@ -4,7 +4,7 @@ import { h, render } from './dom.js';
 import { digest, emptyMemory } from './model.js';
 import { timeline } from './timeline.js';
 import { topology } from './topology.js';
-import { clock, count, duration, many, moment } from './words.js';
+import { clock, count, many, moment } from './words.js';
 
 const WAIT_S = 5;
 const ANSWER_MS = (WAIT_S + 15) * 1000;
@@ -17,7 +17,8 @@ const news = document.getElementById('news');
 let memory = emptyMemory();
 let view = null;
 let aheadMs = 0;
-let trouble = { text: 'asking the rendezvous\u2026', since: Date.now() };
+/** Why what is shown may be old; null while the rendezvous answers. */
+let trouble = 'asking the rendezvous\u2026';
 let told = '';
 
 function show() {
@@ -27,29 +28,30 @@ function show() {
 }
 
 function waiting() {
-  return h('p', { class: 'alone' }, trouble.text);
+  return h('p', { class: 'alone' }, trouble);
 }
 
 function page(now) {
   return [
-    header(now),
+    header(),
     h('main', { key: 'main', class: trouble ? 'stale' : '' }, figures(), refused(), h('div', { class: 'columns', key: 'columns' }, topology(view, show), timeline(view, now, show)), why()),
     footer(),
   ];
 }
 
-function header(now) {
+function header() {
   const { state, status } = view;
   return h(
     'header', { key: 'header', class: state.kind },
-    h('div', { class: 'line' }, h('h1', null, status.job), h('span', { class: `state ${trouble ? 'unheard' : state.kind}` }, trouble ? `${state.word}?` : state.word), link(now)),
+    h('div', { class: 'line' }, h('h1', null, status.job), h('span', { class: `state ${trouble ? 'unheard' : state.kind}` }, trouble ? `${state.word}?` : state.word), link()),
     h('p', { class: 'message' }, status.message, status.phase === 'running' || !status.reason ? '' : h('span', { class: 'reason' }, ` (${status.reason})`)),
   );
 }
 
-function link(now) {
-  if (trouble === null) return h('span', { class: 'link good' }, 'live');
-  return h('span', { class: 'link bad', role: 'alert' }, `${trouble.text}; shown is what was so at ${clock(view.now)} UTC, ${duration((now - view.now) / 1000)} ago`);
+function link() {
+  if (trouble === null) return h('span', { class: 'link good', key: 'good' }, 'live');
+  // Its text stays as it is, so that it is read out once.
+  return h('span', { class: 'link bad', key: 'bad', role: 'alert' }, `${trouble}; shown is what was so at ${clock(view.now)} UTC`);
 }
 
 function figures() {
@@ -126,8 +128,7 @@ async function follow() {
       trouble = null;
       announce();
     } catch (error) {
-      const text = error instanceof TypeError || error.name === 'TimeoutError' ? 'no answer' : error.message;
-      trouble = { text, since: trouble?.since ?? Date.now() };
+      trouble = error instanceof TypeError || error.name === 'TimeoutError' ? 'no answer' : error.message;
     }
     show();
     await pause(trouble ? RETRY_MS : PAUSE_MS);
@@ -135,7 +136,7 @@ async function follow() {
 }
 
 setInterval(() => {
-  if (view !== null && !document.hidden && (view.running !== null || trouble !== null)) show();
+  if (view !== null && !document.hidden && view.running !== null && trouble === null) show();
 }, TICK_MS);
 show();
 follow();
