@@ -30,38 +30,40 @@ def made_by(folder: Path, rank: int, iteration: int) -> list[int]:
 def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have_saved(
     start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One pod is deleted, and goes once its rank has moved to the spare; of another one the node is cordoned."""
+    """The node of one pod is cordoned for a while; another pod is deleted, and goes once its rank has moved."""
     monkeypatch.setenv("UNBROKEN_DRAIN", "100")
     job = start_job("--pods", "2", "--spares", "1", "--last-call", "20", workload="wrapped", command=[str(WORKLOAD)])
 
     def wait_trained(iteration: int) -> None:
         job.wait_for(lambda: all(len(made_by(tmp_path, rank, iteration)) > 2 for rank in range(2)), f"{iteration}")
 
-    def pods() -> list[dict[str, Any]]:
-        return list(job.status()["pods"])
+    def pod_of(rank: int) -> str:
+        return next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [rank])
+
+    def observe(leaving: str | None) -> None:
+        seen = {
+            pod["uid"]: PodObservation(
+                pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == leaving else None
+            )
+            for pod in job.status()["pods"]
+        }
+        assert job.request("/v1/observation", data=wire.encode(Observation(seen)).encode())[0] == 204
 
     wait_trained(0)
-    deleted = next(pod["pod"] for pod in pods() if pod["ranks"] == [1])
-    job.part_of_pod("unbroken.launch", deleted).send_signal(signal.SIGTERM)
+    cordoned = pod_of(1)
+    observe(leaving=cordoned)
     wait_trained(1)
-    job.wait_for(lambda: len(pods()) == 3 and deleted not in [pod["pod"] for pod in pods()], "a replacement")
-    job.wait_for(lambda: all(pod["workers"] != ["starting"] for pod in pods()), "a spare that is ready")
-    cordoned = next(pod["pod"] for pod in pods() if pod["ranks"] == [0])
-    seen = {
-        pod["uid"]: PodObservation(
-            pod["pod"], pod["node"], (), gone=Cause.POD_LEAVING if pod["pod"] == cordoned else None
-        )
-        for pod in pods()
-    }
-    assert job.request("/v1/observation", data=wire.encode(Observation(seen)).encode())[0] == 204
+    observe(leaving=None)
+    deleted = pod_of(0)
+    job.part_of_pod("unbroken.launch", deleted).send_signal(signal.SIGTERM)
     wait_trained(2)
     recoveries = job.status()["recoveries"]
     assert job.complete() == 0
     told = [(recovery["cause"], recovery["pod"], recovery["rung"], recovery["detail"]) for recovery in recoveries]
     last = [made_by(tmp_path, 0, iteration)[-1] for iteration in (0, 1)]
     assert told == [
-        ("pod-leaving", deleted, "pod", f"moves after step {last[0]}"),
-        ("pod-leaving", cordoned, "pod", f"moves after step {last[1]}"),
+        ("pod-leaving", cordoned, "pod", f"moves after step {last[0]}"),
+        ("pod-leaving", deleted, "pod", f"moves after step {last[1]}"),
     ]
     for rank in range(2):
         made = [step for _iteration, step in steps_of(tmp_path, rank)]
