@@ -3,12 +3,13 @@
     unbroken run --pods 4 --spares 1 --ranks-per-pod 2 examples/digits.py     on this machine, without Kubernetes
     kubectl apply -f examples/digits.yaml                                     on a cluster
 
-Five things make a training script unbreakable; look for their numbers below:
+Six things make a training script unbreakable; look for their numbers below:
   (1) Wrap the training function. After a fault it is called again, in the same process wherever possible.
   (2) On entry take all state from the newest checkpoint, none from globals: what ran before may have ended anywhere.
   (3) Let a checkpoint appear whole or not at all; `atomic()` keeps a restart from cutting in between.
   (4) Report each step with `ping`, so that a hang is noticed and progress is measured.
   (5) Do what is slow the first time before the wrapped function is called: a spare then has it behind itself.
+  (6) Save before ranks move as planned (a pod is deleted, a node drained): no step is made twice then.
 """
 
 import argparse
@@ -131,6 +132,12 @@ def train(
         print(f"digits: iteration={call.iteration} world={world_size} from step={len(progress.steps)}", flush=True)
     replicas = DistributedDataParallel(model)
 
+    def save(_step: int) -> None:
+        if rank == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
+            save_checkpoint(options.checkpoints, state, len(progress.steps), call)
+
+    call.on_move(save)  # (6)
     for step in range(len(progress.steps), options.steps):
         do_fault(options.control, rank)
         time.sleep(step_seconds(options.control, options.step_seconds))
@@ -147,9 +154,8 @@ def train(
         optimizer.step()
         progress.apply(step, samples)
         call.ping(step=step)  # (4)
-        if rank == 0 and (len(progress.steps) % options.save_every == 0 or len(progress.steps) == options.steps):
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": asdict(progress)}
-            save_checkpoint(options.checkpoints, state, len(progress.steps), call)
+        if len(progress.steps) % options.save_every == 0 or len(progress.steps) == options.steps:
+            save(step)
 
     if rank == 0:
         with torch.no_grad():
