@@ -16,6 +16,7 @@ def bind_by_annotation(
     """
     names = [name for name, annotation in _annotations(function).items() if _accepts(annotation, kind)]
     if not names:
+        _refuse_misfit(function, args, kwargs, kind)
         return args, dict(kwargs)
     signature = inspect.signature(function)
     bound = signature.bind_partial(*args, **kwargs)
@@ -24,6 +25,21 @@ def bind_by_annotation(
     # Complain about what is missing in the function's own words.
     signature.bind(*bound.args, **bound.kwargs)
     return bound.args, bound.kwargs
+
+
+def _refuse_misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type) -> None:
+    """Raise what the call would raise, before it costs every worker of a job its restarts."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        # Not every built-in function tells what it takes.
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        hint = f"no parameter is annotated with {kind.__name__}, so nothing is added to those of the call"
+        raise TypeError(f"{name}: {error}; {hint}") from None
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:

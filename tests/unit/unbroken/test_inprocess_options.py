@@ -258,3 +258,6 @@ def test_call_wrapper_is_given_where_it_is_annotated() -> None:
     assert bind_by_annotation(without, (1,), {}, CallWrapper, given) == ((1,), {})
     with pytest.raises(TypeError, match="missing a required argument: 'one'"):
         bind_by_annotation(plain, (), {}, CallWrapper, given)
+    with pytest.raises(TypeError, match="missing a required argument: 'one'; no parameter is annotated with Call"):
+        bind_by_annotation(without, (), {}, CallWrapper, given)
+    assert bind_by_annotation(max, (1, 2), {}, CallWrapper, given) == ((1, 2), {})
