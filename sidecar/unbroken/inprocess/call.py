@@ -35,6 +35,7 @@ from unbroken.inprocess.own_policy import answer as answer_question
 from unbroken.inprocess.plugins import Plugins
 from unbroken.inprocess.policy import ask, first_state, refuse_inside
 from unbroken.inprocess.progress import Progress
+from unbroken.inprocess.rehearsal import rehearse
 from unbroken.inprocess.sockets import release_connections
 from unbroken.inprocess.stacks import StackSignal, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
@@ -97,6 +98,8 @@ class CallWrapper:
         self._answered: Question | None = None
         self._is_pinged = False
         self._is_in_function = False
+        self._is_practised = False
+        """Whether this worker has run an iteration, or rehearsed one."""
         self._num_inner = 0
         """Wrapped functions that were called inside of this iteration's function so far."""
 
@@ -271,6 +274,9 @@ class CallWrapper:
                 self._drop_endpoint()
                 self._endpoint = Endpoint(self._place.pod_address)
             self._report(WorkerPhase.READY)
+            if enter.rank is None and not self._is_practised:
+                self._is_practised = True
+                self._leftovers.bury(rehearse())
 
     def _answer(self, question: Question | None) -> None:
         """Say who shall be which rank, in the words of the script."""
@@ -285,6 +291,7 @@ class CallWrapper:
         endpoint = self._endpoint
         if endpoint is None:
             raise InternalError("endpoint: want one that was bound before READY, got none")
+        self._is_practised = True
         self._set_state(enter)
         export(self._place, enter)
         # There is a plan: all ranks have left the former iteration.

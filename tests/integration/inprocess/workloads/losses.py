@@ -4,8 +4,10 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import psutil
+import torch.distributed as dist
 
 from unbroken import inprocess
 
@@ -27,6 +29,28 @@ def steps() -> None:
         return world
 
     note("returned", value=train())
+
+
+def counted_groups() -> None:
+    """Says which groups this process has made before it starts: how many members each was asked for."""
+    made: list[int | None] = []
+    real = dist.init_process_group
+
+    def counted(*args: Any, **options: Any) -> None:
+        made.append(options.get("world_size"))
+        real(*args, **options)
+        note("made", world_size=options.get("world_size"))
+
+    dist.init_process_group = counted
+
+    @inprocess.Wrapper()
+    def train() -> None:
+        is_clean = not dist.is_initialized()
+        start()
+        note("started", made=made, is_clean=is_clean)
+        wait_for_file("TEST_DONE")
+
+    train()
 
 
 def lost_before_connecting() -> None:
