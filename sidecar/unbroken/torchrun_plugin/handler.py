@@ -138,6 +138,8 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         return info
 
     def _join(self) -> tuple[Standing, RoundStore]:
+        if self._has_left:
+            raise RendezvousClosedError("this node has left the run: want next_rendezvous before shutdown")
         attempt = self._link.report.attempt + 1
         self._say(intent=Intent.JOIN, attempt=attempt)
         until_s = time.monotonic() + self._options.join_s
@@ -276,9 +278,9 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         self._has_left = True
         closes = self._link.report.closes or (departure is Departure.FAILED and self._options.is_closed_by_failure)
         self._link.say(intent=Intent.LEAVE, departure=departure, detail=detail, closes=closes)
-        is_told = not self._link.rejected and self._link.wait(self._may_end, timeout_s)
+        is_told = self._link.wait(self._may_end, timeout_s)
         self._link.stop()
-        return is_told and not self._link.rejected
+        return is_told and (self._link.was_connected or bool(self._link.rejected))
 
     def _may_end(self) -> bool:
         standing = self._link.standing

@@ -245,6 +245,8 @@ def test_node_that_gives_up_leaves_enough_others_alone(nodes: Nodes) -> None:
     wait_until(second.num_nodes_waiting, "the other node called")
     (info,) = nodes.meet(second)
     assert (info.rank, info.world_size) == (0, 1)
+    with pytest.raises(RendezvousClosedError, match="this node has left"):
+        first.next_rendezvous()
 
 
 def test_wrong_token_and_strange_endpoints_are_told_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
