@@ -29,8 +29,8 @@ def consult(job: Job, now_s: float) -> list[Worker] | None:
         talk = job.consultation = _ask(job, talk, now_s)
     member = job.census.by_uid[talk.uid]
     place = member.places[talk.local_rank]
-    answer, question = place.state.answer, talk.question
-    if answer is not None and (answer.generation, answer.number) == (question.generation, question.number):
+    answer = place.state.answer
+    if answer is not None and _has_answered(job, talk):
         return _take(job, talk, answer)
     deadline_s = talk.asked_at_s + job.settings.timeouts.soft_s
     if now_s < deadline_s:
@@ -62,7 +62,8 @@ def _ask(job: Job, former: Consultation | None, now_s: float) -> Consultation:
     # Whoever was asked is waited for, whoever comes and goes meanwhile: it may hang, and must not get a rank then.
     is_same = former is not None and _is_there(job, former, healthy)
     uid, local_rank = (former.uid, former.local_rank) if former is not None and is_same else healthy[0]
-    asked_at_s = former.asked_at_s if former is not None and is_same else now_s
+    is_silent = former is not None and is_same and not _has_answered(job, former)
+    asked_at_s = former.asked_at_s if former is not None and is_silent else now_s
     member = job.census.by_uid[uid]
     incarnation = member.places[local_rank].state.incarnation
     job.num_questions += 1
@@ -94,6 +95,13 @@ def _is_there(job: Job, former: Consultation, healthy: list[Worker]) -> bool:
     if (former.uid, former.local_rank) not in healthy:
         return False
     return job.census.by_uid[former.uid].places[former.local_rank].state.incarnation == former.incarnation
+
+
+def _has_answered(job: Job, talk: Consultation) -> bool:
+    """Return whether the question was answered, if too late for what has come and gone since."""
+    answer = job.census.by_uid[talk.uid].places[talk.local_rank].state.answer
+    question = talk.question
+    return answer is not None and (answer.generation, answer.number) == (question.generation, question.number)
 
 
 def _take(job: Job, talk: Consultation, answer: Answer) -> list[Worker] | None:

@@ -23,6 +23,8 @@ class FaultPlan:
     at_s: float
     text: str
     strike: Callable[[World], None]
+    is_planned: bool = False
+    """Whether the job may take its time for it."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _cordon(rng: random.Random, at_s: float) -> FaultPlan:
         if pod is not None:
             world.cordon(pod, lasts_s, comes_back)
 
-    return FaultPlan(at_s, "** cordon", strike)
+    return FaultPlan(at_s, "** cordon", strike, is_planned=True)
 
 
 def _pod(world: World, pick: float, wants_active: bool = False) -> Pod | None:

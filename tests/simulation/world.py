@@ -11,7 +11,7 @@ from functools import partial
 
 from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.pod import Pod, Worker
-from tests.simulation.schedule import Ambush, Schedule
+from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.training import Training
 
 from unbroken_core.coordinator import Coordinator
@@ -96,7 +96,7 @@ class World:
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
             self.create_pod(role, self.random.uniform(0.0, 3.0))
         for fault in schedule.faults:
-            self.after(fault.at_s, partial(fault.strike, self), fault.text)
+            self.after(fault.at_s, partial(self._strike, fault), fault.text)
         self._observe_soon()
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -216,13 +216,19 @@ class World:
                 self.break_connection(action.session)
         self._plan_tick()
 
+    def _strike(self, fault: FaultPlan) -> None:
+        if not fault.is_planned:
+            self.disturbed_s = self.now_s
+        fault.strike(self)
+
     def _ambush(self, phase: JobPhase) -> None:
         """Strike at a moment that no clock would find: so soon after the coordinator changed its mind."""
         for ambush in self.schedule.ambushes:
             if ambush.phase is phase:
                 self._num_ambushes[ambush] = self._num_ambushes.get(ambush, 0) + 1
                 if self._num_ambushes[ambush] == ambush.turn:
-                    self.after(ambush.fault.at_s, partial(ambush.fault.strike, self), f"{ambush.fault.text} (ambush)")
+                    text = f"{ambush.fault.text} (ambush)"
+                    self.after(ambush.fault.at_s, partial(self._strike, ambush.fault), text)
 
     def _plan_tick(self) -> None:
         if self.coordinator is None:

@@ -195,6 +195,26 @@ def test_one_that_is_silent_at_the_end_of_the_startup_time_has_time_for_its_new_
     assert bench.ranks(0) == {"p-0": [3, 2], "p-1": [1, 0]}
 
 
+def test_one_whose_answer_came_too_late_for_a_change_is_not_taken_for_silent() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=2))
+    bench.gather()
+    pod, consult = bench.asked[-1]
+    # One pod is to leave, another is not ready any more: there is no world to be asked about, but the answer comes.
+    bench.report("p-1", bench.workers(STARTING, incarnation=1))
+    bench.report("p-2", bench.workers(STARTING, incarnation=1))
+    bench.answer(5, 4, 3, 2, 1, 0)
+    bench.states["p-0"] = [
+        replace(state, answer=Answer(1, consult.question.number, (0,))) if state.local_rank == 0 else state
+        for state in bench.states["p-0"]
+    ]
+    bench.live(2 * SETTINGS.timeouts.soft_s)
+    num_asked = len(bench.asked)
+    bench.report("p-1", bench.workers(READY, incarnation=1))
+    bench.report("p-2", bench.workers(READY, incarnation=1))
+    assert [asked for asked, _consult in bench.asked[num_asked:]] == [pod]
+    assert bench.respawned == []
+
+
 def test_policy_that_never_answers_fails_the_job_and_names_the_time_limit() -> None:
     bench = Bench()
     bench.gather()
