@@ -2,8 +2,8 @@
 
     python benchmarks/rendezvous.py --sizes 128,1024,4096 --rounds 5
 
-The rendezvous is the process of the product; its members are connections from a second process, in clear, with eight
-workers each and a rack for sixteen. Nothing runs between the steps.
+The rendezvous is the process of the product; its members are connections from a second process, in clear or (--tls)
+encrypted, with eight workers each and a rack for sixteen. Nothing runs between the steps.
 
 - join: from the first connection until the last member has its first plan.
 - interrupt: from the report of an exception until the last member has the interrupt.
@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import resource
+import ssl
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,9 @@ from pathlib import Path
 from footprint import LIMIT_S, TOKEN, answers, free_port, memory_mib, started, wait_for
 from unbroken_core.reasons import JobPhase
 from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.tls import client_context, server_name
 from unbroken_core.wire import settings_to_json
+from unbroken_operator.certificates import make_certificates
 
 HERE = Path(__file__).resolve().parent
 HEARTBEAT_S = 300.0
@@ -66,10 +69,13 @@ class Run:
 class Bench:
     """A rendezvous and its members."""
 
-    def __init__(self, pid: int, members: "subprocess.Popen[str]", status_url: str) -> None:
+    def __init__(
+        self, pid: int, members: "subprocess.Popen[str]", status_url: str, context: ssl.SSLContext | None
+    ) -> None:
         self._pid = pid
         self._members = members
         self._status_url = status_url
+        self._context = context
 
     def cpu_s(self) -> float:
         """Return the processor seconds that the rendezvous has used."""
@@ -106,12 +112,12 @@ class Bench:
 
     def _phase(self) -> str:
         request = urllib.request.Request(self._status_url, headers={"Authorization": f"Bearer {TOKEN}"})
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=self._context) as answer:
             return str(json.load(answer)["phase"])
 
 
 @contextmanager
-def job(size: int, ranks_per_pod: int, folder: Path) -> Iterator[tuple[Bench, int]]:
+def job(size: int, ranks_per_pod: int, folder: Path, is_encrypted: bool) -> Iterator[tuple[Bench, int]]:
     """Start a rendezvous and the process of its members; end both afterwards."""
     (folder / "token").write_text(TOKEN)
     settings = JobSettings(
@@ -128,28 +134,43 @@ def job(size: int, ranks_per_pod: int, folder: Path) -> Iterator[tuple[Bench, in
         "UNBROKEN_TOKEN_FILE": str(folder / "token"),
         "UNBROKEN_LISTEN": f"127.0.0.1:{port}",
     }
-    url = f"http://127.0.0.1:{port}/v1/status"
+    url, context, member_environment = f"http://127.0.0.1:{port}/v1/status", None, {"BENCH_TOKEN": TOKEN}
+    if is_encrypted:
+        name = server_name(settings.job, settings.namespace)
+        certificates = make_certificates([name, "localhost"])
+        files = {"authority": certificates.authority, "certificate": certificates.certificate, "key": certificates.key}
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        environment |= {
+            "UNBROKEN_TLS_CERTIFICATE": str(folder / "certificate"),
+            "UNBROKEN_TLS_KEY": str(folder / "key"),
+        }
+        member_environment |= {"BENCH_CA": str(folder / "authority"), "BENCH_SERVER_NAME": name}
+        url, context = f"https://localhost:{port}/v1/status", client_context(certificates.authority)
     command = [sys.executable, str(HERE / "rendezvous_members.py"), str(port), str(size), str(ranks_per_pod)]
     with started("unbroken.rendezvous", environment, folder / "rendezvous.log") as rendezvous:
-        wait_for(lambda: answers(url), rendezvous)
+        wait_for(lambda: answers(url, context), rendezvous)
         members = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "BENCH_TOKEN": TOKEN},
+            env={**os.environ, **member_environment},
         )
         try:
-            yield Bench(rendezvous.pid, members, url), rendezvous.pid
+            yield Bench(rendezvous.pid, members, url, context), rendezvous.pid
         finally:
             members.kill()
             members.communicate()
 
 
-def measure(size: int, ranks_per_pod: int, rounds: int, steady_s: float) -> Run:
+def measure(size: int, arguments: argparse.Namespace) -> Run:
     """Run one job of this size through all steps."""
-    with tempfile.TemporaryDirectory(prefix="rendezvous-") as folder, job(size, ranks_per_pod, Path(folder)) as found:
-        bench, pid = found
+    rounds, steady_s = arguments.rounds, arguments.steady_s
+    with (
+        tempfile.TemporaryDirectory(prefix="rendezvous-") as folder,
+        job(size, arguments.ranks_per_pod, Path(folder), arguments.tls) as (bench, pid),
+    ):
         join = bench.tell("join")
         bench.enter()
         interrupts, plans, at_once = [], [], []
@@ -237,6 +258,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interruptions of a job (%(default)s)")
     parser.add_argument("--steady-s", type=float, default=10.0, help="seconds with heartbeats (%(default)s)")
     parser.add_argument("--torch-size", type=int, default=128, help="members of torch's rendezvous, 0: none")
+    parser.add_argument("--tls", action="store_true", help="encrypt, as the operator's jobs do")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -245,7 +267,7 @@ def main() -> None:
     rounds: list[list[float]] = []
     for _ in range(arguments.runs):
         for size in map(int, arguments.sizes.split(",")):
-            runs.append(measure(size, arguments.ranks_per_pod, arguments.rounds, arguments.steady_s))
+            runs.append(measure(size, arguments))
             print(table(runs[-1:]).splitlines()[-1], file=sys.stderr)
             if size == arguments.torch_size:
                 rounds.append(torch_rounds(size))

@@ -9,21 +9,26 @@ Commands come one a line on stdin, an answer goes to stdout as one line of JSON.
     almost           all are READY but member 0
     last             member 0 is READY as well; {"seconds": until the last has its plan}
     beat SECONDS     each member sends a heartbeat a second, evenly spread
+
+With BENCH_CA, a file with an authority, connections are made with TLS.
 """
 
 import json
 import os
 import select
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, Fault, Heartbeat, Hello, Report, WorkerState
 from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.tls import client_context
 
 PODS_PER_RACK = 16
 LIMIT_S = 120.0
@@ -65,6 +70,8 @@ class Member:
 
     number: int
     connection: socket.socket
+    is_secure: bool = True
+    """Whether there is no handshake to be ended."""
     rest: bytes = b""
     is_open: bool = False
     """Whether the server has taken the WebSocket."""
@@ -75,8 +82,11 @@ class Member:
 class Crowd:
     """All members. Single-threaded."""
 
-    def __init__(self, port: int, token: str, num_members: int, ranks_per_pod: int) -> None:
+    def __init__(
+        self, port: int, token: str, num_members: int, ranks_per_pod: int, context: ssl.SSLContext | None = None
+    ) -> None:
         self._address = ("127.0.0.1", port)
+        self._context = context
         self._token = token
         self._num_members = num_members
         self._ranks_per_pod = ranks_per_pod
@@ -89,21 +99,17 @@ class Crowd:
     def join(self) -> float:
         """Connect all members; return the seconds until the last has its plan."""
         hellos = [client_frame(self._hello(number)) for number in range(self._num_members)]
-        request = (
+        self._request = (
             f"GET /v1/agents HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
             "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         ).encode()
         since_s = time.monotonic()
         for number in range(self._num_members):
-            connection = socket.create_connection(self._address, timeout=LIMIT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setblocking(False)
-            connection.send(request)
-            member = Member(number, connection)
-            self._by_fd[connection.fileno()] = member
+            member = self._connect(number)
+            self._by_fd[member.connection.fileno()] = member
             self._members.append(member)
-            self._poller.register(connection.fileno(), select.EPOLLIN)
+            self._poller.register(member.connection.fileno(), select.EPOLLIN)
             self._take(0.0, hellos)
         self._wait("Plan", self._members, hellos)
         took_s = time.monotonic() - since_s
@@ -164,6 +170,43 @@ class Crowd:
 
     # ------------------------------------------------------------------------------------------------------ internals
 
+    def _connect(self, number: int) -> Member:
+        connection = socket.create_connection(self._address, timeout=LIMIT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(False)
+        if self._context is None:
+            connection.send(self._request)
+            return Member(number, connection)
+        name = os.environ["BENCH_SERVER_NAME"]
+        secure = self._context.wrap_socket(connection, do_handshake_on_connect=False, server_hostname=name)
+        member = Member(number, secure, is_secure=False)
+        self._shake_hands(member)
+        return member
+
+    def _shake_hands(self, member: Member) -> None:
+        """Go on with the handshake; at its end ask for the WebSocket."""
+        connection = member.connection
+        try:
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        member.is_secure = True
+        connection.send(self._request)
+
+    @staticmethod
+    def _receive(member: Member) -> bytes | None:
+        """Return what has come, None when it is not yet a whole record of TLS."""
+        found = b""
+        try:
+            while piece := member.connection.recv(1 << 16):
+                found += piece
+                if not isinstance(member.connection, ssl.SSLSocket):
+                    break
+        except ssl.SSLWantReadError:
+            return found or None
+        return found
+
     def _hello(self, number: int) -> Hello:
         return Hello(
             PROTOCOL,
@@ -209,9 +252,15 @@ class Crowd:
         heard = []
         for fd, _event in self._poller.poll(wait_s, 512):
             member = self._by_fd[fd]
-            data = member.rest + member.connection.recv(1 << 16)
-            if len(data) == len(member.rest):
+            if not member.is_secure:
+                self._shake_hands(member)
+                continue
+            received = self._receive(member)
+            if received is None:
+                continue
+            if not received:
                 raise ConnectionError(f"member {member.number}: the rendezvous has closed the connection")
+            data = member.rest + received
             if not member.is_open and hellos is not None:
                 head, end, data = data.partition(b"\r\n\r\n")
                 if not end or b" 101 " not in head[:20]:
@@ -232,7 +281,9 @@ def kind_of(payload: bytes) -> str:
 def main() -> None:
     """Obey until stdin ends."""
     port, num_members, ranks_per_pod = map(int, sys.argv[1:4])
-    crowd = Crowd(port, os.environ["BENCH_TOKEN"], num_members, ranks_per_pod)
+    authority = os.environ.get("BENCH_CA")
+    context = None if authority is None else client_context(Path(authority).read_text())
+    crowd = Crowd(port, os.environ["BENCH_TOKEN"], num_members, ranks_per_pod, context)
     commands: dict[str, Callable[..., float]] = {
         "join": crowd.join,
         "run": crowd.run,

@@ -2,12 +2,16 @@
 
 import logging
 import ssl
+from asyncio import sslproto
 from pathlib import Path
 
 from unbroken_core.errors import InputError
 from unbroken_core.tls import server_context
 
 logger = logging.getLogger(__name__)
+
+_READ_BYTES = 16 << 10
+"""asyncio sets 256 KiB aside to read each encrypted connection, over 1 GiB for 4,096 agents, whose words are short."""
 
 _Stamps = tuple[tuple[int, int, int], ...]
 
@@ -17,6 +21,7 @@ class ServerCertificate:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Read the files. Raises InputError when they cannot be read, or do not belong together."""
+        sslproto.SSLProtocol.max_size = _READ_BYTES
         self._files = (certificate, key)
         self._stamps = self._look()
         self._newest = self.context = server_context(*self._files)
