@@ -138,9 +138,23 @@ def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
         result["properties"] = {name: _convert(child, definitions) for name, child in node["properties"].items()}
     if "items" in node:
         result["items"] = _convert(node["items"], definitions) | node.get("items_rules", {})
-    if isinstance(node.get("additionalProperties"), dict):
-        result["additionalProperties"] = _convert(node["additionalProperties"], definitions)
+    values = _values_of_map(node)
+    if values is not None:
+        result["additionalProperties"] = _convert(values, definitions)
     return result
+
+
+def _values_of_map(node: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the schema of a map's values: without it an API server drops every key.
+
+    What keys look like cannot be said in a CRD; the operator checks it again, and so does whoever gets them.
+    """
+    if isinstance(node.get("additionalProperties"), dict):
+        return dict(node["additionalProperties"])
+    if "patternProperties" in node:
+        (values,) = node["patternProperties"].values()
+        return dict(values)
+    return None
 
 
 def _without_null(value: Any) -> Any:

@@ -88,3 +88,56 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
             assert resumed["rendezvous"]["generation"] > moved["rendezvous"]["generation"]
 
     asyncio.run(scenario())
+
+
+def test_a_changed_template_is_rolled_out_pod_by_pod_when_the_job_says_so(bench: Bench) -> None:
+    """New pods first, ranks move, old pods go: in the end all are new, and nothing else has happened."""
+
+    async def scenario() -> None:
+        document = job(NAME, ["sleep", "600"], spares={"count": 1}, restart={"rungs": [{"name": "pod"}]})
+        async with bench.namespace(NAME):
+            await bench.apply(NAME, document)
+            await wait_status(bench, "a job that trains", is_at_full_strength)
+            old = set(await pods(bench))
+            labels = {"metadata": {"labels": {"example.com/version": "2"}}}
+            await patch(bench, updatePolicy="Rolling", template=labels)
+            status = await wait_status(
+                bench,
+                "a job of new pods",
+                lambda status: (
+                    is_at_full_strength(status)
+                    and any(item["type"] == "UpToDate" and item["status"] == "True" for item in status["conditions"])
+                ),
+            )
+
+            seen: dict[str, str] = {}
+
+            async def are_new() -> bool:
+                found = await pods(bench)
+                seen.clear()
+                for name, item in found.items():
+                    seen[name] = item["metadata"]["labels"].get("example.com/version", "old")
+                return list(seen.values()) == ["2", "2"] and not old & set(seen)
+
+            await eventually(are_new, "two pods of the new template, and no other", 20.0, lambda: f"there are {seen}")
+            assert status["restarts"] == {"total": 1, "byRung": {"pod": 1}, "byCause": {"pod-leaving": 1}}
+
+    asyncio.run(scenario())
+
+
+def test_a_script_that_gives_up_for_good_ends_its_job_and_no_rung_is_taken(bench: Bench) -> None:
+    async def scenario() -> None:
+        restart = {"rungs": [{"name": "process"}, {"name": "pod"}], "fatalExitCodes": [78]}
+        document = job(NAME, ["sh", "-c", "sleep 1; echo no such data; exit 78"], restart=restart)
+        async with bench.namespace(NAME):
+            await bench.apply(NAME, document)
+            status = await wait_status(bench, "a job that has failed", lambda status: status.get("state") == "Failed")
+            (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
+            assert failed["reason"] == "FatalExitCode"
+            assert failed["message"] == (
+                f"rank 0 ({NAME}-0) exited with code 78, after which restart.fatalExitCodes wants no restart"
+            )
+            assert status["restarts"]["total"] == 0
+            await bench.wait_event(NAME, NAME, "FatalExitCode")
+
+    asyncio.run(scenario())

@@ -60,6 +60,10 @@ def report(pods: list[dict[str, Any]], revision: int, **fields: Any) -> JobStatu
     return JobStatus(**values)
 
 
+NOTED = {
+    "metadata": {"labels": {"team": "vision"}, "annotations": {"example.com/note": "x"}},
+    "spec": {"containers": [{"name": "trainer", "image": "torch:2", "command": ["python3", "train.py"]}]},
+}
 RECOVERY = Recovery(
     number=1,
     cause=Cause.PROCESS_SIGNAL,
@@ -89,9 +93,16 @@ def test_a_job_gets_its_objects_and_takes_them_along_while_no_operator_runs(kube
 
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
-            await made.apply("digits", replicas=2, spares={"count": 1})
+            await made.apply(
+                "digits", replicas=2, spares={"count": 1}, template=NOTED, rendezvous={"nodeSelector": {"pool": "cpu"}}
+            )
             with operator(made):
                 await made.wait_for_pods("digits-0", "digits-1", "digits-2")
+                for pod in await made.pods():
+                    metadata = pod["metadata"]
+                    assert (metadata["labels"]["team"], metadata["annotations"]["example.com/note"]) == ("vision", "x")
+                (rendezvous,) = await made.pods(layout.RENDEZVOUS)
+                assert rendezvous["spec"]["nodeSelector"] == {"pool": "cpu"}
 
                 async def is_settled() -> bool:
                     return bool(await made.condition("digits", "Running"))
