@@ -1,14 +1,17 @@
 """The coordinator survives random faults at random moments.
 
-UNBROKEN_SCHEDULES=1000 runs so many schedules (300 by default), UNBROKEN_FIRST_SEED=N begins at another one.
+UNBROKEN_SCHEDULES=1000 runs so many schedules, UNBROKEN_FIRST_SEED=N begins at another one.
 """
 
 import os
 
 import pytest
 from tests.simulation.runner import run_seed
+from tests.simulation.schedule import make_schedule
 
-NUM_SCHEDULES = int(os.environ.get("UNBROKEN_SCHEDULES", "300"))
+USUAL_SCHEDULES = 2700
+LEAST_FAULTS = 20_000
+NUM_SCHEDULES = int(os.environ.get("UNBROKEN_SCHEDULES", USUAL_SCHEDULES))
 FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_SEED", "0"))
 SEEDS_PER_TEST = 50
 STORY_LINES = 60
@@ -24,6 +27,11 @@ def test_what_must_hold_holds_after_every_step_of_random_faults(first: int) -> N
         again = f"PYTHONPATH=. python -m tests.simulation --seed {worst.seed}"
         numbers = [result.seed for result in failed]
         pytest.fail(f"seed {worst.seed}: {worst.failure}\n{story}\nrun it again: {again}\nfailing seeds: {numbers}")
+
+
+def test_the_usual_schedules_hold_as_many_faults_as_they_should() -> None:
+    schedules = map(make_schedule, range(USUAL_SCHEDULES))
+    assert sum(len(schedule.faults) + len(schedule.ambushes) for schedule in schedules) >= LEAST_FAULTS
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:
