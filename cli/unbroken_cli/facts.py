@@ -28,6 +28,8 @@ class Fault:
     """Wall-clock times, RFC 3339; the end is empty while it lasts, and for good when the job failed instead."""
     seconds: dict[str, float]
     """Seconds of each phase of the recovery."""
+    stack: tuple[str, ...] = ()
+    """The culprit's frames, innermost last; empty without any, and from the job's status, which keeps none."""
 
     @property
     def is_recovered(self) -> bool:

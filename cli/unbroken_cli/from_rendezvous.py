@@ -50,4 +50,5 @@ def _fault(recovery: Recovery) -> Fault:
         started_at=recovery.started_at,
         ended_at=recovery.ended_at,
         seconds=dict(recovery.phase_s),
+        stack=recovery.stack,
     )

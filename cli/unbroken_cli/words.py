@@ -64,6 +64,8 @@ def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
     lines += _row("seen by", _SEEN_BY.get(fault.cause, "unknown to this release"))
     if not fault.detail:
         lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
+    if fault.stack:
+        lines += _row("stack", "\n".join(fault.stack))
     lines += _row("done", done(fault, job))
     for phase, seconds in phases_of(fault):
         lines += _row("", f"{phase:<15} {seconds:9.3f} s")

@@ -1,5 +1,6 @@
 """What `unbroken status`, `why` and `timeline` say of a job, from its object and Events."""
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -138,6 +139,13 @@ def test_why_finds_the_detail_of_an_old_fault_in_its_event() -> None:
     assert lines[0] == "fault 1 of digits in namespace team-a: process-signal: signal 11"
     assert "             stop                0.400 s" in lines
     assert [line.split()[1] for line in timeline_lines(job)[1:]] == ["00:01:00", "00:02:00"]
+
+
+def test_why_shows_the_frames_of_the_culprit() -> None:
+    job = job_of(running())
+    fault = replace(find_fault(job, "1"), stack=("train.py:7 in train", "data.py:3 in load"))
+    lines = why_lines(job, fault, NOW)
+    assert lines[lines.index("  stack      train.py:7 in train") + 1] == "             data.py:3 in load"
 
 
 def test_why_says_when_the_detail_of_an_old_fault_is_forgotten() -> None:
