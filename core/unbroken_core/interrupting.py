@@ -1,5 +1,6 @@
 """From a fault to the next plan."""
 
+import math
 from itertools import takewhile
 
 from unbroken_core.consulting import consult, objection
@@ -42,7 +43,7 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
             # The rendezvous before this one had ended the iteration, or was away when it ended. What the others tell
             # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
-            take_fault(job, FaultRecord(found.cause, "", None, job.started_s, detail=detail), now_s)
+            take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
             continue
         is_told = found is place.state.fault
         at_s, detect_s = (place.fault_at_s, place.fault_detect_s) if is_told else (now_s, 0.0)
@@ -58,6 +59,12 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
         )
         if take_fault(job, job.fault(member, record), now_s):
             _count_fault(job, member, place)
+
+
+def _unknown_instant_s(job: Job, now_s: float) -> float:
+    """Return when that was which is told of after a restart: before all that is told now, after all known before."""
+    incident = job.history.running
+    return incident.started_s if incident is not None and incident.started_s < now_s else -math.inf
 
 
 def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:

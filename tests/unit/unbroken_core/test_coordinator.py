@@ -702,6 +702,28 @@ def test_the_job_is_complete_when_all_active_workers_are() -> None:
     assert bench.coordinator.next_deadline_s() is None
 
 
+def test_consequences_that_a_new_rendezvous_hears_of_name_nobody() -> None:
+    """Whoever began it is READY and has forgotten; what the others tell may be older than this coordinator."""
+    before = Bench()
+    pods = ("pod-0", "pod-1", "pod-2")
+    plans = sent([action for pod in pods for action in before.join(pod)] + before.tick(60.0), Plan)
+    after = Bench()
+    after.now_s, after.coordinator = 100.0, Coordinator(SETTINGS, 100.0)
+    reset = Fault(Cause.EXCEPTION, 0, "connection reset by peer", detect_s=5.0)
+    after.states = {
+        "pod-0": after.workers(READY, 0),
+        "pod-1": [replace(state, fault=reset) for state in after.workers(STOPPING, 0)],
+        "pod-2": after.workers(READY),
+    }
+    after.now_s += 1.0
+    for pod in pods:
+        after.join(pod, generation=1, plan=plans[pod])
+    after.all_are(READY, 0, "pod-1")
+    after.all_are(RUNNING, 1, "pod-0", "pod-1")
+    (recovery,) = after.status().recoveries
+    assert (recovery.cause, recovery.rank, recovery.pod) == (Cause.EXCEPTION, None, "")
+
+
 def test_a_fault_after_some_have_completed_restarts_them_too() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
