@@ -9,6 +9,7 @@ from unbroken_cli.facts import Fault, Job, moment
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
 _SEEN_BY = {
+    "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
     "exception": "the library in the worker",
     "base-exception": "the library in the worker; that worker left",
     "soft-timeout": "the agent, from the worker's stamps: no progress",

@@ -335,7 +335,7 @@ def possible_rungs(job: Job, interruption: Interruption, now_s: float) -> frozen
 def _is_free(job: Job) -> bool:
     """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
     incident = job.history.running
-    return incident is not None and incident.culprit.cause in job.settings.uncounted_causes
+    return incident is not None and not job.settings.counts(incident.culprit.cause)
 
 
 def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:

@@ -131,6 +131,16 @@ class Move:
 
 
 @dataclass
+class Growing:
+    """What is known of pods that are ready for ranks that are missing."""
+
+    since_s: float | None = None
+    """Since when there were some; None while there are none."""
+    given_up_in: int = -1
+    """The iteration that has found no common step to grow after."""
+
+
+@dataclass
 class Former:
     """What is known of the end of the world of the iteration in force, or of the last one before this coordinator."""
 
@@ -184,8 +194,7 @@ class Job:
         self.phase = JobPhase.FORMING
         self.reason = Reason.WAITING_FOR_PODS
         self.message = "waits for the first pod"
-        self.iteration = -1
-        self.highest_iteration = -1
+        self.iteration = self.highest_iteration = -1
         """Highest iteration that any agent has heard of."""
         self.world_size = 0
         """Active ranks of the current iteration; 0 before the first."""
@@ -208,6 +217,7 @@ class Job:
         self.adoption: Adoption | None = None
         self.interruption: Interruption | None = None
         self.move: Move | None = None
+        self.growing = Growing()
         self.started_s = self.planned_s = now_s
         self.pod_clock = PodClock()
         self.num_running: int | None = None
@@ -230,6 +240,7 @@ class Job:
         self.num_spare_ranks = 0
         self.adoption = None
         self.interruption = self.move = None
+        self.growing = Growing()
         self.consultation = None
         self.objection = None
         self.started_s = self.planned_s = now_s

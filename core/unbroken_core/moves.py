@@ -13,6 +13,7 @@ meanwhile is handled at once, as any other. See docs/design/0014-moves-between-s
 from collections.abc import Iterator
 from dataclasses import replace
 
+from unbroken_core.growth import growth
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Awaited, Job, Move
 from unbroken_core.membership import Member
@@ -21,6 +22,7 @@ from unbroken_core.planning import running_text
 from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
 from unbroken_core.recovery import shorten_names
 
+_AT_ONCE = "moves at once: "
 _SLACK_S = 2.0
 """So much longer than the coordinator workers wait: it is the one that ends the wait, unless it is gone."""
 
@@ -55,13 +57,18 @@ def note_halted(job: Job, member: Member) -> None:
 
 def while_moving(job: Job, now_s: float) -> list[FaultRecord]:
     """Lead all workers to one step. Return the faults with which the iteration is to be interrupted now, if any."""
-    leaving = [member for uid in job.census.out if (member := job.census.by_uid[uid]).ranks]
-    if job.phase is not JobPhase.RUNNING or not (leaving or job.move):
+    if job.phase is not JobPhase.RUNNING:
         return []
+    leaving = [member for uid in job.census.out if (member := job.census.by_uid[uid]).ranks]
     faults = {member.uid: _fault(job, member, now_s) for member in leaving}
     if not all(may_wait(job, member, is_adoption=False) for member in leaving):
         return list(faults.values())
-    if not leaving:
+    more = growth(job, now_s)
+    if more is not None and job.move is None and not all(_can_halt(job)):
+        job.growing.given_up_in = job.iteration
+    elif more is not None:
+        faults[more.pod_uid] = more
+    if not faults:
         _call_off(job, now_s)
         return []
     if job.move is None:
@@ -70,7 +77,8 @@ def while_moving(job: Job, now_s: float) -> list[FaultRecord]:
     move.faults = {uid: move.faults.get(uid, fault) for uid, fault in faults.items()}
     if now_s >= move.until_s:
         waited_s = job.settings.timeouts.drain_s
-        return _depart(move, f"not all ranks stood after the same step within {waited_s:g} s (timeouts.drainSeconds)")
+        why = f"not all ranks stood after the same step within {waited_s:g} s (timeouts.drainSeconds)"
+        return _give_up(job, move, why, now_s)
     job.wake(move.until_s)
     if move.order is None:
         _demand(job, move, 0, Awaited.ANSWER, now_s)
@@ -94,7 +102,7 @@ def _go_on(job: Job, move: Move, now_s: float) -> list[FaultRecord]:
     told = [answer.step for answer in answers]
     has_run_s = 0.0 if job.running_s is None else now_s - job.running_s
     if max(told) < 0 or (min(told) < 0 and has_run_s >= job.settings.timeouts.drain_s):
-        return _depart(move, "moves at once: not all ranks tell their steps (ping(step=))")
+        return _give_up(job, move, f"{_AT_ONCE}not all ranks tell their steps (ping(step=))", now_s)
     goals = {answer.step if answer.is_held else answer.step + 1 for answer in answers}
     is_common = len(goals) == 1 and all(answer.is_held for answer in answers)
     _demand(job, move, max(goals), Awaited.SAVE if is_common else Awaited.STAND, now_s)
@@ -113,16 +121,29 @@ def _demand(job: Job, move: Move, step: int, wants: Awaited, now_s: float) -> No
         note_halted(job, job.census.by_uid[uid])
     if step != NO_STEP:
         where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
-        names = shorten_names([fault.pod for fault in move.faults.values()])
-        job.say(Reason.TRAINING, f"{running_text(job)}; those of {names} move {where}")
+        names = [fault.pod for fault in move.faults.values() if fault.pod]
+        who = f"those of {shorten_names(names)} move" if names else "more join"
+        job.say(Reason.TRAINING, f"{running_text(job)}; {who} {where}")
 
 
 def _call_off(job: Job, now_s: float) -> None:
     """Let the workers go on: nobody leaves any more."""
     move, job.move = job.move, None
-    if move is not None and move.order is not None:
+    if move is None:
+        return
+    if move.order is not None:
         _demand(job, move, NO_STEP, Awaited.STAND, now_s)
     job.say(Reason.TRAINING, running_text(job))
+
+
+def _give_up(job: Job, move: Move, why: str, now_s: float) -> list[FaultRecord]:
+    """Find no common step: who must leave does so wherever the ranks are, but to grow is worth no lost step."""
+    if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in move.faults.values()):
+        return _depart(move, why)
+    job.growing.given_up_in = job.iteration
+    _call_off(job, now_s)
+    job.say(Reason.TRAINING, f"{running_text(job)}; those join in the next recovery: {why.removeprefix(_AT_ONCE)}")
+    return []
 
 
 def _depart(move: Move, detail: str) -> list[FaultRecord]:

@@ -19,6 +19,8 @@ class Role(Word):
 class Cause(Word):
     """Why a job was interrupted; listed from the weakest evidence to the strongest."""
 
+    CAPACITY_RETURNED = "capacity-returned"
+    """No fault: pods are ready for ranks that the job had to do without for restart.growBackSeconds."""
     EXCEPTION = "exception"
     """The training function raised an Exception."""
     BASE_EXCEPTION = "base-exception"

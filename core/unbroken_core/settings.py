@@ -102,6 +102,8 @@ class JobSettings:
     """Exit codes of a worker's process that end the job at once."""
     uncounted_causes: tuple[Cause, ...] = ()
     """Recoveries from these count in no budget of `rungs`, and are not held up by one that is used up."""
+    grow_back_s: float | None = None
+    """A job that shrank takes in what is ready after so long, between two steps; None: with the next recovery."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,10 @@ class JobSettings:
     def minimum_ranks_per_pod(self) -> int:
         """Fewest healthy workers with which a pod stays in the world."""
         return self.ranks_per_pod if self.min_ranks_per_pod is None else self.min_ranks_per_pod
+
+    def counts(self, cause: Cause) -> bool:
+        """Return whether a recovery from this cause counts in the budgets of `rungs`."""
+        return cause is not Cause.CAPACITY_RETURNED and cause not in self.uncounted_causes
 
     @property
     def is_in_process(self) -> bool:
@@ -184,6 +190,19 @@ def _restart_violations(settings: JobSettings) -> Iterator[str]:
             (bool(rungs), "restart.rungs: want at least one rung, got an empty list"),
             (len(set(names)) == len(names), f"restart.rungs: want each rung at most once, got {names}"),
             (limit is None or limit >= 1, f"restart.noProgressLimit: want at least 1, got {limit}"),
+            (
+                settings.grow_back_s is None or settings.grow_back_s > 0,
+                f"restart.growBackSeconds: want more than 0 seconds, got {settings.grow_back_s}",
+            ),
+            (
+                settings.grow_back_s is None or {Rung.IN_PROCESS, Rung.POD} <= {budget.rung for budget in rungs},
+                f"restart.growBackSeconds: want in-process and pod among restart.rungs, got {names}",
+            ),
+            (
+                settings.grow_back_s is None or settings.timeouts.drain_s > 0,
+                "restart.growBackSeconds: want timeouts.drainSeconds above 0, for a step that all ranks have finished; "
+                f"got {settings.timeouts.drain_s}",
+            ),
         )
     )
     for code in settings.fatal_exit_codes:

@@ -88,6 +88,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "no_progress_limit": spec.restart.no_progress_limit,
         "fatal_exit_codes": spec.restart.fatal_exit_codes,
         "uncounted_causes": spec.restart.uncounted_causes,
+        "grow_back_s": None if spec.restart.grow_back_seconds is None else float(spec.restart.grow_back_seconds),
         "timeouts": Timeouts(
             soft_s=float(boxes.soft_seconds),
             hard_s=float(boxes.hard_seconds),

@@ -138,6 +138,15 @@ class Spec(Model):
                 ".topology.layers",
             ),
             rule(
+                "!has(self.restart) || !has(self.restart.growBackSeconds) || "
+                "(self.restart.rungs.exists(rung, rung.name == 'in-process') && "
+                "self.restart.rungs.exists(rung, rung.name == 'pod') && "
+                "(!has(self.timeouts) || self.timeouts.drainSeconds > 0))",
+                "restart.growBackSeconds needs in-process and pod among restart.rungs, and timeouts.drainSeconds "
+                "above 0",
+                ".restart.growBackSeconds",
+            ),
+            rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
                 "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
                 "topology cannot change after the job was created",

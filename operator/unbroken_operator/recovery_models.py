@@ -69,6 +69,10 @@ class Restart(Model):
     ] = ()
     """Causes of faults whose recoveries count in no limit of rungs, such as pod-leaving and node-lost on machines that
     are taken away now and then: that says nothing against the job."""
+    grow_back_seconds: Seconds | None = None
+    """A job that runs with fewer ranks than it wants takes in the pods that are ready for the missing ones, once there
+    were some for so long, after a step that all ranks have finished and saved (call.on_move); it counts in no limit. A
+    script that tells no steps is left alone. Empty means that they wait for the next recovery."""
     no_progress_limit: Annotated[int, Field(ge=1)] = 10
     """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
     where the script reports no steps, no run of a minute); one more fails the job."""

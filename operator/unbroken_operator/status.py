@@ -95,7 +95,7 @@ def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
     return Earlier(
         generation=ended_generation(snapshot),
         iteration=max((number for number in iterations if number is not None), default=-1),
-        uses=tuple(use for cause, use in snapshot.memory.uses if cause not in settings.uncounted_causes),
+        uses=tuple(use for cause, use in snapshot.memory.uses if settings.counts(cause)),
     )
 
 

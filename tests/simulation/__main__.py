@@ -29,9 +29,11 @@ def main() -> int:
         outcomes[result.outcome] = outcomes.get(result.outcome, 0) + 1
     num_recoveries = sum(result.num_recoveries for result in results)
     num_common = sum(result.num_common for result in results)
+    num_growths = sum(result.num_growths for result in results)
     seconds = time.perf_counter() - started_s
     print(
-        f"{len(results)} schedules, {num_recoveries} recoveries, {num_common} moves after a common step, "
+        f"{len(results)} schedules, {num_recoveries} recoveries, {num_common} moves after a common step "
+        f"({num_growths} to grow), "
         f"{len(failed)} violations, {seconds:.1f} s; {outcomes}"
     )
     return 1 if failed else 0

@@ -44,6 +44,8 @@ class Ledger:
         self.num_recoveries = 0
         self.num_common = 0
         """Moves after a step that all ranks had finished and saved."""
+        self.num_growths = 0
+        """Those of them by which the job grew back."""
         self.common: dict[int, int] = {}
         """That step by iteration."""
         self.judged = 0
@@ -295,7 +297,7 @@ class Ledger:
     def _check_moves(self, actions: list[Action]) -> None:
         """Check that ranks move after a step that all have saved, and at another moment only when that cannot be."""
         orders = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Interrupt)]
-        planned = [order for order in orders if order.cause is Cause.POD_LEAVING]
+        planned = [order for order in orders if order.cause in (Cause.POD_LEAVING, Cause.CAPACITY_RETURNED)]
         coordinator = self.world.coordinator
         move = None if coordinator is None else coordinator._job.move
         if move is not None and self.world.now_s > move.until_s:
@@ -309,6 +311,7 @@ class Ledger:
             self._check_haste(iteration, planned[0])
             return
         self.num_common += 1
+        self.num_growths += planned[0].cause is Cause.CAPACITY_RETURNED
         steps = {worker.step for pod, worker in entries.values()}
         late = [pod.name for pod, worker in entries.values() if not worker.is_held or worker.saved != worker.step]
         if len(steps) != 1 or late:
@@ -316,6 +319,8 @@ class Ledger:
         self.common[iteration] = steps.pop()
 
     def _check_haste(self, iteration: int, order: Interrupt) -> None:
+        if order.cause is Cause.CAPACITY_RETURNED:
+            raise Violation(f"iteration {iteration} is interrupted between its steps in order to grow: {order}")
         world, schedule = self.world, self.world.schedule
         can_wait = schedule.can_halt and schedule.settings.is_in_process and schedule.tells_steps in ("all", "epochs")
         began_s = world.training.began_s.get(iteration)

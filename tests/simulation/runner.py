@@ -18,6 +18,8 @@ class Result:
     num_recoveries: int = 0
     num_common: int = 0
     """Moves between two steps."""
+    num_growths: int = 0
+    """Those of them by which the job grew back."""
 
 
 def run_seed(seed: int) -> Result:
@@ -29,10 +31,16 @@ def run_seed(seed: int) -> Result:
         text = f"{type(error).__name__}: {error}"
         if not isinstance(error, AssertionError):
             text += "\n" + traceback.format_exc()
-        return Result(seed, "violation", text, tuple(world.story), world.ledger.num_recoveries, world.ledger.num_common)
+        return _result(world, seed, "violation", text)
     coordinator = world.coordinator
     status = None if coordinator is None else coordinator.status(world.now_s, str)
     outcome = "down" if status is None else str(status.phase)
     if status is not None and outcome == "failed":
         outcome = f"failed {status.reason}"
-    return Result(seed, outcome, "", tuple(world.story), world.ledger.num_recoveries, world.ledger.num_common)
+    return _result(world, seed, outcome, "")
+
+
+def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
+    ledger = world.ledger
+    story = tuple(world.story)
+    return Result(seed, outcome, failure, story, ledger.num_recoveries, ledger.num_common, ledger.num_growths)

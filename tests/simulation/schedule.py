@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from unbroken_core.messages import Policy
@@ -78,7 +78,7 @@ class Schedule:
 def make_schedule(seed: int) -> Schedule:
     """Return the schedule of a seed."""
     rng = random.Random(f"schedule {seed}")
-    settings = _settings(rng)
+    settings = _growing(_settings(rng), random.Random(f"growth {seed}"))
     work_s = 0.0
     faults = []
     moment_s = rng.choice([2.0, 20.0, 20.0])
@@ -153,6 +153,13 @@ def _settings(rng: random.Random) -> JobSettings:
         rungs=_rungs(rng),
         max_faults_per_rank=rng.choice([None, None, None, 2]),
     )
+
+
+def _growing(settings: JobSettings, rng: random.Random) -> JobSettings:
+    rungs = {budget.rung for budget in settings.rungs}
+    if not {Rung.IN_PROCESS, Rung.POD} <= rungs or rng.random() < 0.5:
+        return settings
+    return replace(settings, grow_back_s=rng.choice([0.1, 3.0, 10.0]))
 
 
 def _policy(rng: random.Random, settings: JobSettings) -> tuple[Policy | None, float]:

@@ -61,6 +61,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         min_ranks_per_pod=parsed.min_ranks_per_pod,
         rungs=_rungs(parsed.rungs),
         max_faults_per_rank=parsed.max_faults_per_rank,
+        grow_back_s=parsed.grow_back,
         timeouts=_timeouts(parsed),
     )
     return RunOptions(
@@ -109,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     recovery.add_argument("--max-faults-per-rank", type=int, metavar="N")
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
+    recovery.add_argument(
+        "--grow-back", type=float, metavar="S", help="take in pods that are ready for missing ranks after so long"
+    )
     times = parser.add_argument_group("time limits in seconds")
     times.add_argument("--soft-timeout", type=float, metavar="S", help="no progress: interrupt (60)")
     times.add_argument("--hard-timeout", type=float, metavar="S", help="no progress: end the process (1.5 x soft)")

@@ -266,12 +266,14 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     await made.apply("broken", ranksPerPod=4, topology=one_layer(maxRanks=3))
                 with pytest.raises(KubeRefused, match="minRanks must be at most"):
                     await made.apply("broken", ranksPerPod=4, topology=one_layer(minRanks=5))
+                with pytest.raises(KubeRefused, match="growBackSeconds needs in-process and pod among"):
+                    await made.apply("broken", restart={"growBackSeconds": 60, "rungs": [{"name": "world"}]})
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
             template = {"spec": {"containers": [container], "volumes": [{"name": "unbroken-run", "emptyDir": {}}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}
             await made.apply("broken", replicas=1, template=template, **more)
             with operator(made):
-                await made.apply("sound")
+                await made.apply("sound", restart={"growBackSeconds": 60})
                 await made.wait_for_pods("sound-0")
 
                 async def is_refused() -> dict[str, Any] | None:

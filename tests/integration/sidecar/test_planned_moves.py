@@ -68,3 +68,22 @@ def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have
     for rank in range(2):
         made = [step for _iteration, step in steps_of(tmp_path, rank)]
         assert made == list(range(1, len(made) + 1))
+
+
+@pytest.mark.timeout(200)
+def test_job_that_lost_a_pod_grows_back_after_a_step_that_all_have_saved(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """No spare: one rank trains on alone, until the pod that comes instead is ready."""
+    shape = ("--pods", "2", "--min-pods", "1", "--grow-back", "0.5", "--last-call", "20")
+    job = start_job(*shape, workload="wrapped", command=[str(WORKLOAD)])
+    job.wait_for(lambda: all(len(made_by(tmp_path, rank, 0)) > 2 for rank in range(2)), "two ranks")
+    lost = next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1])
+    for part in ("unbroken.agent", "unbroken.launch"):
+        job.part_of_pod(part, lost).send_signal(signal.SIGKILL)
+    job.wait_for(lambda: len(made_by(tmp_path, 1, 2)) > 2, "two ranks again")
+    grown = job.status()["recoveries"][-1]
+    assert job.complete() == 0
+    alone, together = made_by(tmp_path, 0, 1), made_by(tmp_path, 0, 2)
+    assert (grown["cause"], grown["detail"]) == ("capacity-returned", f"moves after step {alone[-1]}")
+    assert together[0] == made_by(tmp_path, 1, 2)[0] == alone[-1] + 1

@@ -113,7 +113,7 @@ def test_a_recovery_is_counted_once_with_the_seconds_of_each_phase() -> None:
     for _ in range(3):
         meter.look(history)
     seen = series(meter, view(history, 1))
-    assert seen["unbroken_restarts_total{cause=exception,rung=in-process}"] == 1
+    assert seen["unbroken_restarts_total{cause=capacity-returned,rung=in-process}"] == 1
     assert seen["unbroken_recovery_seconds_count{phase=stop}"] == 1
     assert seen["unbroken_recovery_seconds_sum{phase=enter}"] == 7.0
     assert seen["unbroken_recovery_seconds_bucket{le=5.0,phase=enter}"] == 0

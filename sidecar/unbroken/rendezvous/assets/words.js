@@ -32,6 +32,7 @@ export const KIND_NAMES = { lost: 'lost', ended: 'ended', unheard: 'not heard', 
 export const TROUBLE = new Set(['lost', 'ended', 'unheard']);
 
 export const CAUSE_WORDS = {
+  'capacity-returned': 'no fault: pods were ready for ranks that were missing',
   exception: 'the script raised an exception',
   'base-exception': 'the script left with SystemExit or the like',
   'soft-timeout': 'no progress; interrupted',
