@@ -366,10 +366,13 @@ class Pod:
             if is_inside and worker.iteration <= over:
                 self._leave(worker)
         self._pass_on_halt(over)
-        if self.plan is not None and self.is_plan_new and self.is_welcome and self.plan.iteration > self.closed:
-            self.is_plan_new = False
-            if self.plan.iteration > over:
-                self._enter(self.plan)
+        plan = self.plan
+        if plan is not None and self.is_plan_new and self.is_welcome and plan.iteration > self.closed:
+            # Who was let into the former iteration by memory, and still leaves it, is let in when it has.
+            still_leave = any(worker.phase is WorkerPhase.STOPPING for worker in self.workers)
+            self.is_plan_new = plan.iteration > over and still_leave
+            if plan.iteration > over:
+                self._enter(plan)
 
     def _pass_on_halt(self, over: int) -> None:
         halt = self.halt
@@ -436,6 +439,8 @@ class Pod:
             worker.phase, worker.rank, worker.fault = WorkerPhase.READY, None, None
             worker.port = self.world.next_port()
             self.report()
+            if self.is_plan_new and not self.is_settling:
+                self._settle()
 
     def _gone(self, worker: Worker, fault: Fault) -> None:
         rank = worker.rank
