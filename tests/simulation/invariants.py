@@ -90,8 +90,9 @@ class Ledger:
         is_cut = any(plan.iteration == iteration and plan.world_size == num_ranks for plan in plans)
         self.newest = iteration - 1 if is_cut else iteration
         if is_cut:
-            for old in [old for old in self.world.entries if old >= iteration]:
-                del self.world.entries[old]
+            for known in (self.world.entries, self.common):
+                for old in [old for old in known if old >= iteration]:
+                    del known[old]
 
     def _running_rung(self) -> Rung:
         coordinator = self.world.coordinator
@@ -174,7 +175,7 @@ class Ledger:
                     allowed = GOT_RANK | KEPT_RANK | MOVED_RANK  # It was away when the last plan was cut.
                 if self.has_taken_over:
                     # Or when the job was taken over, perhaps with the plan before the last.
-                    allowed |= GOT_RANK | MOVED_RANK
+                    allowed |= GOT_RANK | MOVED_RANK | KEPT_RANK
             has_origin = part.reason in (RankReason.REPLACED, RankReason.FILLED_GAP)
             if part.reason not in allowed or has_origin != bool(origins.get(part.local_rank)):
                 raise Violation(
