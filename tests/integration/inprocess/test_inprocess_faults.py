@@ -128,6 +128,7 @@ def test_spare_costs_nothing_and_takes_the_place_of_a_killed_worker(tmp_path: Pa
 def test_spare_has_made_a_group_before_it_is_needed(tmp_path: Path) -> None:
     """2.27: of itself alone, once; its function finds nothing of it."""
     with start(tmp_path, "counted_groups", Policy(2, 3)) as job:
+        job.wait_for_event("started", 2)
         job.wait_for_event("made", 3)
         job.kill(0)
         job.wait_for_event("started", 4)
