@@ -20,6 +20,7 @@ from typing import Any
 
 from unbroken_cli.errors import CommandError
 from unbroken_core.errors import UnbrokenError
+from unbroken_core.page_headers import PAGE_HEADERS
 
 HOST = "127.0.0.1"
 _MAX_CONNECTIONS = 32
@@ -27,17 +28,6 @@ _MAX_SESSIONS = 16
 _IDLE_S = 30.0
 _READABLE = re.compile(r"/page/([a-z-]+\.(js|css|svg)|status(\?[a-z0-9=&-]*)?)?")
 _ENTRY = "/enter/"
-_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 # A redirect would not do: where another site's link has led here, the browser withholds a strict cookie from it.
 _WELCOME = b'<!doctype html><meta http-equiv="refresh" content="0;url=/page/"><link rel="icon" href="/page/icon.svg">'
 
@@ -239,7 +229,7 @@ def _handler(door: Door) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(answer.body)
 
         def end_headers(self) -> None:
-            for name, value in _HEADERS.items():
+            for name, value in PAGE_HEADERS.items():
                 self.send_header(name, value)
             if self.close_connection:
                 self.send_header("Connection", "close")

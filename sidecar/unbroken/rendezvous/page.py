@@ -14,6 +14,7 @@ from aiohttp import web
 from unbroken.rendezvous.service import Service
 from unbroken_core import wire
 from unbroken_core.messages import JobStatus
+from unbroken_core.page_headers import PAGE_HEADERS
 
 MAX_VIEWERS = 32
 """Requests for the status that wait or are answered at once."""
@@ -25,18 +26,6 @@ _MAX_AGE_S = 1.0
 """What depends on the clock alone (ETTR) may be so old."""
 _MAX_WHY_LINES = 50
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_HEADERS = {
-    # Trusted types: where the browser knows them, text cannot become markup, whatever the page's code does.
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
 class Page:
@@ -57,30 +46,30 @@ class Page:
 
     async def _root(self, _request: web.Request) -> web.StreamResponse:
         # Relative: whoever stands in between may have put it elsewhere.
-        return web.Response(status=308, headers={**_HEADERS, "Location": "page/"})
+        return web.Response(status=308, headers={**PAGE_HEADERS, "Location": "page/"})
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         found = _assets().get(request.match_info.get("name", "index.html"))
         if found is None:
-            return web.Response(status=404, text="/page/: there is no such file\n", headers=_HEADERS)
+            return web.Response(status=404, text="/page/: there is no such file\n", headers=PAGE_HEADERS)
         body, content_type = found
-        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=_HEADERS)
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         try:
             query = [_number(request, name, usual) for name, usual in (("generation", -1), ("after", -1))]
             wait_s = min(max(_number(request, "timeout", 0), 0), MAX_WAIT_S)
         except ValueError as error:
-            return web.Response(status=400, text=f"{error}\n", headers=_HEADERS)
+            return web.Response(status=400, text=f"{error}\n", headers=PAGE_HEADERS)
         if self._num_viewers >= MAX_VIEWERS:
             text = f"/page/status: want at most {MAX_VIEWERS} requests at once\n"
-            return web.Response(status=503, text=text, headers={**_HEADERS, "Retry-After": "5"})
+            return web.Response(status=503, text=text, headers={**PAGE_HEADERS, "Retry-After": "5"})
         self._num_viewers += 1
         try:
             body = await self._snapshots.newer(query[0], query[1], wait_s)
         finally:
             self._num_viewers -= 1
-        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
+        return web.Response(body=body, content_type="application/json", headers=PAGE_HEADERS)
 
 
 @cache

@@ -23,6 +23,7 @@ from tools.browser import Browser, Tab, find_chromium
 
 from unbroken.run.addresses import AddressBlock
 from unbroken_cli.door import Answer, Door
+from unbroken_core.page_headers import PAGE_HEADERS
 from unbroken_core.settings import JobSettings, Layer, Timeouts
 
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
@@ -86,16 +87,20 @@ def pager(job: PageJob) -> Iterator[Pager]:
 
 def get(origin: str, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
     """Return status and text of what a server answers; 0 while there is none."""
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{origin}{path}", headers=headers), timeout=30) as response:
+        with urllib.request.urlopen(_request(origin, path, token, **headers), timeout=30) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
     except OSError:
         return 0, ""
+
+
+def _request(origin: str, path: str, token: str | None, **headers: str) -> urllib.request.Request:
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    return urllib.request.Request(f"{origin}{path}", headers=headers)
 
 
 def see(tab: Tab, expression: str, what: str) -> Any:
@@ -166,6 +171,8 @@ def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> 
             assert get(job.url, path, None)[0] == 401
             assert get(job.url, path, "wrong")[0] == 401
             assert get(job.url, path)[0] == 200
+        with urllib.request.urlopen(_request(job.url, "/page/", TOKEN), timeout=30) as response:
+            assert PAGE_HEADERS.items() <= dict(response.headers).items()
         assert get(job.url, "/page/server.py")[0] == 404
         assert get(job.url, "/page/%2e%2e%2fserver.py")[0] == 404
         assert get(job.url, "/page/status?after=x")[0] == 400
@@ -184,8 +191,7 @@ def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> 
             response = connection.getresponse()
             body = response.read()
             assert response.status == status, body
-            assert "default-src 'none'" in str(response.getheader("Content-Security-Policy"))
-            assert response.getheader("X-Content-Type-Options") == "nosniff"
+            assert PAGE_HEADERS.items() <= dict(response.getheaders()).items()
         connection.request("POST", "/page/status", body=b"x", headers={"Cookie": cookie})
         assert connection.getresponse().status == 501
         connection.close()

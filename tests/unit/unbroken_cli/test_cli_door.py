@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.rendezvous.page import _HEADERS as RENDEZVOUS_HEADERS
-from unbroken_cli.door import _HEADERS, Answer, Keys, Request, admit
+from unbroken_cli.door import Answer, Keys, Request, admit
 from unbroken_cli.upstream import secret_value
+from unbroken_core.page_headers import PAGE_HEADERS
 
 PORT = 4321
 HERE = Request("/page/", f"127.0.0.1:{PORT}")
@@ -80,9 +80,8 @@ def test_the_oldest_browser_of_many_has_to_come_in_again(keys: Keys) -> None:
     assert all(admit(replace(HERE, cookies=one), keys) is None for one in cookies[1:])
 
 
-def test_door_and_rendezvous_give_a_browser_the_same_rules() -> None:
-    assert _HEADERS == RENDEZVOUS_HEADERS
-    policy = _HEADERS["Content-Security-Policy"]
+def test_browser_is_told_to_run_nothing_unsafe_and_to_show_the_page_in_no_frame() -> None:
+    policy = PAGE_HEADERS["Content-Security-Policy"]
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
 
