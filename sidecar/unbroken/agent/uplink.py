@@ -16,6 +16,7 @@ from unbroken.agent.authority import AuthorityFile
 from unbroken.agent.events import Absent, Connected, Disconnected, Event, RendezvousSaid
 from unbroken.agent.fence import longest_retry_s, ping_interval_s
 from unbroken.agent.notice import Notice
+from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.05
 _CONNECT_TIMEOUT_S = 5.0
-_SILENT_PEER_MS = 10_000
 _SILENT_S = 2.0
 _MAX_UNSENT_BYTES = 4 << 20
 
@@ -139,7 +139,7 @@ class Uplink:
             self._complain(f"no connection to {self._url}: {str(error) or type(error).__name__}")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
-        _set_socket_options(connection)
+        give_up_silent_peer(connection, probe=True)
         self._socket, self._unsent_bytes = connection, 0
         self._outbox = asyncio.Queue()
         self._emit(Connected())
@@ -196,17 +196,3 @@ def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:
             transport.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
-
-
-def _set_socket_options(connection: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel give up a peer that does not acknowledge, instead of after a quarter of an hour."""
-    peer = connection.get_extra_info("socket")
-    if peer is None:
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

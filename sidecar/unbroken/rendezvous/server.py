@@ -2,7 +2,6 @@
 
 import asyncio
 import resource
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
 from unbroken.rounds.server import Rounds
+from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import (
@@ -33,7 +33,6 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
-_SILENT_PEER_MS = 10_000
 _SWEEP_S = 1.0
 
 
@@ -118,7 +117,7 @@ class Server:
         transport = request.transport
         if transport is None:
             return connection
-        _set_socket_options(transport)
+        give_up_silent_peer(transport, probe=False)
         try:
             hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
             if hello is not None:
@@ -248,13 +247,3 @@ def _status_query(request: web.Request) -> tuple[int, int, float] | None:
     if not 0 <= wait_s <= MAX_STATUS_WAIT_S:
         raise WireError(f"timeout: want 0 to {MAX_STATUS_WAIT_S:g} seconds, got {wait_s}")
     return numbers["generation"], numbers["after"], wait_s
-
-
-def _set_socket_options(transport: asyncio.WriteTransport) -> None:
-    """Let the kernel give up an agent that does not acknowledge; heartbeats see the rest."""
-    peer = transport.get_extra_info("socket")
-    if peer is None:
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)

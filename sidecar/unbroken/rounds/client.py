@@ -12,7 +12,6 @@ import errno
 import json
 import logging
 import random
-import socket
 import ssl
 import threading
 import time
@@ -25,6 +24,7 @@ from urllib.parse import quote
 import aiohttp
 
 from unbroken.agent.authority import AuthorityFile
+from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.round_messages import NodeReport, Rejected, Stage, Standing, ToNode
@@ -38,7 +38,6 @@ _START_EVERY_S = 2.0
 _SILENT_S = 3.0
 """So long nothing is said of a rendezvous that is away: it may be started again."""
 _JOIN_THREAD_S = 3.0
-_SILENT_PEER_MS = 10_000
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ class Link:
             self._complain(f"no rendezvous at {self._endpoint.url}, and none can be started: {error}")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
-        _set_socket_options(connection)
+        give_up_silent_peer(connection, probe=True)
         writer = asyncio.create_task(self._write(connection))
         try:
             while not self._is_over():
@@ -280,14 +279,3 @@ class Link:
         if status == HTTPStatus.UNAUTHORIZED:
             return f"{self._endpoint.url}: want the token of this run, it refuses ours (401)"
         return f"{self._endpoint.url}: want a rendezvous of Unbroken, got something that answers {status}"
-
-
-def _set_socket_options(connection: aiohttp.ClientWebSocketResponse) -> None:
-    """Let the kernel give up a peer that does not acknowledge."""
-    peer = connection.get_extra_info("socket")
-    if peer is None:
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)

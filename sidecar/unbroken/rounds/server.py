@@ -1,10 +1,8 @@
 """Serves rounds: one WebSocket a node at `/v1/rounds/{run_id}`, one room a run. Runs in one event loop."""
 
 import asyncio
-import contextlib
 import logging
 import math
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +13,7 @@ from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rounds.past import Past
+from unbroken.socket_options import Transport, give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.round_messages import NodeReport
@@ -26,7 +25,6 @@ MAX_RUNS = 1000
 MAX_RUN_ID = 300
 MAX_REPORT_BYTES = 64 << 10
 _FIRST_REPORT_S = 10.0
-_SILENT_PEER_MS = 10_000
 _GATHER_S = 50e-6
 """So long, for each node of a run, other reports are waited for before anything is decided: what deciding costs."""
 _MAX_GATHER_S = 0.05
@@ -79,7 +77,8 @@ class Rounds:
         transport = request.transport
         if transport is None:
             return connection
-        addresses = _set_up(transport)
+        give_up_silent_peer(transport, probe=False)
+        addresses = _addresses(transport)
         self._num_sessions += 1
         session = f"{run_id[:40]}#{self._num_sessions}"
         peer = Peer(session, session, transport, self._loop.time())
@@ -203,13 +202,8 @@ async def _next_report(connection: web.WebSocketResponse, limit_s: float | None)
     return None
 
 
-def _set_up(transport: Any) -> tuple[str, str]:
-    """Let the kernel give up a node that does not acknowledge; return the addresses of both ends, ours first."""
-    peer = transport.get_extra_info("socket")
-    if peer is not None:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        with contextlib.suppress(AttributeError, OSError):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_PEER_MS)
+def _addresses(transport: Transport) -> tuple[str, str]:
+    """Return the addresses of both ends, ours first."""
     near, far = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     return _plain(near), _plain(far)
 
