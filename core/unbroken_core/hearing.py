@@ -8,7 +8,7 @@ from unbroken_core.events import Close, Send
 from unbroken_core.exits import hear_exits
 from unbroken_core.forming import begin_adoption
 from unbroken_core.history import FaultRecord
-from unbroken_core.interrupting import inspect, interrupt_message, take_fault
+from unbroken_core.interrupting import inspect, interrupt_message, order_out, take_fault
 from unbroken_core.job import OVER, Job
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, new_member, refusal
@@ -149,10 +149,7 @@ def bring_up_to_date(job: Job, member: Member, now_s: float) -> None:
     if stale:
         job.send(member, interrupt_message(job, None, max(stale)))
     if job.phase is JobPhase.INTERRUPTED:
-        # An agent without a plan must not learn of an iteration: were this rendezvous lost, the next one would never
-        # hear of it, begin with the same number, and be ignored.
-        if member.plan is not None:
-            job.send(member, interrupt_message(job, job.history.running, job.iteration))
+        order_out(job, [member])
     elif member.plan is None or member.plan.iteration != job.iteration:
         send_plan(job, member, master_endpoint(job))
         job.sort(member)

@@ -1,6 +1,8 @@
 """From a fault to the next plan."""
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import takewhile
 
 from unbroken_core.consulting import consult, objection
@@ -81,11 +83,25 @@ def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
     job.interruption = Interruption(now_s, job.pod_clock.read(now_s))
     message = f"iteration {job.iteration} was interrupted: {_fault_text(fault)}"
     job.enter_phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message)
-    job.broadcast(interrupt_message(job, incident, job.iteration))
+    order_out(job, job.census.by_uid.values())
     for planned in () if move is None else move.faults.values():
         # It may have been the end of that pod that the fault was a consequence of.
         incident.add(planned)
     return True
+
+
+def order_out(job: Job, members: Iterable[Member]) -> None:
+    """Tell agents that the iteration is over; each in the words of a plan that it has.
+
+    One that was told of an iteration without its plan would keep that to itself: were this rendezvous lost, the next
+    one might never hear of it, begin with the same number, and be ignored.
+    """
+    message = interrupt_message(job, job.history.running, job.iteration)
+    for member in members:
+        has_plan = member.plan is not None and member.plan.iteration >= job.iteration
+        known = job.iteration if has_plan else min(member.newest_iteration, job.iteration)
+        if known >= 0:
+            job.send(member, message if known == job.iteration else replace(message, iteration=known))
 
 
 def interrupt_message(job: Job, incident: Incident | None, iteration: int) -> Interrupt:

@@ -121,6 +121,12 @@ class Member:
         """Role in the current iteration."""
         return Role.ACTIVE if self.ranks else Role.SPARE
 
+    @property
+    def newest_iteration(self) -> int:
+        """The highest iteration of which its agent can tell: by its plan, or by a worker. -1: none."""
+        told = -1 if self.plan is None else self.plan.iteration
+        return max([told, *(place.state.iteration for place in self.places.values())])
+
     def seat(self, ranks: dict[int, int], moves: dict[int, Move]) -> None:
         """Give the member its ranks of a new iteration."""
         self.ranks, self.moves, self.parts = ranks, moves, ()

@@ -778,6 +778,21 @@ def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
     assert plans["p1"].generation == 2
 
 
+def test_nobody_is_told_of_an_iteration_that_a_rendezvous_without_memory_would_not_hear_of() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    after = Bench(bench.settings)
+    after.states = {"p1": bench.workers(RUNNING, 7), "p4": bench.workers(RUNNING, 6)}
+    parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (2, 3), strict=True))
+    after.join("p1", generation=1, plan=Plan(1, 7, Role.ACTIVE, 4, "", 0, parts))
+    after.join("p2", generation=1)
+    after.join("p3", generation=1, plan=Plan(1, 4, Role.SPARE, 4, "", 0, ()))
+    after.join("p4", generation=1)
+    orders = sent(after.live(31), Interrupt)
+    assert {pod: order.iteration for pod, order in orders.items()} == {"p1": 7, "p3": 4, "p4": 6}
+    assert {order.cause for order in orders.values()} == {Cause.POD_LOST}
+
+
 def test_a_second_connection_of_a_pod_replaces_the_first() -> None:
     """3.4"""
     bench = Bench()
