@@ -277,7 +277,7 @@ class Root:
             server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
-        server.watch(runner.server)
+        server.door.watch(runner.server)
         try:
             await web.SockSite(runner, listener, backlog=4096).start()
             on_up()

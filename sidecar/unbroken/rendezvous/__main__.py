@@ -41,7 +41,7 @@ async def serve(config: RendezvousConfig) -> None:
     server = Server(service, token, refusals)
     runner = web.AppRunner(server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
-    server.watch(runner.server)
+    server.door.watch(runner.server)
     exposition = None
     try:
         await _listen(runner, *config.listen, config.certificate)

@@ -1,13 +1,13 @@
-"""The HTTP side: authentication, parsing and the requests of the API."""
+"""The HTTP side: parsing and the requests of the API."""
 
 import asyncio
-import resource
 from collections.abc import Callable
 from typing import Any
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
-from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget, FailureRate, Strangers
+from unbroken.rendezvous.door import Door
+from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
@@ -41,37 +41,18 @@ class Server:
 
     def __init__(self, service: Service, token: TokenFile, refusals: Refusals) -> None:
         self._service = service
-        self._token = token
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self._failures = FailureRate()
-        self._strangers: Strangers | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self.door = Door(token.accepts, refusals)
         self._rounds = Rounds(refusals)
 
-    def watch(self, server: web.Server | None, limit: int | None = None) -> None:
-        """Close connections of this server that show no token; None: half of all that the process can hold may be open.
-
-        Raises RuntimeError when the runner was not set up, and so has no server.
-        """
-        if server is None:
-            raise RuntimeError("watch: want the server of a runner that is set up, got none")
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if limit is None else limit
-        self._strangers = Strangers(lambda: server.connections, self._refusals, most)
-        self._sweep(self._strangers)
-
-    def _sweep(self, strangers: Strangers) -> None:
-        strangers.sweep(self._loop.time())
-        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep, strangers)
-
     async def _stop(self, _app: web.Application) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         self._rounds.close()
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._guard])
+        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.door.guard])
+        app.on_cleanup.append(self.door.stop)
         app.on_cleanup.append(self._stop)
         app.add_routes(
             [
@@ -85,26 +66,6 @@ class Server:
             ]
         )
         return app
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Refuse whoever lacks the token, before anything else is looked at."""
-        if not self._token.accepts(request.headers.get("Authorization", "")):
-            return self._turn_away(request)
-        if self._strangers is not None:
-            self._strangers.admit(request.protocol)
-        self._refusals.welcome(request.remote or "unknown")
-        response: web.StreamResponse = await handler(request)
-        return response
-
-    def _turn_away(self, request: web.Request) -> web.Response:
-        self._refuse(Refusal.UNAUTHORIZED, request, "want the token of this job as Authorization: Bearer")
-        response = web.Response(status=401, text="want Authorization: Bearer <token of this job>\n")
-        response.force_close()
-        if not self._failures.may_answer(request.remote or "unknown", self._loop.time()):
-            self._refuse(Refusal.TOO_FAST, request, "more wrong tokens than are answered")
-            request.protocol.force_close()
-        return response
 
     def _refuse(self, reason: Refusal, request: web.Request, detail: str) -> None:
         self._refusals.note(reason, request.remote or "unknown", detail, self._loop.time())

@@ -1,4 +1,4 @@
-"""The job's token: read from a file, and read again when the file changes."""
+"""The token that callers have to show: one that never changes, or that of a file, read again when the file changes."""
 
 import hmac
 import logging
@@ -13,6 +13,19 @@ logger = logging.getLogger(__name__)
 _MIN_CHARACTERS = 16
 GRACE_S = 300.0
 """A token that was replaced is good for so long: kubelets bring the new one to the pods up to two minutes apart."""
+
+
+class FixedToken:
+    """Checks what callers present against a token that no file has."""
+
+    def __init__(self, token: str) -> None:
+        """Raises InputError when it is too short to be one."""
+        self._token = token.encode()
+        _want_length(self._token, "token")
+
+    def accepts(self, authorization: str) -> bool:
+        """Return whether a header's value is `Bearer <token>`; takes the same time wherever it differs."""
+        return _is_bearer(authorization, self._token)
 
 
 class TokenFile:
@@ -35,11 +48,8 @@ class TokenFile:
         except InputError as error:
             # A rotation may remove the file for a moment; the old token holds until there is a new one.
             logger.warning("token kept: %s", error)
-        scheme, _, presented = authorization.partition(" ")
-        shown = presented.strip().encode(errors="replace")
-        is_same = hmac.compare_digest(shown, self._token)
-        is_previous = hmac.compare_digest(shown, self._previous) and self._has_grace()
-        return scheme.lower() == "bearer" and (is_same or is_previous)
+        previous = self._previous if self._has_grace() else self._token
+        return _is_bearer(authorization, self._token, previous)
 
     def _has_grace(self) -> bool:
         return bool(self._previous) and self._clock() < self._replaced_at_s + GRACE_S
@@ -52,10 +62,22 @@ class TokenFile:
                 return
             token = self._path.read_bytes().strip()
         except OSError as error:
-            raise InputError(f"UNBROKEN_TOKEN_FILE: {self._path}: {error.strerror}") from error
-        if len(token) < _MIN_CHARACTERS:
-            raise InputError(f"{self._path}: want a token of at least {_MIN_CHARACTERS} characters, got {len(token)}")
+            raise InputError(f"token file {self._path}: {error.strerror}") from error
+        _want_length(token, f"token file {self._path}")
         if self._token and token != self._token:
             self._previous, self._replaced_at_s = self._token, self._clock()
             logger.info("token replaced: the one before it is accepted for another %.0f s", GRACE_S)
         self._token, self._stamp = token, stamp
+
+
+def _want_length(token: bytes, what: str) -> None:
+    if len(token) < _MIN_CHARACTERS:
+        raise InputError(f"{what}: want a token of at least {_MIN_CHARACTERS} characters, got {len(token)}")
+
+
+def _is_bearer(authorization: str, *tokens: bytes) -> bool:
+    scheme, _, presented = authorization.partition(" ")
+    shown = presented.strip().encode(errors="replace")
+    # All of them are compared, whichever it is.
+    is_same = [hmac.compare_digest(shown, token) for token in tokens]
+    return scheme.lower() == "bearer" and any(is_same)

@@ -16,9 +16,9 @@ from unbroken.exposition import split_address
 from unbroken.home.daemon import leave_starter
 from unbroken.home.root import listen_at
 from unbroken.rendezvous.certificate import ServerCertificate
+from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.token import TokenFile
-from unbroken.rounds.door import Door, FixedToken
+from unbroken.rendezvous.token import FixedToken, TokenFile
 from unbroken.rounds.past import Past, PastFile, read_past
 from unbroken.rounds.server import Rounds
 from unbroken_core.errors import InputError
@@ -43,11 +43,11 @@ async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], lis
     past |= read_past(options.known, "--known") if options.known else {}
     rounds, door = Rounds(refusals, past, None if file is None else file.write), Door(accepts, refusals)
     app = web.Application(middlewares=[door.guard])
+    app.on_cleanup.append(door.stop)
     app.add_routes(rounds.routes())
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
-    if runner.server is not None:
-        door.watch(runner.server)
+    door.watch(runner.server)
     context = None
     if options.certificate is not None:
         context = ServerCertificate(options.certificate, options.key).context
@@ -60,7 +60,6 @@ async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], lis
         await _until_over(rounds, told, options.until_idle)
     finally:
         rounds.close()
-        door.close()
         await runner.cleanup()
 
 

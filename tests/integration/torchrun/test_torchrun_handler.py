@@ -27,8 +27,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
-from unbroken.rounds.door import Door, FixedToken
+from unbroken.rendezvous.token import FixedToken
 from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers
 from unbroken.torchrun_plugin.handler import UnbrokenRendezvousHandler

@@ -13,7 +13,7 @@ from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
-from unbroken.rendezvous.token import GRACE_S, TokenFile
+from unbroken.rendezvous.token import GRACE_S, FixedToken, TokenFile
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, Hello, Report
@@ -26,11 +26,9 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 def test_token_is_accepted_as_bearer_only(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(TOKEN + "\n")
-    token = TokenFile(path)
-    answers = {
-        text: token.accepts(text) for text in (f"Bearer {TOKEN}", f"Basic {TOKEN}", TOKEN, "", "Bearer ", "Bearer é")
-    }
-    assert [text for text, is_accepted in answers.items() if is_accepted] == [f"Bearer {TOKEN}"]
+    shown = (f"Bearer {TOKEN}", f"Basic {TOKEN}", TOKEN, "", "Bearer ", "Bearer é", f"Bearer {TOKEN[:-1]}0")
+    for token in (TokenFile(path), FixedToken(TOKEN)):
+        assert [text for text in shown if token.accepts(text)] == [f"Bearer {TOKEN}"]
 
 
 def test_changed_token_file_is_read_again_and_a_missing_one_changes_nothing(tmp_path: Path) -> None:
@@ -71,6 +69,11 @@ def test_unusable_token_file_is_named_at_the_start(tmp_path: Path, text: str | N
         path.write_text(text)
     with pytest.raises(InputError, match=wanted):
         TokenFile(path)
+
+
+def test_token_without_a_file_must_be_long_enough_as_well() -> None:
+    with pytest.raises(InputError, match="want a token of at least 16 characters, got 5"):
+        FixedToken("short")
 
 
 def test_refusals_are_all_counted_and_logged_once_a_peer_and_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,6 @@
-"""Lets in whoever shows the token, and nobody else."""
+"""Lets in whoever shows the token, and nobody else: before anything else of a request is looked at."""
 
 import asyncio
-import hmac
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -10,34 +9,15 @@ from aiohttp import web
 
 from unbroken.rendezvous.limits import FailureRate, Strangers
 from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken_core.errors import InputError
 
 _SWEEP_S = 1.0
 
 
-_MIN_CHARACTERS = 16
-
-
-class FixedToken:
-    """A token that no file has; checks as `TokenFile` does."""
-
-    def __init__(self, token: str) -> None:
-        """Raises InputError when it is too short to be one."""
-        if len(token) < _MIN_CHARACTERS:
-            raise InputError(f"token: want at least {_MIN_CHARACTERS} characters, got {len(token)}")
-        self._token = token.encode()
-
-    def accepts(self, authorization: str) -> bool:
-        """Return whether a header's value is `Bearer <token>`; takes the same time wherever it differs."""
-        scheme, _, presented = authorization.partition(" ")
-        is_same = hmac.compare_digest(presented.strip().encode(errors="replace"), self._token)
-        return scheme.lower() == "bearer" and is_same
-
-
 class Door:
-    """Guards an application, as that of a job's rendezvous is guarded."""
+    """Guards an application: `guard` is its middleware, `watch` is called once it is set up, `stop` at its cleanup."""
 
     def __init__(self, accepts: Callable[[str], bool], refusals: Refusals) -> None:
+        """`accepts` is asked about the value of each Authorization header."""
         self._accepts = accepts
         self._refusals = refusals
         self._failures = FailureRate()
@@ -45,14 +25,19 @@ class Door:
         self._loop = asyncio.get_running_loop()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def watch(self, server: web.Server) -> None:
-        """Close connections of this server that show no token; half of all that the process can hold may be open."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._strangers = Strangers(lambda: server.connections, self._refusals, limit)
+    def watch(self, server: web.Server | None, limit: int | None = None) -> None:
+        """Close connections of this server that show no token; None: half of all that the process can hold may be open.
+
+        Raises RuntimeError when the runner was not set up, and so has no server.
+        """
+        if server is None:
+            raise RuntimeError("watch: want the server of a runner that is set up, got none")
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if limit is None else limit
+        self._strangers = Strangers(lambda: server.connections, self._refusals, most)
         self._sweep(self._strangers)
 
-    def close(self) -> None:
-        """Stop watching."""
+    async def stop(self, _app: web.Application) -> None:
+        """Watch no more."""
         if self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -62,11 +47,12 @@ class Door:
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Refuse whoever lacks the token, before anything else is looked at."""
+        """Refuse whoever lacks the token."""
         if not self._accepts(request.headers.get("Authorization", "")):
             return self._turn_away(request)
         if self._strangers is not None:
             self._strangers.admit(request.protocol)
+        self._refusals.welcome(request.remote or "unknown")
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -76,5 +62,6 @@ class Door:
         response = web.Response(status=401, text="want Authorization: Bearer <token>\n")
         response.force_close()
         if not self._failures.may_answer(peer, now_s):
+            self._refusals.note(Refusal.TOO_FAST, peer, "more wrong tokens than are answered", now_s)
             request.protocol.force_close()
         return response
