@@ -13,7 +13,6 @@ from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
-from unbroken.rounds.server import Rounds
 from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError
@@ -44,16 +43,11 @@ class Server:
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
         self.door = Door(token.accepts, refusals)
-        self._rounds = Rounds(refusals)
-
-    async def _stop(self, _app: web.Application) -> None:
-        self._rounds.close()
 
     def application(self) -> web.Application:
         """Return the application to serve."""
         app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.door.guard])
         app.on_cleanup.append(self.door.stop)
-        app.on_cleanup.append(self._stop)
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -62,7 +56,6 @@ class Server:
                 web.get("/v1/topology", self._topology_text),
                 web.get("/v1/topology.svg", self._topology_drawing),
                 *Page(self._service).routes(),
-                *self._rounds.routes(),
             ]
         )
         return app

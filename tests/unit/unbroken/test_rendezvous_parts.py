@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from unbroken.rendezvous.config import loopback_beside
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
 from unbroken.rendezvous.token import GRACE_S, FixedToken, TokenFile
 from unbroken_core.coordinator import Coordinator
@@ -74,6 +76,22 @@ def test_unusable_token_file_is_named_at_the_start(tmp_path: Path, text: str | N
 def test_token_without_a_file_must_be_long_enough_as_well() -> None:
     with pytest.raises(InputError, match="want a token of at least 16 characters, got 5"):
         FixedToken("short")
+
+
+def test_requests_of_the_api_are_those_that_the_architecture_lists(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+
+    async def served() -> set[str]:
+        service = Service(Coordinator(JobSettings("digits"), asyncio.get_running_loop().time()), Refusals())
+        app = Server(service, TokenFile(tmp_path / "token"), Refusals()).application()
+        service.close()
+        return {f"{route.method} {route.resource.canonical}" for route in app.router.routes() if route.resource}
+
+    text = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    table = text.partition("\n## Rendezvous API\n")[2].partition("\nPort 29601")[0]
+    listed = set(re.findall(r"`((?:GET|PUT) [^?`]+)", table))
+    beside = {"GET /page", "GET /page/{name}"}  # Ways to the files of the page.
+    assert {line for line in asyncio.run(served()) if not line.startswith("HEAD ")} == listed | beside
 
 
 def test_refusals_are_all_counted_and_logged_once_a_peer_and_minute(caplog: pytest.LogCaptureFixture) -> None:
