@@ -13,6 +13,7 @@ import pytest
 T = TypeVar("T")
 LIMIT_S = 90.0
 _POLL_S = 0.02
+"""Between two looks at the condition, which alone ends the wait."""
 
 
 def wait_until(

@@ -21,6 +21,7 @@ from unbroken_core.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 _RETRY_S = 0.05
+"""Pace at which a pod comes again, as an agent's: no test waits for it."""
 _LIMIT_S = 60.0
 
 
@@ -143,6 +144,13 @@ class PageJob:
             await pod.connection.send_str(wire.encode(Report(pod.seq, tuple(pod.states), is_leaving)))
 
 
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @contextmanager
 def page_job(settings: JobSettings, host: str, folder: Path) -> Iterator[PageJob]:
     """Start the rendezvous of a job without pods; end all afterwards."""
@@ -162,9 +170,7 @@ def page_job(settings: JobSettings, host: str, folder: Path) -> Iterator[PageJob
         yield job
     finally:
         job.kill()
-        for task in asyncio.all_tasks(job.loop):
-            job.loop.call_soon_threadsafe(task.cancel)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), job.loop).result(_LIMIT_S)
+        asyncio.run_coroutine_threadsafe(_end_tasks(), job.loop).result(_LIMIT_S)
         job.loop.call_soon_threadsafe(job.loop.stop)
         thread.join(_LIMIT_S)
         job.loop.run_until_complete(job.loop.shutdown_asyncgens())

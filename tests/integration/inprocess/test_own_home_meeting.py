@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import eventually
 
 from unbroken.home.lines import read_message, write_message
 from unbroken.home.root import Root, bind
@@ -50,9 +51,11 @@ class Meeting:
 
     async def until_said(self, uid: str, text: str) -> None:
         """Wait until a host was told something with this text in it."""
-        async with asyncio.timeout(LIMIT_S):
-            while not any(text in word for word in self.said[uid]):
-                await asyncio.sleep(0.01)
+
+        async def is_said() -> bool:
+            return any(text in word for word in self.said[uid])
+
+        await eventually(is_said, f"{text!r} said to host {uid}", describe=lambda: str(self.said))
 
     async def close(self) -> None:
         """End everything."""

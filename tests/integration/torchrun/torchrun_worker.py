@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 _POLL_S = 0.02
+"""Between two looks at the folder. tests/waiting.py belongs to pytest, which is not to be in a worker."""
+_LIMIT_S = 600.0
+"""Longer than any test; for workers that a killed test leaves behind."""
 
 
 def main() -> int:
@@ -24,7 +27,10 @@ def main() -> int:
     with (folder / "events").open("a") as file:
         file.write(json.dumps(event) + "\n")
     print(f"rank {os.environ['RANK']} of {node}", flush=True)
+    until_s = time.monotonic() + _LIMIT_S
     while not (folder / "finish").exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{folder / 'finish'}: want this file within {_LIMIT_S:g} s, got none")
         with contextlib.suppress(FileNotFoundError):
             (folder / f"fail-{node}").unlink()
             return 3

@@ -90,6 +90,7 @@ def test_ci_requires_what_it_brings() -> None:
         "UNBROKEN_REQUIRE=helm$extras",
         "extras=,netns",
         "extras+=,prometheus",
+        "extras+=,chromium",
     ):
         assert line in text
 

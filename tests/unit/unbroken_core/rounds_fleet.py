@@ -111,8 +111,8 @@ class Fleet:
         for member in self.members.values():
             member.session = None
 
-    def sleep(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
-        """Let time pass; whoever is connected sends heartbeats, but for those that are named."""
+    def pass_time(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
+        """Let virtual time pass; whoever is connected sends heartbeats, but for those that are named."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             wanted_s = self.room.deadline_s if self.room.num_nodes else until_s

@@ -37,9 +37,9 @@ def test_enough_nodes_wait_for_more_until_the_last_call_is_over() -> None:
     """3.26."""
     fleet = _of(2, 4)
     fleet.add("a", "b")
-    fleet.sleep(29.9)
+    fleet.pass_time(29.9)
     assert not fleet.begun
-    fleet.sleep(0.2)
+    fleet.pass_time(0.2)
     assert fleet.world() == ["a", "b"]
 
 
@@ -47,13 +47,13 @@ def test_last_call_begins_anew_when_the_nodes_were_too_few_meanwhile() -> None:
     """3.6."""
     fleet = _of(2, 4)
     fleet.add("a", "b")
-    fleet.sleep(20.0)
+    fleet.pass_time(20.0)
     fleet.kill("b")
-    fleet.sleep(5.0)
+    fleet.pass_time(5.0)
     fleet.add("c")
-    fleet.sleep(29.0)
+    fleet.pass_time(29.0)
     assert not fleet.begun
-    fleet.sleep(2.0)
+    fleet.pass_time(2.0)
     assert fleet.world() == ["a", "c"]
 
 
@@ -93,7 +93,7 @@ def test_round_after_a_loss_begins_as_soon_as_all_who_are_left_have_come() -> No
     fleet.add("a", "b", "c")
     fleet.kill("a")
     assert fleet.world() == ["a", "b", "c"]
-    fleet.sleep(LIMITS.reconnect_s)
+    fleet.pass_time(LIMITS.reconnect_s)
     assert fleet.world() == ["b", "c"]
     assert fleet.runners() == {"b", "c"}
 
@@ -102,9 +102,9 @@ def test_silent_node_is_lost_after_the_heartbeat_timeout() -> None:
     """3.36 and 3.41: measured on one clock alone, that of the rendezvous."""
     fleet = _of(1, 2)
     fleet.add("a", "b")
-    fleet.sleep(14.9, silent=("b",))
+    fleet.pass_time(14.9, silent=("b",))
     assert fleet.world() == ["a", "b"]
-    fleet.sleep(0.2, silent=("b",))
+    fleet.pass_time(0.2, silent=("b",))
     assert fleet.world() == ["a"]
 
 
@@ -112,7 +112,7 @@ def test_survivors_that_are_too_few_wait_for_a_replacement_which_takes_the_lost_
     fleet = _of(3, 3)
     fleet.add("a", "b", "c")
     fleet.kill("b")
-    fleet.sleep(60.0)
+    fleet.pass_time(60.0)
     assert fleet.world() == ["a", "b", "c"]
     assert _stage(fleet, "a") is Stage.WAITING
     fleet.add("d")
@@ -123,9 +123,9 @@ def test_node_that_is_back_in_time_interrupts_nobody() -> None:
     fleet = _of(2, 2)
     fleet.add("a", "b")
     fleet.disconnect("b")
-    fleet.sleep(1.9)
+    fleet.pass_time(1.9)
     fleet.connect("b")
-    fleet.sleep(30.0)
+    fleet.pass_time(30.0)
     assert list(fleet.begun) == [0]
     assert fleet.runners() == {"a", "b"}
 
@@ -134,19 +134,19 @@ def test_newcomers_are_gathered_while_the_round_runs_on() -> None:
     """3.25: capacity; the training does not stand still during the last call."""
     fleet = _of(1, 4)
     fleet.add("a")
-    fleet.sleep(31.0)
+    fleet.pass_time(31.0)
     fleet.add("b")
-    fleet.sleep(20.0)
+    fleet.pass_time(20.0)
     fleet.add("c")
     assert fleet.runners() == {"a"}
-    fleet.sleep(10.1)
+    fleet.pass_time(10.1)
     assert fleet.world() == ["a", "b", "c"]
 
 
 def test_newcomers_that_fill_all_places_are_taken_in_at_once() -> None:
     fleet = _of(1, 2)
     fleet.add("a")
-    fleet.sleep(31.0)
+    fleet.pass_time(31.0)
     fleet.add("b")
     assert fleet.world() == ["a", "b"]
 
@@ -157,9 +157,9 @@ def test_spare_waits_without_an_end_and_takes_the_place_of_a_lost_node() -> None
     fleet.add("a", "b")
     fleet.add("c")
     assert _stage(fleet, "c") is Stage.SPARE
-    fleet.sleep(5000.0)
+    fleet.pass_time(5000.0)
     fleet.kill("a")
-    fleet.sleep(LIMITS.reconnect_s)
+    fleet.pass_time(LIMITS.reconnect_s)
     assert fleet.world() == ["c", "b"]
 
 
@@ -168,9 +168,9 @@ def test_node_that_takes_long_to_stop_its_workers_is_waited_for_and_then_left_be
     fleet.add("a", "b")
     fleet.members["b"].is_obedient = False
     fleet.join("a")
-    fleet.sleep(LIMITS.leave_s - 0.1)
+    fleet.pass_time(LIMITS.leave_s - 0.1)
     assert fleet.world() == ["a", "b"]
-    fleet.sleep(0.2)
+    fleet.pass_time(0.2)
     assert fleet.world() == ["a"]
     standing = fleet.members["b"].standing
     assert standing is not None
@@ -189,7 +189,7 @@ def test_round_that_loses_a_node_before_it_runs_forms_again_without_it() -> None
     fleet.add("c")
     assert _stage(fleet, "b") is Stage.STARTING
     fleet.kill("a")
-    fleet.sleep(1.0 + LIMITS.last_call_s)
+    fleet.pass_time(1.0 + LIMITS.last_call_s)
     assert fleet.world() == ["b", "c"]
     assert min(fleet.begun) > 0, "the number of the round that was given up is not used again"
 
@@ -199,7 +199,7 @@ def test_node_that_does_not_open_the_store_is_turned_out() -> None:
     fleet.add("a", "b")
     fleet.members["a"].can_open = False
     fleet.add("c")
-    fleet.sleep(LIMITS.start_s + LIMITS.last_call_s + 1)
+    fleet.pass_time(LIMITS.start_s + LIMITS.last_call_s + 1)
     assert "want the store of a open within 60 s" in fleet.members["a"].rejected
     assert fleet.world() == ["b", "c"]
 
@@ -209,7 +209,7 @@ def test_node_that_does_not_reach_the_store_is_turned_out_alone() -> None:
     fleet.add("a", "b")
     fleet.members["b"].can_connect = False
     fleet.add("c")
-    fleet.sleep(LIMITS.start_s + LIMITS.last_call_s + 1)
+    fleet.pass_time(LIMITS.start_s + LIMITS.last_call_s + 1)
     assert "store of a at 10.0.1.1:4000" in fleet.members["b"].rejected
     assert fleet.world() == ["a", "c"]
 
@@ -218,7 +218,7 @@ def test_node_whose_store_nobody_reaches_is_turned_out_instead_of_the_others() -
     fleet = _of(2, 3)
     fleet.is_store_reachable = False
     fleet.add("a", "b", "c")
-    fleet.sleep(LIMITS.start_s + 1)
+    fleet.pass_time(LIMITS.start_s + 1)
     assert "2 of 2 nodes do not reach the store of a" in fleet.members["a"].rejected
     assert not fleet.members["b"].rejected
 
@@ -318,7 +318,7 @@ def test_name_of_a_run_that_has_ended_is_free_again_after_a_while() -> None:
     fleet.add("late")
     assert fleet.end_of("late") is End.CLOSED
     fleet.disconnect("late")
-    fleet.sleep(KEEP_S)
+    fleet.pass_time(KEEP_S)
     assert not fleet.room.is_over(fleet.now_s)
     assert fleet.room.is_over(fleet.now_s + LIMITS.reconnect_s)
 
@@ -332,7 +332,7 @@ def test_new_rendezvous_takes_a_round_over_without_interrupting_it() -> None:
     fleet.restart_rendezvous()
     for name in ("spare", "c", "a", "d", "b"):
         fleet.connect(name)
-    fleet.sleep(100.0)
+    fleet.pass_time(100.0)
     assert list(fleet.begun) == [0]
     assert fleet.runners() == {"a", "b", "c", "d"}
     assert _stage(fleet, "spare") is Stage.SPARE
@@ -343,10 +343,10 @@ def test_spare_that_comes_first_to_a_new_rendezvous_does_not_begin_a_second_worl
     fleet.add("a", "spare")
     fleet.restart_rendezvous()
     fleet.connect("spare")
-    fleet.sleep(LIMITS.heartbeat_s - 1)
+    fleet.pass_time(LIMITS.heartbeat_s - 1)
     assert list(fleet.begun) == [0]
     fleet.connect("a")
-    fleet.sleep(100.0)
+    fleet.pass_time(100.0)
     assert list(fleet.begun) == [0]
 
 
@@ -357,9 +357,9 @@ def test_node_that_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
     fleet.members["c"].is_dead = True
     for name in "ab":
         fleet.connect(name)
-    fleet.sleep(LIMITS.heartbeat_s - 0.1)
+    fleet.pass_time(LIMITS.heartbeat_s - 0.1)
     assert fleet.world() == ["a", "b", "c"]
-    fleet.sleep(1.0)
+    fleet.pass_time(1.0)
     assert fleet.world() == ["a", "b"]
 
 

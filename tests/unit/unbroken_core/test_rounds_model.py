@@ -16,7 +16,7 @@ _STEPS = st.lists(
             st.sampled_from(["add", "fail", "kill", "cut", "return", "give up", "go", "slow", "stuck"]),
             st.sampled_from(NAMES),
         ),
-        st.tuples(st.just("sleep"), st.sampled_from([0.5, 3.0, 20.0, 45.0, 100.0])),
+        st.tuples(st.just("pass_time"), st.sampled_from([0.5, 3.0, 20.0, 45.0, 100.0])),
         st.tuples(st.just("restart"), st.just("")),
     ),
     max_size=40,
@@ -75,8 +75,8 @@ def test_all_nodes_that_live_are_in_one_round_again_once_nothing_happens_any_mor
 ) -> None:
     fleet = Fleet(replace(LIMITS, min_nodes=minimum, max_nodes=minimum + room))
     for what, value in steps:
-        if what == "sleep":
-            fleet.sleep(float(value))
+        if what == "pass_time":
+            fleet.pass_time(float(value))
         elif what == "restart":
             fleet.restart_rendezvous()
         else:
@@ -87,7 +87,7 @@ def test_all_nodes_that_live_are_in_one_round_again_once_nothing_happens_any_mor
         member.is_obedient = member.can_open = member.can_connect = True
         if member.session is None and not member.is_dead:
             fleet.connect(name)
-    fleet.sleep(600.0)
+    fleet.pass_time(600.0)
     _check(fleet)
     alive = fleet.where(lambda member: member.report.intent is not Intent.LEAVE and not member.rejected)
     closed = {name for name in alive if fleet.end_of(name).value != "no"}
