@@ -4,6 +4,7 @@ from unbroken_core.consulting import consult, objection
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Adoption, Interruption, Job
 from unbroken_core.messages import Plan
+from unbroken_core.newcomers import newcomers
 from unbroken_core.one_world import adopted_world, is_held
 from unbroken_core.planning import cut_plan, finish
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
@@ -25,7 +26,7 @@ def while_forming(job: Job, now_s: float) -> None:
     if _is_hopeless(job):
         finish(job, JobPhase.FAILED, Reason.FAILED_BEFORE_READY, hopeless_text(job) + "; " + _count_text(job))
     elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):
-        outcome = first_outcome(job)
+        outcome = first_outcome(job, now_s)
         if not isinstance(outcome, Shortage):
             _form(job, now_s)
         elif now_s >= startup_end_s:
@@ -57,8 +58,9 @@ def _form(job: Job, now_s: float) -> None:
     cut_plan(job, Rung.JOB, now_s, order)
 
 
-def first_outcome(job: Job) -> Outcome:
+def first_outcome(job: Job, now_s: float) -> Outcome:
     """Return the world of what is ready now, regardless of earlier ones."""
+    job.census.ranking.exclude(newcomers(job, now_s))
     observed = job.observed or {}
     preferred = {uid for uid, pod in observed.items() if pod.role is Role.ACTIVE}
     return objection(job) or job.census.ranking.first(preferred)
@@ -185,7 +187,7 @@ def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
         standing = job.standing_text()
         job.say(reason, _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else ""))
         return
-    outcome = first_outcome(job)
+    outcome = first_outcome(job, now_s)
     silent_began = job.script.silent_began
     if not isinstance(outcome, Shortage):
         _form(job, now_s)

@@ -2,6 +2,7 @@
 
 from unbroken_core.history import FaultRecord
 from unbroken_core.job import Job
+from unbroken_core.newcomers import newcomers
 from unbroken_core.reasons import Cause, JobPhase, Rung
 from unbroken_core.worlds import World
 
@@ -12,7 +13,7 @@ GROWTH = ""
 def growth(job: Job, now_s: float) -> FaultRecord | None:
     """Return for what the iteration is to end after a common step: ranks that have somewhere to run again."""
     after_s = job.settings.grow_back_s
-    world = _larger_world(job)
+    world = _larger_world(job, now_s)
     if after_s is None or world is None:
         job.growing.since_s = None
         return None
@@ -27,16 +28,18 @@ def growth(job: Job, now_s: float) -> FaultRecord | None:
     return FaultRecord(Cause.CAPACITY_RETURNED, GROWTH, None, now_s, detail=detail)
 
 
-def _larger_world(job: Job) -> World | None:
+def _larger_world(job: Job, now_s: float) -> World | None:
     """Return the world that the next recovery would make, where it has more ranks than this one."""
     settings = job.settings
     is_wanted = settings.grow_back_s is not None and job.world_size < job.rules.wanted_ranks
     if not is_wanted or job.phase is not JobPhase.RUNNING or job.growing.given_up_in == job.iteration:
+        job.census.ranking.exclude({})
         return None
     # Nothing may be lost by it, so only after a common step; and where the script's own code makes the plan, nobody
     # knows it before.
     is_lossless = settings.is_in_process and settings.timeouts.drain_s > 0
     if not is_lossless or job.rules.has_code or Rung.POD not in job.ladder.allowed:
         return None
+    job.census.ranking.exclude(newcomers(job, now_s))
     outcome = job.census.ranking.following(may_promote=True, may_grow=True)
     return outcome if isinstance(outcome, World) and outcome.world_size > job.world_size else None

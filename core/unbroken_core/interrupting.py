@@ -14,6 +14,7 @@ from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.membership import Member, Place, evidence
 from unbroken_core.messages import Interrupt
 from unbroken_core.moves import may_wait
+from unbroken_core.newcomers import newcomers
 from unbroken_core.one_world import is_held
 from unbroken_core.planning import condemn, cut_plan, finish, late_fault
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
@@ -273,7 +274,7 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
             for local_rank in local_ranks
         ),
         num_living_pods=job.num_living,
-        num_starting_pods=sum(uid not in census.hopeless for uid in census.coming),
+        num_starting_pods=sum(uid not in census.hopeless for uid in census.coming) + len(newcomers(job, now_s)),
         num_possible_pods=settings.replicas + settings.spares - sum(uid not in census.out for uid in census.hopeless),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
@@ -317,10 +318,10 @@ def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], no
             return Shortage(
                 num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
             )
-        ranking.exclude({})
-        return first_outcome(job)
+        return first_outcome(job, now_s)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
-    ranking.exclude({} if Rung.PROCESS in possible else interruption.respawned)
+    respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else interruption.respawned
+    ranking.exclude({**respawned, **newcomers(job, now_s)})
     return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
 
 

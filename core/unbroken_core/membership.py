@@ -110,6 +110,9 @@ class Member:
     gone: Cause | None = None
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
+    joined_at_s: float = 0.0
+    is_anywhere: bool = False
+    """Its domains were waited for, and are not known: it is in the unknown one until they are."""
 
     @property
     def out(self) -> Cause | None:
@@ -176,7 +179,7 @@ def refusal(settings: JobSettings, hello: Hello, known: Member | None) -> str | 
 
 def new_member(session: str, hello: Hello, now_s: float) -> Member:
     """Return a member whose workers are not known yet."""
-    member = Member(hello.pod_uid, hello.pod, hello.node, hello.ranks_per_pod, session, now_s)
+    member = Member(hello.pod_uid, hello.pod, hello.node, hello.ranks_per_pod, session, now_s, joined_at_s=now_s)
     for local_rank in range(hello.ranks_per_pod):
         member.places[local_rank] = Place(WorkerState(local_rank, -1, WorkerPhase.STARTING))
     return member
@@ -306,7 +309,7 @@ class Census:
 
         Pods without a process at some place are not waited for, unless pods may be split."""
         self.homeless: OrderedDict[str, None] = OrderedDict()
-        """Ready pods whose domains nobody told yet, in a job with layers."""
+        """Ready pods whose domains nobody told yet, and that had no time for it, in a job with layers."""
 
     def sort(self, member: Member, iteration: int) -> None:
         """Put one member into the sets where it belongs."""
@@ -319,7 +322,8 @@ class Census:
         else:
             self.ready.pop(uid, None)
         _put(self.unready, uid, is_known and not is_ready)
-        _put(self.homeless, uid, is_ready and not member.has_domains and self.ranking.num_layers > 0)
+        is_placed = member.has_domains or member.is_anywhere or self.ranking.num_layers == 0
+        _put(self.homeless, uid, is_ready and not is_placed)
         _put(self.out, uid, is_known and member.out is not None)
         if is_known:
             self.ranking.fit(uid, health.healthy)

@@ -159,3 +159,52 @@ def test_a_job_whose_lost_pod_does_not_come_back_in_time_starts_everything_again
 def test_a_job_that_may_shrink_does_not_wait_for_a_spare_that_may_not_come() -> None:
     bench = kept_apart(min_replicas=1)
     assert {pod.pod: pod.ranks for pod in bench.status().pods if pod.ranks} == {"p0": (0, 1)}
+
+
+RACK = Layer("rack", "rack", max_ranks=2, replace_from=True)
+CROWDED = replace(SETTINGS, replicas=3, spares=0, min_replicas=1, ranks_per_pod=1, layers=(RACK,))
+
+
+def crowded(**changes: Any) -> Bench:
+    """Return a job whose rack r1 is full, and that has lost its pod in rack r2."""
+    bench = Bench(replace(CROWDED, **changes))
+    for pod, rack in (("p0", "r1"), ("p1", "r1"), ("p2", "r2")):
+        bench.join(pod, domains=(rack,))
+    bench.tick(5.0)
+    bench.all_are(RUNNING, 0, "p0", "p1", "p2")
+    del bench.sessions["p2"]
+    bench.live(35.0)
+    return bench
+
+
+def where(pod: str, rack: str) -> Observed:
+    return Observed(Observation({f"uid-{pod}": PodObservation(pod, "n", (rack,))}))
+
+
+def test_a_pod_gets_no_rank_before_its_domain_is_known() -> None:
+    bench = crowded()
+    bench.join("p3")
+    plans = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p0": [0], "p1": [1], "p3": [None]}
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    bench.step(where("p3", "r2"))
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    plans = sent(bench.all_are(READY, 1, "p0", "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p0": [0], "p1": [1], "p3": [2]}
+
+
+def test_a_job_that_may_not_shrink_waits_for_the_domain_of_a_pod_that_has_just_come() -> None:
+    bench = crowded(min_replicas=3)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.join("p3")
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
+    plans = sent(bench.step(where("p3", "r3")), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p0": [0], "p1": [1], "p3": [2]}
+
+
+def test_a_pod_whose_domain_nobody_tells_gets_a_rank_all_the_same() -> None:
+    bench = crowded(min_replicas=3)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.join("p3")
+    assert not sent(bench.live(4.0), Plan)
+    assert ranks(sent(bench.live(2.0), Plan)["p3"]) == [2]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from unbroken_core.errors import InputError
-from unbroken_core.events import Action, AgentDisconnected
-from unbroken_core.messages import NO_STEP, Halt, Interrupt, Plan
+from unbroken_core.events import Action, AgentDisconnected, Observed
+from unbroken_core.messages import NO_STEP, Halt, Interrupt, Observation, Plan, PodObservation
 from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts
 
 from .test_coordinator import READY, RUNNING, SETTINGS, Bench, ranks, sent
 from .test_moves import MovingBench, order_of
@@ -137,3 +137,12 @@ def test_pod_that_leaves_during_the_wait_joins_the_move() -> None:
     over = bench.stand(order_of(bench.stand(first)), is_done=True)
     assert sent(over, Interrupt)["p0"].cause is Cause.POD_LEAVING
     assert ranks(sent(over, Plan)["p3"]) == [0, 1]
+
+
+def test_job_does_not_grow_by_a_pod_whose_domain_is_not_known_yet() -> None:
+    layers = (Layer("rack", "rack", replace_from=True),)
+    bench = ShrunkBench(replace(GROWING, layers=layers, grow_back_s=0.5))
+    bench.join("p3")
+    assert not sent(bench.live(2), Halt)
+    bench.step(Observed(Observation({"uid-p3": PodObservation("p3", "n", ("r1",))})))
+    assert order_of(bench.live(1)).step == 0
