@@ -48,6 +48,8 @@ class Ledger:
         """Those of them by which the job grew back."""
         self.common: dict[int, int] = {}
         """That step by iteration."""
+        self.ran: set[int] = set()
+        """Iterations that all workers have entered, as the coordinator knows."""
         self.judged = 0
 
     def forget(self) -> None:
@@ -71,6 +73,8 @@ class Ledger:
             self._check_plan(session, plan)
         self._check_waits(event)
         self._check_moves(actions)
+        if coordinator is not None and coordinator.phase is JobPhase.RUNNING:
+            self.ran.add(coordinator._job.iteration)
         self._check_blame()
         status_rungs = self._running_rung()
         if status_rungs is Rung.JOB and self.rung is not Rung.JOB:
@@ -89,10 +93,6 @@ class Ledger:
         num_ranks = sum(part.rank is not None for plan in plans for part in plan.ranks)
         is_cut = any(plan.iteration == iteration and plan.world_size == num_ranks for plan in plans)
         self.newest = iteration - 1 if is_cut else iteration
-        if is_cut:
-            for known in (self.world.entries, self.common):
-                for old in [old for old in known if old >= iteration]:
-                    del known[old]
 
     def _running_rung(self) -> Rung:
         coordinator = self.world.coordinator
@@ -111,6 +111,7 @@ class Ledger:
         frames = {(plan.world_size, plan.master_host, plan.master_port) for _session, plan in fresh}
         if len(frames) != 1:
             raise Violation(f"the plan of iteration {iteration} is not the same everywhere: {frames}")
+        self._begin_iteration(iteration)
         self.frames[iteration] = frames.pop()
         before, self.newest = self.plans.get(self.newest, {}), iteration
         ledger: dict[tuple[str, int], int | None] = {}
@@ -131,6 +132,18 @@ class Ledger:
             self._check_reasons(self.world.connections[session].pod, plan, before)
         self._check_ready(iteration, ledger)
         self._check_master(iteration, ledger)
+
+    def _begin_iteration(self, iteration: int) -> None:
+        """Forget what belongs to numbers that a rendezvous without memory uses again."""
+        entered = [old for old in self.world.entries if old >= iteration]
+        if entered and self.world.schedule.has_memory:
+            raise Violation(f"iteration {iteration} is cut, some have entered {entered}")
+        training = self.world.training
+        for known in (self.world.entries, self.common, training.began_s):
+            for old in [old for old in known if old >= iteration]:
+                del known[old]
+        for numbers in (self.ran, training.known):
+            numbers.difference_update([old for old in numbers if old >= iteration])
 
     def _check_rules(self, iteration: int, ledger: dict[tuple[str, int], int | None], world_size: int) -> None:
         settings = self.world.settings
@@ -325,7 +338,8 @@ class Ledger:
         world, schedule = self.world, self.world.schedule
         can_wait = schedule.can_halt and schedule.settings.is_in_process and schedule.tells_steps in ("all", "epochs")
         began_s = world.training.began_s.get(iteration)
-        is_early = began_s is None or world.now_s < began_s + 3 * schedule.step_s + 1.0
+        # Who has no contact when all have entered makes a step that nobody knows of.
+        is_early = iteration not in self.ran or began_s is None or world.now_s < began_s + 3 * schedule.step_s + 1.0
         is_calm = not is_early and began_s is not None and world.disturbed_s < began_s
         if can_wait and is_calm and schedule.tells_steps == "all" and "timeouts.drain" not in order.detail:
             raise Violation(f"iteration {iteration} is interrupted between its steps without need: {order}")

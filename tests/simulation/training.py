@@ -29,7 +29,7 @@ class Training:
         self.step_s = world.schedule.step_s
         self.began_s: dict[int, float] = {}
         """When all workers of an iteration had entered."""
-        self._known: set[int] = set()
+        self.known: set[int] = set()
         """Iterations whose workers have a position."""
 
     def obey(self, pod: Pod, worker: Worker, order: Halt) -> None:
@@ -44,9 +44,9 @@ class Training:
         self.world.after(order.within_s, lambda: self._give_up(pod, worker, order), "")
 
     def _place_all(self, iteration: int) -> None:
-        if iteration in self._known:
+        if iteration in self.known:
             return
-        self._known.add(iteration)
+        self.known.add(iteration)
         ran_s = self.world.now_s - self.began_s.get(iteration, self.world.now_s)
         finished = int(ran_s / self.step_s) - 1
         for _pod, worker in self.world.entries.get(iteration, {}).values():
