@@ -84,23 +84,22 @@ def test_worker_waits_in_its_next_ping_goes_on_to_the_named_step_and_saves_there
     assert saved == [7]
 
 
-def test_step_that_was_passed_when_the_order_came_is_waited_for_no_more(script: Script) -> None:
-    script.ping(9)
-    script.halting.obey(replace(ASK, step=9))
-    assert script.answer() == Halted(1, 1, 9)
-    script.start(lambda: script.ping(10))
-    assert script.answer() == Halted(1, 1, 10, is_held=True)
-    script.halting.obey(replace(ASK, number=2, step=NO_STEP))
-    script.join()
-
-
-def test_steps_that_begin_anew_are_waited_at(script: Script) -> None:
-    """A script that counts the steps of each epoch from 0 would never come to the step after the last."""
-    script.ping(99)
-    script.halting.obey(replace(ASK, step=100))
-    assert script.answer() == Halted(1, 1, 99)
-    script.start(lambda: script.ping(0))
-    assert script.answer() == Halted(1, 1, 0, is_held=True)
+@pytest.mark.parametrize(
+    ("last", "ordered", "following"),
+    [
+        pytest.param(9, 9, 10, id="it was passed when the order came"),
+        # A script that counts the steps of each epoch from 0 never comes to the step after the last.
+        pytest.param(99, 100, 0, id="steps begin anew"),
+    ],
+)
+def test_worker_that_does_not_come_to_the_named_step_waits_in_its_next_ping(
+    script: Script, last: int, ordered: int, following: int
+) -> None:
+    script.ping(last)
+    script.halting.obey(replace(ASK, step=ordered))
+    assert script.answer() == Halted(1, 1, last)
+    script.start(lambda: script.ping(following))
+    assert script.answer() == Halted(1, 1, following, is_held=True)
     script.halting.obey(replace(ASK, number=2, step=NO_STEP))
     script.join()
 

@@ -194,24 +194,23 @@ def test_round_that_loses_a_node_before_it_runs_forms_again_without_it() -> None
     assert min(fleet.begun) > 0, "the number of the round that was given up is not used again"
 
 
-def test_node_that_does_not_open_the_store_is_turned_out() -> None:
+@pytest.mark.parametrize(
+    ("name", "inability", "complaint", "others"),
+    [
+        pytest.param("a", "can_open", "want the store of a open within 60 s", ["b", "c"], id="opens no store"),
+        pytest.param("b", "can_connect", "store of a at 10.0.1.1:4000", ["a", "c"], id="does not reach it"),
+    ],
+)
+def test_node_that_keeps_a_round_from_starting_is_turned_out_alone(
+    name: str, inability: str, complaint: str, others: list[str]
+) -> None:
     fleet = _of(2, 3)
     fleet.add("a", "b")
-    fleet.members["a"].can_open = False
+    setattr(fleet.members[name], inability, False)
     fleet.add("c")
     fleet.pass_time(LIMITS.start_s + LIMITS.last_call_s + 1)
-    assert "want the store of a open within 60 s" in fleet.members["a"].rejected
-    assert fleet.world() == ["b", "c"]
-
-
-def test_node_that_does_not_reach_the_store_is_turned_out_alone() -> None:
-    fleet = _of(2, 3)
-    fleet.add("a", "b")
-    fleet.members["b"].can_connect = False
-    fleet.add("c")
-    fleet.pass_time(LIMITS.start_s + LIMITS.last_call_s + 1)
-    assert "store of a at 10.0.1.1:4000" in fleet.members["b"].rejected
-    assert fleet.world() == ["a", "c"]
+    assert complaint in fleet.members[name].rejected
+    assert fleet.world() == others
 
 
 def test_node_whose_store_nobody_reaches_is_turned_out_instead_of_the_others() -> None:
