@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PYTHONSAFEPATH := 1
+# Tests start thousands of processes: where the machine says not to keep compiled modules, each would compile its own.
+export PYTHONDONTWRITEBYTECODE :=
 export PYTHON ?= python3.11
 
 BIN := .venv/bin

@@ -8,6 +8,8 @@ readonly PYTHON=${PYTHON:-python3.11}
 readonly TORCH=2.13.0
 readonly TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 readonly PIP=(.venv/bin/python -m pip --disable-pip-version-check)
+# Python compiles a module when it is first imported: most of the thousands that are installed never are.
+readonly INSTALL=("${PIP[@]}" install --quiet --no-deps --no-compile)
 
 say() { printf 'setup: %s\n' "$*"; }
 has_torch() { "$1" -c 'import torch, torch.distributed' >/dev/null 2>&1; }
@@ -29,19 +31,29 @@ if [ ! -x .venv/bin/python ]; then
     "$PYTHON" -m venv "${visibility[@]}" .venv
 fi
 
-say "installing $(grep -c == requirements-dev.lock) packages of requirements-dev.lock (about a minute; minutes with an empty cache)"
-"${PIP[@]}" install --quiet --no-deps -r requirements-dev.lock
+install_torch() {
+    say "installing torch $TORCH for the CPU (about 200 MB)"
+    "${INSTALL[@]}" "torch==$TORCH+cpu" 2>/dev/null || "${INSTALL[@]}" --index-url "$TORCH_CPU_INDEX" "torch==$TORCH"
+}
 
+torch=
 if has_torch .venv/bin/python; then
     say "torch $(.venv/bin/python -c 'import torch; print(torch.__version__)') is there already"
 else
-    say "installing torch $TORCH for the CPU (about 200 MB)"
-    "${PIP[@]}" install --quiet --no-deps "torch==$TORCH+cpu" 2>/dev/null ||
-        "${PIP[@]}" install --quiet --no-deps --index-url "$TORCH_CPU_INDEX" "torch==$TORCH"
+    set -m # in a process group of its own, so that it can be ended when the other installation ends early
+    install_torch &
+    torch=$!
+    set +m
+    trap 'kill -- "-$torch" 2>/dev/null || true' EXIT
+fi
+say "installing $(grep -c == requirements-dev.lock) packages of requirements-dev.lock (half a minute; minutes with an empty cache)"
+"${INSTALL[@]}" -r requirements-dev.lock
+if [ -n "$torch" ]; then
+    wait "$torch"
     has_torch .venv/bin/python || { say "torch $TORCH was installed and does not import" >&2; exit 1; }
 fi
 
 say "installing unbroken itself, editable"
-"${PIP[@]}" install --quiet --no-deps --no-build-isolation -e .
+"${INSTALL[@]}" --no-build-isolation -e .
 "${PIP[@]}" check
 say "done: .venv is ready"
