@@ -12,6 +12,8 @@ from unbroken_operator.status import Ordinals
 
 LAST_WORDS_S = 10.0
 """A rendezvous that is being deleted has so long to end before the training pods are: its kubelet gives it 5."""
+UNFINISHED_S = 2.0
+"""A pod that never had a node is marked and removed in one go; an API server that dies in between leaves it marked."""
 _SUSPENDED = "the job is suspended"
 _OVER = "the job is over"
 
@@ -81,20 +83,26 @@ def _is_to_go(pod: PodView, policy: CleanPodPolicy, outcome: Outcome, linger_s: 
 
 def forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:
     """Yield the deletions that no kubelet carries out any more."""
-    for pod in _terminating_on_dead_nodes(snapshot, assessment):
-        if snapshot.memory.deleting_for_s.get(pod.uid, 0.0) >= snapshot.options.force_delete_after_s:
-            yield DeletePod(pod.name, pod.uid, f"node {pod.node} does not come back", is_forced=True)
+    for pod, after_s, why in _stuck_ends(snapshot, assessment):
+        if snapshot.memory.deleting_for_s.get(pod.uid, 0.0) >= after_s:
+            yield DeletePod(pod.name, pod.uid, why, is_forced=True)
 
 
 def force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
     """Return the seconds until the next such deletion, 0 for none or now."""
     waits = [
-        snapshot.options.force_delete_after_s - snapshot.memory.deleting_for_s.get(pod.uid, 0.0)
-        for pod in _terminating_on_dead_nodes(snapshot, assessment)
+        after_s - snapshot.memory.deleting_for_s.get(pod.uid, 0.0)
+        for pod, after_s, _ in _stuck_ends(snapshot, assessment)
     ]
     return max(min(waits, default=0.0), 0.0)
 
 
-def _terminating_on_dead_nodes(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
-    owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
-    return [pod for pod in owned if pod.is_deleting and pod.uid in assessment.lost]
+def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[PodView, float, str]]:
+    """Yield deleted pods that nobody takes away: after how many seconds that is to be done, and why."""
+    for pod in (*snapshot.trainers(), *snapshot.rendezvous_pods()):
+        if not pod.is_deleting:
+            continue
+        if not pod.node and not pod.finalizers:
+            yield pod, UNFINISHED_S, "its deletion was begun, and broke off"
+        elif pod.uid in assessment.lost:
+            yield pod, snapshot.options.force_delete_after_s, f"node {pod.node} does not come back"

@@ -212,6 +212,24 @@ def test_pods_of_a_suspended_job_on_a_dead_node_are_forced_away() -> None:
     assert DeletePod("digits-1", uid, "node a does not come back", is_forced=True) in world.actions()
 
 
+@pytest.mark.parametrize("finalizers", [[], ["example.com/backup"]])
+def test_a_deletion_that_broke_off_is_finished_unless_a_finalizer_holds_the_pod(finalizers: list[str]) -> None:
+    world = running_world()
+    set_spec(world, suspend=True)
+    metadata = world.pods["digits-1"]["metadata"]
+    metadata |= {"deletionTimestamp": world.now, "finalizers": finalizers}
+    del world.pods["digits-1"]["spec"]["nodeName"]
+    uid = world.uid_of("digits-1")
+
+    def ended_after(seconds: float) -> list[DeletePod]:
+        world.memory = dataclasses.replace(world.memory, deleting_for_s={uid: seconds})
+        return [action for action in world.actions() if isinstance(action, DeletePod) and action.uid == uid]
+
+    assert not ended_after(1.0)
+    wanted = DeletePod("digits-1", uid, "its deletion was begun, and broke off", is_forced=True)
+    assert ended_after(2.0) == ([] if finalizers else [wanted])
+
+
 def test_a_job_that_is_over_cannot_be_suspended() -> None:
     world = running_world()
     world.rendezvous_says(JobPhase.COMPLETE, ["digits-0", "digits-1"], ["digits-2"])
