@@ -34,8 +34,7 @@ def first_world(job: Job, now_s: float) -> Former:
 
 def new_world(job: Job) -> Former:
     """Return the world of a plan that was just cut, or whose ranks were all seen in it."""
-    # The only pod of a world stops by itself before it is lost.
-    return Former(is_over=len(job.census.active) < 2)
+    return Former(is_lone=len(job.census.active) < 2)
 
 
 def adopted_world(job: Job, num_seen: int) -> Former:
@@ -54,7 +53,8 @@ def note_lost(job: Job, member: Member) -> None:
     former = job.former
     if former.is_over or not (member.ranks or member.uid in former.lost):
         return
-    if former.is_newest and _has_left(job, member):
+    # The only pod of a world stops by itself before it is lost.
+    if former.is_newest and (former.is_lone or _has_left(job, member)):
         former.is_over = True
         return
     former.lost[member.uid] = member.pod

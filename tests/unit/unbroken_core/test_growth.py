@@ -136,7 +136,7 @@ def test_pod_that_leaves_during_the_wait_joins_the_move() -> None:
     bench.report("p0", is_leaving=True)
     over = bench.stand(order_of(bench.stand(first)), is_done=True)
     assert sent(over, Interrupt)["p0"].cause is Cause.POD_LEAVING
-    assert ranks(sent(over, Plan)["p3"]) == [0, 1]
+    assert ranks(sent(bench.all_are(READY, 1, "p0"), Plan)["p3"]) == [0, 1]
 
 
 def test_job_does_not_grow_by_a_pod_whose_domain_is_not_known_yet() -> None:

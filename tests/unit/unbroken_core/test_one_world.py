@@ -97,6 +97,21 @@ def test_a_pod_that_is_heard_again_is_told_to_leave_and_ends_the_wait_when_it_ha
     assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p2", "p3"}
 
 
+def test_the_only_pod_of_a_world_that_is_to_leave_has_left_before_another_world_begins() -> None:
+    bench = Bench(replace(FOUR, replicas=1, spares=1))
+    bench.run("p0", "p1")
+    assert planned(bench.report("p0", is_leaving=True)) == set()
+    assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
+    assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p1"}
+
+
+def test_the_only_pod_of_a_world_that_is_lost_has_stopped_by_itself() -> None:
+    bench = Bench(replace(FOUR, replicas=1, spares=1))
+    bench.run("p0", "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    assert planned(bench.live(FOUR.timeouts.reconnect_s)) == {"p1"}
+
+
 def test_a_pod_that_is_heard_again_and_does_not_leave_holds_nothing_up_for_ever() -> None:
     bench = Bench(FOUR)
     bench.run(*PODS)
