@@ -255,7 +255,22 @@ class Job:
         """Let the pod clock stand while the cluster runs too few pods."""
         if self.observed is not None:
             self.num_running = sum(pod.gone is None and not pod.is_waiting for pod in self.observed.values())
-            self.pod_clock.stand(self.num_running < self.rules.least_pods, now_s)
+            self.run_pod_clock(now_s)
+
+    def run_pod_clock(self, now_s: float) -> None:
+        """Let the pod clock stand while the cluster runs too few pods whose processes can start, and may run more."""
+        if self.num_running is None:
+            return
+        settings, least, num_stuck = self.settings, self.rules.least_pods, self.num_stuck
+        may_run_more = settings.replicas + settings.spares - num_stuck >= least
+        self.pod_clock.stand(self.num_running - (num_stuck if may_run_more else 0) < least, now_s)
+
+    @property
+    def num_stuck(self) -> int:
+        """Pods that run and can never be ready: none of them stands for one that the cluster has yet to start."""
+        census, observed = self.census, self.observed or {}
+        stuck = (uid for uid in census.hopeless if uid not in census.ready and uid not in census.out)
+        return sum(uid in observed and not observed[uid].is_waiting for uid in stuck)
 
     def startup_due_s(self, began: float) -> float:
         """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
@@ -265,8 +280,10 @@ class Job:
         """Return why the pod clock stands, for people; "" when it does not."""
         if not self.pod_clock.is_standing:
             return ""
+        num_stuck = self.num_stuck
+        stuck = f", {num_stuck} of them cannot start their processes" if num_stuck else ""
         return (
-            f"{self.num_running} of {self.settings.replicas} pods run, at least {self.rules.least_pods} are "
+            f"{self.num_running} of {self.settings.replicas} pods run{stuck}, at least {self.rules.least_pods} are "
             "wanted; timeouts.startupSeconds does not count until the cluster has started them"
         )
 

@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from tests.unit.unbroken_core.test_coordinator import SETTINGS, STARTING, Bench, sent
 
 from unbroken_core.events import Observed
-from unbroken_core.messages import Finish, Observation, Plan, PodObservation
+from unbroken_core.membership import MAX_BACK_OFF_S, MAX_START_ATTEMPTS
+from unbroken_core.messages import Fault, Finish, Observation, Plan, PodObservation
 from unbroken_core.pod_clock import PodClock
-from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
 
-HOURS_S = 20_000.0
+LONG_S = 2_000.0
 
 
 def observe(bench: Bench, running: tuple[str, ...], waiting: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> None:
@@ -37,7 +39,7 @@ def test_a_job_whose_pods_wait_for_nodes_waits_with_them_and_starts_when_they_ru
     bench = Bench()
     bench.join("p0")
     observe(bench, ("p0",), waiting=("p1", "p2"))
-    bench.live(HOURS_S)
+    bench.live(LONG_S)
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FORMING, Reason.WAITING_FOR_PODS)
     assert "not joined: p1, p2; 1 of 2 pods run, at least 2 are wanted" in status.message
@@ -52,7 +54,7 @@ def test_the_startup_timeout_counts_from_when_enough_pods_run() -> None:
     bench.states["p0"] = bench.workers(STARTING)
     bench.join("p0")
     observe(bench, ("p0",), waiting=("p1", "p2"))
-    bench.live(HOURS_S)
+    bench.live(LONG_S)
     observe(bench, ("p0", "p1"), waiting=("p2",))
     assert not sent(bench.live(599), Finish)
     (finish,) = sent(bench.live(2), Finish).values()
@@ -66,7 +68,7 @@ def test_time_that_a_script_has_used_is_not_given_back_when_a_pod_is_lost_and_wa
     observe(bench, ("p0", "p1"))
     bench.live(400)
     observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
-    assert not sent(bench.live(HOURS_S), Finish)
+    assert not sent(bench.live(LONG_S), Finish)
     observe(bench, ("p0", "p2"), lost=("p1",))
     assert not sent(bench.live(198), Finish)
     assert sent(bench.live(3), Finish)
@@ -78,6 +80,40 @@ def test_a_job_with_enough_pods_does_not_wait_for_a_spare_that_has_no_node() -> 
     observe(bench, ("p0",), waiting=("p1", "p2"))
     (plan,) = sent(bench.live(601), Plan).values()
     assert plan.world_size == 2
+
+
+def failing(**changes: Any) -> Bench:
+    """Return a job of which one pod runs, and cannot start its processes."""
+    bench = Bench(replace(SETTINGS, **{"replicas": 1, "ranks_per_pod": 1, **changes}))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    observe(bench, ("p0",), waiting=("p1",))
+    for incarnation in range(MAX_START_ATTEMPTS):
+        bench.worker("p0", 0, WorkerPhase.GONE, Fault(Cause.PROCESS_EXIT, -1, "exited with code 3"))
+        bench.live(MAX_BACK_OFF_S)
+        bench.worker("p0", 0, STARTING, incarnation=incarnation + 1)
+    return bench
+
+
+def test_a_pod_that_cannot_start_its_processes_does_not_stand_for_one_that_waits_for_a_node() -> None:
+    bench = failing(spares=1)
+    assert not sent(bench.live(700), Finish)
+    assert "1 of 1 pods run, 1 of them cannot start their processes, at least 1 are wanted" in bench.status().message
+    observe(bench, ("p0", "p1"))
+    bench.join("p1")
+    assert sent(bench.live(6), Plan)
+
+
+def test_a_job_whose_only_pod_cannot_start_its_processes_waits_for_nobody() -> None:
+    bench = failing(spares=0)
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.FAILED_BEFORE_READY)
+
+
+def test_time_counts_where_pods_that_cannot_start_leave_too_few_for_the_divisor() -> None:
+    bench = failing(spares=0, replicas=2, min_replicas=1, divisible_by=2)
+    observe(bench, ("p0", "p1"))
+    bench.join("p1")
+    assert sent(bench.live(601), Finish)["p1"].reason is Reason.STARTUP_TIMEOUT
 
 
 def test_without_an_operator_the_startup_timeout_counts_from_the_start() -> None:
@@ -92,7 +128,7 @@ def test_a_job_below_its_minimum_waits_for_the_cluster_to_bring_a_node_back() ->
     observe(bench, ("p0", "p1"))
     observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
     bench.all_are(bench.states["p0"][0].phase.READY, 0, "p0")
-    assert not sent(bench.live(HOURS_S), Finish)
+    assert not sent(bench.live(LONG_S), Finish)
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
     assert "waits for pods: " in status.message
@@ -108,7 +144,7 @@ def test_a_new_pod_that_runs_and_does_not_come_up_ends_a_job_below_its_minimum()
     observe(bench, ("p0", "p1"))
     observe(bench, ("p0",), waiting=("p2",), lost=("p1",))
     bench.all_are(bench.states["p0"][0].phase.READY, 0, "p0")
-    bench.live(HOURS_S)
+    bench.live(LONG_S)
     observe(bench, ("p0", "p2"))
     (finish,) = sent(bench.live(602), Finish).values()
     assert finish.outcome is JobPhase.FAILED
