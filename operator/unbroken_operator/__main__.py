@@ -30,7 +30,7 @@ from unbroken_operator.webhook import reviewing
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 2.0
+RETRY_S = 1.0
 
 
 STATUS_LEASE_LOST = 3
@@ -161,14 +161,23 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 async def _is_served(kube: Kube, namespaces: tuple[str, ...]) -> bool:
     try:
-        await kube.list(_path_of_jobs(namespaces))
+        await _look_for_jobs(kube, namespaces)
     except KubeError:
         return False
     return True
 
 
-def _path_of_jobs(namespaces: tuple[str, ...]) -> str:
-    return collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION)
+async def _look_for_jobs(kube: Kube, namespaces: tuple[str, ...]) -> None:
+    """Raise KubeError unless the API server serves jobs, and says so.
+
+    One that has just started may serve them before it tells of them. kopf asks what there is only once, and would watch
+    nothing from then on.
+    """
+    await kube.peek(collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION))
+    groups = (await kube.get("/apis")).get("groups") or ()
+    kinds = (await kube.get(f"/apis/{layout.API_VERSION}")).get("resources") or ()
+    if layout.GROUP not in {group["name"] for group in groups} or layout.PLURAL not in {kind["name"] for kind in kinds}:
+        raise KubeNotServed(f"GET /apis: the API server serves {layout.PLURAL}, and does not say so yet")
 
 
 async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
@@ -177,7 +186,7 @@ async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
     while True:
         try:
             is_native = await has_native_sidecars(kube)
-            await kube.list(_path_of_jobs(namespaces))
+            await _look_for_jobs(kube, namespaces)
         except (KubeNotFound, KubeNotServed):
             found = f"no CRD {layout.CRD_NAME}, install crds/resilienttrainingjobs.yaml"
         except KubeError as error:

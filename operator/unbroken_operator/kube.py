@@ -116,6 +116,10 @@ class Kube:
             options["gracePeriodSeconds"] = 0
         return await self._call("DELETE", path, body=options)
 
+    async def peek(self, path: str) -> None:
+        """Raise KubeError unless the objects of a collection can be listed."""
+        await self._call("GET", path, query={"limit": "1"})
+
     async def list(self, path: str, selector: str = "") -> tuple[list[JsonObject], str]:
         """Return all objects of a collection, and the resource version that a watch can go on from."""
         items: list[JsonObject] = []

@@ -25,7 +25,7 @@ class Call:
     verb: str
     """HTTP method, or WATCH."""
     resource: str
-    """Such as pods or resilienttrainingjobs/status."""
+    """Such as pods or resilienttrainingjobs/status; of what tells the kinds there are, its path."""
     number: int
     """Of this verb and resource, from 0."""
 
@@ -169,6 +169,8 @@ async def _pass_lines(
 
 def _resource(path: str) -> str:
     parts = path.strip("/").split("/")
+    if parts[0] == "apis" and len(parts) <= 3:
+        return "/".join(parts)
     rest = parts[2:] if parts[0] == "api" else parts[3:]
     if len(rest) >= 3 and rest[0] == "namespaces":
         rest = rest[2:]
