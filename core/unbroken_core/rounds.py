@@ -61,6 +61,8 @@ class Room:
         self._uid_by_session: dict[str, str] = {}
         self._empty_since_s: float | None = None
         self._out: list[Action] = []
+        self.num_begun = 0
+        """Rounds that have begun in this room, not those that it took over."""
         self.deadline_s = math.inf
 
     # --------------------------------------------------------------------------------------------------------- observe
@@ -210,6 +212,7 @@ class Room:
                 # It was in the round before, perhaps, and has never begun it.
                 self._admit(node, now_s)
         state.phase = Phase.RUNNING
+        self.num_begun += 1
         self._note(f"round runs: round={state.number} size={state.size}")
 
     def _turn_out(self, late: list[str], start_s: float) -> None:

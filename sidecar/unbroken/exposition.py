@@ -1,5 +1,6 @@
 """What agent and rendezvous show to the cluster without a token: `/healthz` and `/metrics`, on a port of their own."""
 
+import socket
 from collections.abc import Callable
 
 from aiohttp import web
@@ -17,7 +18,23 @@ def split_address(name: str, text: str) -> tuple[str, int]:
 
 async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) -> web.AppRunner:
     """Serve until the returned runner is cleaned up; `render` makes the text of `/metrics`. Raises InputError."""
+    runner = await _runner(render)
+    try:
+        await web.TCPSite(runner, host, port, reuse_address=True).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise InputError(f"UNBROKEN_METRICS_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
+    return runner
 
+
+async def serve_exposition_on(listener: socket.socket, render: Callable[[], bytes]) -> web.AppRunner:
+    """Do the same on a socket that listens already."""
+    runner = await _runner(render)
+    await web.SockSite(runner, listener).start()
+    return runner
+
+
+async def _runner(render: Callable[[], bytes]) -> web.AppRunner:
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
@@ -28,9 +45,4 @@ async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) ->
     app.add_routes([web.get("/healthz", health), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port, reuse_address=True).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise InputError(f"UNBROKEN_METRICS_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
     return runner

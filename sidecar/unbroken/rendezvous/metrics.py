@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.rendezvous.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.history import History
@@ -175,10 +176,7 @@ def _contact(view: View) -> Iterator[Metric]:
         "Age at which a pod counts as lost: timeouts.heartbeatSeconds.",
         view.settings.timeouts.heartbeat_s,
     )
-    refused = CounterMetricFamily("unbroken_refused", "Requests and messages that were refused.", labels=["reason"])
-    for reason, count in view.refused.items():
-        refused.add_metric([reason.value], count)
-    yield refused
+    yield refused_metric(view.refused)
 
 
 def _culprits(status: JobStatus) -> Metric:

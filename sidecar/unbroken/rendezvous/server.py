@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from unbroken.rendezvous.door import Door
+from unbroken.rendezvous.hearing import Refused, next_text
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
@@ -76,7 +77,7 @@ class Server:
             hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
             if hello is not None:
                 await self._converse(connection, hello, transport, request)
-        except _Refused as error:
+        except Refused as error:
             self._refuse(error.reason, request, str(error))
             await connection.close(code=1008, message=str(error).encode()[:120])
         except asyncio.TimeoutError:
@@ -103,16 +104,9 @@ class Server:
 
     @staticmethod
     async def _next_message(connection: web.WebSocketResponse, expected: Any, timeout_s: float | None) -> Any:
-        """Return the next message, or None at the end. Raises _Refused, TimeoutError."""
-        frame = await connection.receive(timeout_s)
-        if frame.type is WSMsgType.TEXT:
-            return _decode(frame.data, expected)
-        if frame.type is WSMsgType.BINARY:
-            raise _Refused(Refusal.MALFORMED, "frame: want text, got binary")
-        error = frame.data if frame.type is WSMsgType.ERROR else None
-        if isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG:
-            raise _Refused(Refusal.TOO_LARGE, f"message: want at most {MAX_AGENT_MESSAGE_BYTES} bytes, got more")
-        return None
+        """Return the next message, or None at the end. Raises Refused, TimeoutError."""
+        text = await next_text(connection, timeout_s, MAX_AGENT_MESSAGE_BYTES)
+        return None if text is None else _decode(text, expected)
 
     # ------------------------------------------------------------------------------------------------ status, operator
 
@@ -157,19 +151,11 @@ class Server:
         return web.Response(status=204)
 
 
-class _Refused(WireError):
-    """A message of an agent that is not taken."""
-
-    def __init__(self, reason: Refusal, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 def _decode(text: str, expected: Any) -> Any:
     try:
         return wire.decode(text, expected)
     except WireError as error:
-        raise _Refused(_reason(text), str(error)) from error
+        raise Refused(_reason(text), str(error)) from error
 
 
 def _reason(text: str) -> Refusal:

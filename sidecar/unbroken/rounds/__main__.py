@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.exposition import split_address
+from unbroken.exposition import serve_exposition_on, split_address
 from unbroken.home.daemon import leave_starter
 from unbroken.home.root import listen_at
 from unbroken.rendezvous.certificate import ServerCertificate
@@ -35,7 +35,9 @@ _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
 
 
-async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket) -> None:
+async def serve(
+    options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket, metrics: socket.socket | None
+) -> None:
     """Serve until SIGTERM or SIGINT, or with --until-idle until no node has been there for a while."""
     refusals = Refusals()
     file = None if options.state is None else PastFile(options.state)
@@ -54,13 +56,20 @@ async def serve(options: argparse.Namespace, accepts: Callable[[str], bool], lis
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
+    exposition = None
     try:
         await web.SockSite(runner, listener, backlog=4096, ssl_context=context).start()
+        if metrics is not None:
+            from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - after the rounds are up
+
+            exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals))
         logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
         await _until_over(rounds, told, options.until_idle)
     finally:
         rounds.close()
         await runner.cleanup()
+        if exposition is not None:
+            await exposition.cleanup()
 
 
 async def _until_over(rounds: Rounds, told: asyncio.Event, until_idle: bool) -> None:
@@ -87,6 +96,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--key", type=Path, help="PEM file with the certificate's key")
     parser.add_argument("--state", type=Path, help="file that outlives this process: what rounds there have been")
     parser.add_argument("--known", help='the same as text: {"RUN": [ROUND, NODES]}')
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="serve /metrics and /healthz here, without token")
     parser.add_argument("--until-idle", action="store_true", help="end when no node has been there for a while")
     parser.add_argument("--log-file", help="go on in the background once it listens, and log to this file")
     parser.add_argument("--log-level", choices=LEVELS, default="INFO", help="default: INFO")
@@ -101,13 +111,16 @@ def _read_token(path: Path) -> Callable[[str], bool]:
     return FixedToken(sys.stdin.read().strip()).accepts if str(path) == "-" else TokenFile(path.absolute()).accepts
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(option: str, text: str) -> socket.socket:
     """Raises InputError."""
+    host, port = split_address(option, text)
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise InputError(f"--listen: want a name or address of this host, got {host!r}: {error.strerror}") from error
-    return listen_at(host, port)
+        raise InputError(f"{option}: want a name or address of this host, got {host!r}: {error.strerror}") from error
+    listener = listen_at(host, port)
+    listener.setblocking(False)
+    return listener
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,7 +131,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.certificate is not None:
             options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
             ServerCertificate(options.certificate, options.key)
-        listener = _listen(*split_address("--listen", options.listen))
+        metrics = _listen("--metrics-listen", options.metrics_listen) if options.metrics_listen else None
+        listener = _listen("--listen", options.listen)
         if options.known:
             read_past(options.known, "--known")
         options.state = None if options.state is None else options.state.absolute()
@@ -130,8 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=options.log_level, stream=sys.stderr, format=_LOG_FORMAT)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    listener.setblocking(False)
-    asyncio.run(serve(options, accepts, listener))
+    asyncio.run(serve(options, accepts, listener, metrics))
     return 0
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
+from unbroken.rendezvous.hearing import Refused, next_text
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.refusals import Refusal, Refusals
@@ -50,6 +51,8 @@ class Rounds:
         self._keep = keep
         self._runs: dict[str, _Run] = {}
         self._num_sessions = 0
+        self.num_begun = 0
+        """Rounds that have begun here."""
         self._loop = asyncio.get_running_loop()
 
     def routes(self) -> list[web.RouteDef]:
@@ -60,6 +63,11 @@ class Rounds:
     def num_nodes(self) -> int:
         """Nodes that are connected, or may come back."""
         return sum(run.room.num_nodes for run in self._runs.values())
+
+    @property
+    def num_runs(self) -> int:
+        """Runs that are known."""
+        return len(self._runs)
 
     def close(self) -> None:
         """Close all connections; nodes come again by themselves."""
@@ -84,10 +92,12 @@ class Rounds:
         peer = Peer(session, session, transport, self._loop.time())
         try:
             await self._converse(run_id, peer, connection, addresses)
-        except (WireError, asyncio.TimeoutError) as error:
-            reason = Refusal.SILENT if isinstance(error, asyncio.TimeoutError) else Refusal.MALFORMED
-            self._refusals.note(reason, request.remote or "unknown", str(error), self._loop.time())
-            await connection.close(code=1008, message=(str(error) or "want a report").encode()[:120])
+        except WireError as error:
+            self._refuse(error.reason if isinstance(error, Refused) else Refusal.MALFORMED, addresses[1], str(error))
+            await connection.close(code=1008, message=str(error).encode()[:120])
+        except asyncio.TimeoutError:
+            self._refuse(Refusal.SILENT, addresses[1], f"want a report within {_FIRST_REPORT_S:g} s, got nothing")
+            await connection.close(code=1008, message=b"want a report")
         finally:
             self._lose(run_id, session)
         return connection
@@ -97,7 +107,8 @@ class Rounds:
     ) -> None:
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         limit_s: float | None = _FIRST_REPORT_S
-        while (report := await _next_report(connection, limit_s)) is not None:
+        while (text := await next_text(connection, limit_s, MAX_REPORT_BYTES)) is not None:
+            report: NodeReport = wire.decode(text, NodeReport)
             limit_s = None
             run = self._run(run_id)
             run.peers[peer.session] = peer
@@ -108,7 +119,11 @@ class Rounds:
             wait_s = budget.take(self._loop.time())
             if wait_s > 0:
                 # It is not read meanwhile, which costs nobody else anything.
+                self._refuse(Refusal.TOO_FAST, addresses[1], f"want {MESSAGES_PER_S:g} messages a second on average")
                 await asyncio.sleep(wait_s)
+
+    def _refuse(self, reason: Refusal, peer: str, detail: str) -> None:
+        self._refusals.note(reason, peer, detail, self._loop.time())
 
     def _run(self, run_id: str) -> _Run:
         if run_id not in self._runs:
@@ -133,7 +148,7 @@ class Rounds:
         run.is_settling = False
         if self._runs.get(run_id) is not run:
             return
-        now_s = self._loop.time()
+        now_s, num_before = self._loop.time(), run.room.num_begun
         try:
             actions = run.room.settle(now_s)
         except Exception:
@@ -141,6 +156,7 @@ class Rounds:
             logger.exception("run failed, begins anew: run=%s", run_id)
             self._drop(run_id)
             return
+        self.num_begun += run.room.num_begun - num_before
         self._perform(run, actions, run_id)
         self._note_past(run_id, run.room.newest)
         self._set_timer(run_id, run)
@@ -180,7 +196,7 @@ class Rounds:
                 case Tell(session=session, message=message):
                     peer = run.peers.get(session)
                     if peer is not None and not peer.send(text_frame(wire.encode(message))):
-                        self._refusals.note(Refusal.OVERFLOW, session, "does not read", self._loop.time())
+                        self._refuse(Refusal.OVERFLOW, session, "does not read")
                 case HangUp(session=session):
                     peer = run.peers.get(session)
                     if peer is not None:
@@ -189,17 +205,6 @@ class Rounds:
                     logger.info("%s run=%s", text, run_id)
                 case _:
                     assert_never(action)
-
-
-async def _next_report(connection: web.WebSocketResponse, limit_s: float | None) -> NodeReport | None:
-    """Return the next report, None at the end. Raises WireError, asyncio.TimeoutError."""
-    frame = await connection.receive(limit_s)
-    if frame.type is WSMsgType.TEXT:
-        report: NodeReport = wire.decode(frame.data, NodeReport)
-        return report
-    if frame.type is WSMsgType.BINARY:
-        raise WireError("frame: want text, got binary")
-    return None
 
 
 def _addresses(transport: Transport) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import trustme
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families as parse
 from tests.waiting import LIMIT_S, wait_until
 from torch.distributed.elastic.events import NodeState  # type: ignore[attr-defined] # not exported by name
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -30,6 +31,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.token import FixedToken
+from unbroken.rounds.metrics import make_metrics
 from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers
 from unbroken.torchrun_plugin.handler import UnbrokenRendezvousHandler
@@ -58,6 +60,7 @@ class Server:
         rounds, door = Rounds(refusals), Door(FixedToken(TOKEN).accepts, refusals)
         app = web.Application(middlewares=[door.guard])
         app.add_routes(rounds.routes())
+        self._metrics = make_metrics(rounds, refusals)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=self._context)
@@ -68,6 +71,15 @@ class Server:
         await self._is_over.wait()
         rounds.close()
         await runner.cleanup()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what /metrics says, but for zeros: by name, and of refusals by reason."""
+        text = asyncio.run_coroutine_threadsafe(self._render(), self._loop).result(LIMIT_S).decode()
+        samples = [sample for family in parse(text) for sample in family.samples]
+        return {sample.labels.get("reason", sample.name): sample.value for sample in samples if sample.value}
+
+    async def _render(self) -> bytes:
+        return self._metrics()
 
     def close(self) -> None:
         """Close all connections, and end."""
@@ -80,8 +92,9 @@ class Server:
 class Nodes:
     """Handlers of one run, each with a thread of its own that asks for its next round."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.port = server.port
         self.scheme = "http"
         self._pool = ThreadPoolExecutor(8)
         self._made: list[UnbrokenRendezvousHandler] = []
@@ -115,7 +128,7 @@ class Nodes:
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     monkeypatch.setenv("UNBROKEN_TOKEN", TOKEN)
     server = Server()
-    nodes = Nodes(server.port)
+    nodes = Nodes(server)
     try:
         yield nodes
     finally:
@@ -289,15 +302,17 @@ def test_encrypted_rendezvous_is_believed_where_its_authority_vouches_for_it(nod
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "reason"),
     [
-        pytest.param("{", id="no JSON"),
-        pytest.param('{"type":"Standing"}', id="another message"),
-        pytest.param("x" * (100 << 10), id="too long"),
-        pytest.param(b"binary", id="binary"),
+        pytest.param("{", "malformed", id="no JSON"),
+        pytest.param('{"type":"Standing"}', "malformed", id="another message"),
+        pytest.param("x" * (100 << 10), "too-large", id="too long"),
+        pytest.param(b"binary", "malformed", id="binary"),
     ],
 )
-def test_garbage_ends_its_connection_and_disturbs_nobody(nodes: Nodes, sent: str | bytes) -> None:
+def test_garbage_ends_its_connection_is_counted_and_disturbs_nobody(
+    nodes: Nodes, sent: str | bytes, reason: str
+) -> None:
     """3.42: nothing is unpickled, nothing is believed unread."""
     node = nodes.make("1:1")
     nodes.meet(node)
@@ -312,6 +327,8 @@ def test_garbage_ends_its_connection_and_disturbs_nobody(nodes: Nodes, sent: str
     assert asyncio.run(send()) in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
     assert not node.is_closed()
     assert node.num_nodes_waiting() == 0
+    tallies = {f"unbroken_torchrun_{what}": 1 for what in ("runs", "nodes", "rounds_total")}
+    assert nodes.server.metrics() == {**tallies, reason: 1}
 
 
 def test_plug_in_costs_a_process_nothing_before_it_is_used() -> None:
