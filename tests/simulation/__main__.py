@@ -27,13 +27,14 @@ def main() -> int:
     outcomes: dict[str, int] = {}
     for result in results:
         outcomes[result.outcome] = outcomes.get(result.outcome, 0) + 1
+    num_faults = sum(result.num_faults for result in results)
     num_recoveries = sum(result.num_recoveries for result in results)
     num_common = sum(result.num_common for result in results)
     num_growths = sum(result.num_growths for result in results)
     seconds = time.perf_counter() - started_s
     print(
-        f"{len(results)} schedules, {num_recoveries} recoveries, {num_common} moves after a common step "
-        f"({num_growths} to grow), "
+        f"{len(results)} schedules, {num_faults} faults, {num_recoveries} recoveries, "
+        f"{num_common} moves after a common step ({num_growths} to grow), "
         f"{len(failed)} violations, {seconds:.1f} s; {outcomes}"
     )
     return 1 if failed else 0

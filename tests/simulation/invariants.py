@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unbroken_core.events import Action, AgentReported, Event, Observed, Send, Tick
+from unbroken_core.events import Action, AgentReported, Event, Send, Tick
 from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
@@ -96,12 +96,13 @@ class Ledger:
 
     def _running_rung(self) -> Rung:
         coordinator = self.world.coordinator
-        if coordinator is None:
+        if coordinator is None or coordinator.phase not in WAITING:
             return Rung.IN_PROCESS
-        recoveries = coordinator.status(self.world.now_s, str).recoveries if coordinator.phase in WAITING else ()
-        if recoveries and not recoveries[-1].ended_at:
-            return recoveries[-1].rung or Rung.IN_PROCESS
-        return self.rung if coordinator.phase in WAITING else Rung.IN_PROCESS
+        history = coordinator.history
+        last = history.running or (history.finished[-1] if history.finished else None)
+        if last is not None and last.ended_s is None:
+            return last.rung or Rung.IN_PROCESS
+        return self.rung
 
     def _check_cut(self, fresh: list[tuple[str, Plan]]) -> None:
         iterations = {plan.iteration for _session, plan in fresh}
@@ -279,11 +280,10 @@ class Ledger:
         coordinator = self.world.coordinator
         if coordinator is None or coordinator.phase is not JobPhase.RUNNING:
             return
-        recoveries = coordinator.status(self.world.now_s, str).recoveries
-        for recovery in recoveries:
-            if not recovery.ended_at or recovery.number <= self.judged:
+        for incident in coordinator.history.finished:
+            if incident.ended_s is None or incident.number <= self.judged:
                 continue
-            self.judged = recovery.number
+            self.judged, recovery = incident.number, incident.to_message(str)
             self.num_recoveries += 1
             self._check_recovered(recovery)
             pods = [uid for uid, pod in self.world.pods.items() if pod.name == recovery.pod]
@@ -383,11 +383,9 @@ class Ledger:
     def check_repetition(self, event: Event) -> None:
         """Check that the same message again changes nothing."""
         coordinator = self.world.coordinator
-        if coordinator is None or isinstance(event, Observed):
+        if coordinator is None or not isinstance(event, AgentReported):
             return
         before = coordinator.status(self.world.now_s, str)
-        if not isinstance(event, AgentReported):
-            return
         actions = coordinator.step(event, self.world.now_s)
         after = coordinator.status(self.world.now_s, str)
         if actions or before != after:

@@ -15,6 +15,8 @@ class Result:
     outcome: str
     failure: str
     story: tuple[str, ...]
+    num_faults: int = 0
+    """Faults of the schedule that struck before the job was over."""
     num_recoveries: int = 0
     num_common: int = 0
     """Moves between two steps."""
@@ -42,5 +44,5 @@ def run_seed(seed: int) -> Result:
 
 def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
-    story = tuple(world.story)
-    return Result(seed, outcome, failure, story, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
+    counts = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
+    return Result(seed, outcome, failure, world.story, *counts)

@@ -6,7 +6,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from tests.simulation.invariants import Ledger, Violation
@@ -45,12 +45,8 @@ class Connection:
     is_open: bool = True
 
 
-@dataclass(order=True)
-class _Timer:
-    at_s: float
-    number: int
-    action: Callable[[], None] = field(compare=False)
-    text: str = field(compare=False)
+_Timer = tuple[float, int, Callable[[], None], str]
+"""When, a number that makes each one of its kind, what to do, and a text for the story."""
 
 
 class World:
@@ -61,7 +57,7 @@ class World:
         self.settings = schedule.settings
         self.random = random.Random(schedule.seed)
         self.now_s = 0.0
-        self.story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self._story: deque[tuple[float, str, object]] = deque(maxlen=STORY_LENGTH)
         self.connections: dict[str, Connection] = {}
         self.pods: dict[str, Pod] = {}
         self.guilty: set[tuple[str, int]] = set()
@@ -69,6 +65,8 @@ class World:
         self.entries: dict[int, dict[int, tuple[Pod, Worker]]] = {}
         self.world_sizes: dict[int, int] = {}
         self.num_events = 0
+        self.num_faults = 0
+        """Those of the schedule that have struck."""
         self.past = (0, -1)
         """Generation and iteration of the coordinator before this one."""
         self.trained_s = 0.0
@@ -104,16 +102,15 @@ class World:
     def after(self, delay_s: float, action: Callable[[], None], text: str) -> None:
         """Do something later; a text goes into the story."""
         self._num_timers += 1
-        heapq.heappush(self._timers, _Timer(self.now_s + delay_s, self._num_timers, action, text))
+        heapq.heappush(self._timers, (self.now_s + delay_s, self._num_timers, action, text))
 
     def run(self) -> None:
         """Run until the job is over. Raises Violation."""
         while self._timers:
-            timer = heapq.heappop(self._timers)
-            self.now_s = timer.at_s
-            if timer.text:
-                self.tell(timer.text)
-            timer.action()
+            self.now_s, _number, action, text = heapq.heappop(self._timers)
+            if text:
+                self.tell(text)
+            action()
             self.num_events += 1
             if self.num_events > MAX_EVENTS:
                 raise Violation(f"more than {MAX_EVENTS} events: the job does not come to an end")
@@ -126,9 +123,15 @@ class World:
     def _is_busy(self) -> bool:
         return any(pod.is_alive and not pod.is_done and pod.connection for pod in self.pods.values())
 
-    def tell(self, text: str) -> None:
-        """Add a line to the story."""
-        self.story.append(f"{self.now_s:10.3f}  {text}")
+    def tell(self, text: str, thing: object = "") -> None:
+        """Add a line to the story: a text, and a thing that never changes."""
+        self._story.append((self.now_s, text, thing))
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """What has happened last."""
+        # Put into words only here: to name all that passes would cost as much as to let it happen.
+        return tuple(f"{at_s:10.3f}  {text}{_short(thing)}" for at_s, text, thing in self._story)
 
     # --------------------------------------------------------------------------------------------------------- network
 
@@ -199,7 +202,7 @@ class World:
         if coordinator is None:
             return
         if not isinstance(event, Tick):
-            self.tell(f"-> {_short(event)}")
+            self.tell("-> ", event)
         phase = coordinator.phase
         actions = coordinator.step(event, self.now_s)
         if coordinator.phase is not phase:
@@ -207,7 +210,7 @@ class World:
             status = coordinator.status(self.now_s, str)
             self.tell(f"== {coordinator.phase} {status.reason}: {status.message}")
         for action in actions:
-            self.tell(f"<- {_short(action)}")
+            self.tell("<- ", action)
         self.ledger.check_step(event, actions)
         for action in actions:
             if isinstance(action, Send):
@@ -217,6 +220,7 @@ class World:
         self._plan_tick()
 
     def _strike(self, fault: FaultPlan) -> None:
+        self.num_faults += 1
         if not fault.is_planned:
             self.disturbed_s = self.now_s
         fault.strike(self)
@@ -452,5 +456,5 @@ class World:
 
 
 def _short(thing: object) -> str:
-    text = repr(thing)
+    text = repr(thing) if thing else ""
     return text if len(text) <= 400 else f"{text[:397]}..."
