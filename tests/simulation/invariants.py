@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
     from tests.simulation.world import World
 
+    from unbroken_core.job import Interruption
+
 
 class Violation(AssertionError):
     """Something that must hold does not."""
@@ -39,6 +41,8 @@ class Ledger:
         self.has_taken_over = False
         self.doomed: set[tuple[str, int, int]] = set()
         """Places and incarnations that the job rung was to start again; an agent that was away hears of it later."""
+        self.job_rung_of: Interruption | None = None
+        """The last interruption that came to the job rung."""
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
         self.num_recoveries = 0
@@ -76,11 +80,8 @@ class Ledger:
         if coordinator is not None and coordinator.phase is JobPhase.RUNNING:
             self.ran.add(coordinator._job.iteration)
         self._check_blame()
-        status_rungs = self._running_rung()
-        if status_rungs is Rung.JOB and self.rung is not Rung.JOB:
-            pods = self.world.pods.values()
-            self.doomed = {(pod.uid, worker.local_rank, worker.incarnation) for pod in pods for worker in pod.workers}
-        self.rung = status_rungs
+        self.rung = self._running_rung()
+        self._note_job_rung()
         self._check_respawns(actions)
 
     def _begin_life(self, plans: list[Plan]) -> None:
@@ -93,6 +94,15 @@ class Ledger:
         num_ranks = sum(part.rank is not None for plan in plans for part in plan.ranks)
         is_cut = any(plan.iteration == iteration and plan.world_size == num_ranks for plan in plans)
         self.newest = iteration - 1 if is_cut else iteration
+
+    def _note_job_rung(self) -> None:
+        """Note whose processes are to be started again; one recovery may come to that several times."""
+        interruption = None if self.world.coordinator is None else self.world.coordinator._job.interruption
+        if interruption is None or interruption.job_rung_began is None or interruption is self.job_rung_of:
+            return
+        self.job_rung_of = interruption
+        pods = self.world.pods.values()
+        self.doomed = {(pod.uid, worker.local_rank, worker.incarnation) for pod in pods for worker in pod.workers}
 
     def _running_rung(self) -> Rung:
         coordinator = self.world.coordinator
