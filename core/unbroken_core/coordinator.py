@@ -156,7 +156,8 @@ def _advance(job: Job, now_s: float) -> None:
     job.reset_wake()
     if job.phase in OVER:
         return
-    job.run_pod_clock(now_s)
+    if job.census.hopeless or job.pod_clock.is_standing:
+        job.run_pod_clock(now_s)
     _expire(job, now_s)
     for _turn in range(_MAX_TURNS):
         phase = job.phase
