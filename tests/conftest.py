@@ -17,9 +17,6 @@ NEEDS = {
     "prometheus": r"\bpromtool\b",
     "chromium": r"\bchromium\b",
     "netns": r"network namespaces",
-    "gpu": r"\b(CUDA|GPU|NVML|NCCL)\b",
-    "python3.10": r"Python 3\.10",
-    "peer": r"nvidia_resiliency_ext",
 }
 """Pattern that finds each need in the reason of a skip."""
 

@@ -1,6 +1,5 @@
 """Identities. Ranks of different kinds never mix: each is a NewType of its own."""
 
-from dataclasses import dataclass
 from typing import NewType
 
 InitialRank = NewType("InitialRank", int)
@@ -15,11 +14,3 @@ Iteration = NewType("Iteration", int)
 """Number of a run of the training function, 0-based; -1 means before the first."""
 Generation = NewType("Generation", int)
 """Fencing number of a coordinator; a higher one wins."""
-
-
-@dataclass(frozen=True, order=True)
-class WorkerId:
-    """One place for a worker: a pod (by its Kubernetes uid) and the local rank in it."""
-
-    pod_uid: str
-    local_rank: LocalRank

@@ -107,16 +107,6 @@ def next_check_s(slots: Iterable[Slot], now_ns: int, timeouts: Timeouts) -> floa
     return max(min(waits), 0.0)
 
 
-def find_overdue(left_at_s: Mapping[int, float], now_s: float, timeouts: Timeouts) -> list[int]:
-    """Return the local ranks that did not become READY in time after they were told to leave an iteration.
-
-    `left_at_s` has the instant of the order for each worker that is not READY yet. Their processes are to be ended:
-    hard-timeout.
-    """
-    grace_s = timeouts.hard_s - timeouts.soft_s
-    return sorted(local_rank for local_rank, at_s in left_at_s.items() if now_s - at_s >= grace_s)
-
-
 def reconnect_grace_s(timeouts: Timeouts, is_interrupted: bool) -> float:
     """Return how long an agent may be away before its pod is lost."""
     return min(timeouts.reconnect_s, RECOVERY_RECONNECT_S) if is_interrupted else timeouts.reconnect_s

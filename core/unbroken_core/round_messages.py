@@ -156,7 +156,6 @@ class Rejected:
     message: str
 
 
-FromNode = NodeReport
 ToNode = Union[Standing, Rejected]
 
 

@@ -1,7 +1,6 @@
 """JSON documents as Python values, and the few ways in which all modules read them."""
 
 import json
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -49,10 +48,3 @@ def time_text(moment_s: float) -> str:
 def time_value(text: str) -> float:
     """Return seconds since the epoch. Raises ValueError if the text is no RFC 3339 time."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def named_entries(value: Any) -> Iterator[tuple[str, Document]]:
-    """Yield (name, entry) of a list of objects that have a name."""
-    for entry in as_list(value):
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-            yield entry["name"], entry

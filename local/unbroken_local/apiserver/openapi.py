@@ -8,7 +8,6 @@ from unbroken_local.apiserver.documents import Document, encode
 from unbroken_local.apiserver.kinds import Catalogue, Resource, core_table
 
 _META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
-_STATUS_KIND = {"type": "object"}
 
 
 def index(catalogue: Catalogue) -> Document:

@@ -92,10 +92,6 @@ class Store:
     def get(self, place: Place, key: Key) -> Stored | None:
         return self.collection(place).objects.get(key)
 
-    def next_revision(self) -> int:
-        """Return the revision that the next write will have."""
-        return self.revision + 1
-
     def put(self, place: Place, key: Key, document: Document) -> Stored:
         """Store the document as the newest version and stamp its resourceVersion (in place: hand over a fresh one)."""
         self.revision += 1

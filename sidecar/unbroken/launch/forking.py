@@ -246,10 +246,6 @@ class Forking:
             due.append(0.0)  # The order is still to be given, or nobody is left to take it.
         return min(due, default=None)
 
-    def is_starting(self, local_rank: int) -> bool:
-        """Whether a worker of this place is on its way."""
-        return local_rank in self._starts
-
     def ask(self, local_rank: int, environment: Mapping[str, str], now_s: float) -> bool:
         """Fork a worker as soon as possible; return whether that is tried. `advance` tells what came of it."""
         if self._phase is Phase.GONE:

@@ -15,8 +15,6 @@ NODES = """
 - {name: gpu-2, labels: {rack: b}, allocatable: {nvidia.com/gpu: 8}}
 - {name: cpu-1, taints: [{key: cpu-only, effect: NoSchedule}]}
 """
-NATIVE_SIDECARS = ("builtin", "modern")
-"""Kubernetes 1.20 drops an init container's restartPolicy."""
 
 
 class Benches:

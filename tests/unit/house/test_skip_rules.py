@@ -71,7 +71,7 @@ def test_fixture_of_a_conftest_further_down_may_not_skip_what_is_required(
     result.stdout.fnmatch_lines([f"*UNBROKEN_REQUIRE says that {need} is there*"])
 
 
-def test_every_skip_of_this_suite_gives_a_listed_need_as_its_reason() -> None:
+def test_every_skip_of_this_suite_gives_a_listed_need_as_its_reason_and_no_need_is_listed_for_nothing() -> None:
     reasons = [
         ast.unparse(call.args[0])
         for path in sorted(CONFTEST.parent.rglob("*.py"))
@@ -79,8 +79,11 @@ def test_every_skip_of_this_suite_gives_a_listed_need_as_its_reason() -> None:
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.skip"
     ]
-    assert reasons
-    assert [reason for reason in reasons if not any(re.search(need, reason) for need in conftest.NEEDS.values())] == []
+    needs_by_reason = {
+        reason: {need for need, pattern in conftest.NEEDS.items() if re.search(pattern, reason)} for reason in reasons
+    }
+    assert [reason for reason, needs in needs_by_reason.items() if not needs] == []
+    assert set().union(*needs_by_reason.values()) == set(conftest.NEEDS)
 
 
 def test_ci_requires_what_it_brings() -> None:

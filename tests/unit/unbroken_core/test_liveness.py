@@ -2,7 +2,7 @@
 
 import pytest
 
-from unbroken_core.liveness import Evidence, find_hangs, find_overdue, next_check_s, possible_delay_s, reconnect_grace_s
+from unbroken_core.liveness import Evidence, find_hangs, next_check_s, possible_delay_s, reconnect_grace_s
 from unbroken_core.settings import Timeouts
 from unbroken_core.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, Slot
 
@@ -58,10 +58,6 @@ def test_the_next_check_is_due_when_the_first_worker_could_be_stale() -> None:
     assert next_check_s([slot(0, 4), slot(0, 1)], now_ns, TIMEOUTS) == pytest.approx(6.0)
     assert next_check_s([slot(0, 10.25)], now_ns, TIMEOUTS) == pytest.approx(0.75)
     assert next_check_s([], now_ns, TIMEOUTS) == 10.0
-
-
-def test_workers_get_hard_minus_soft_to_leave() -> None:
-    assert find_overdue({2: 96.0, 0: 95.9, 1: 97.0}, 100.0, TIMEOUTS) == [0, 2]
 
 
 def test_an_interruption_shortens_the_grace_of_an_agent_that_is_away() -> None:
