@@ -87,18 +87,27 @@ async def _until_over(rounds: Rounds, told: asyncio.Event, until_idle: bool) -> 
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m unbroken.rounds", description=__doc__)
+    description = "A rendezvous for torchrun's nodes: it serves rounds, and nothing else."
+    parser = argparse.ArgumentParser(prog="python -m unbroken.rounds", description=description)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="name or address, and port")
     parser.add_argument(
-        "--token-file", required=True, type=Path, help="file with the token that every node shows; -: standard input"
+        "--token-file",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="file with the token that every node shows; -: standard input",
     )
-    parser.add_argument("--certificate", type=Path, help="PEM file; serve TLS 1.3")
-    parser.add_argument("--key", type=Path, help="PEM file with the certificate's key")
-    parser.add_argument("--state", type=Path, help="file that outlives this process: what rounds there have been")
-    parser.add_argument("--known", help='the same as text: {"RUN": [ROUND, NODES]}')
+    parser.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file; serve TLS 1.3")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="PEM file with the certificate's key")
+    parser.add_argument(
+        "--state", type=Path, metavar="FILE", help="file that outlives this process: what rounds there have been"
+    )
+    parser.add_argument("--known", metavar="JSON", help='the same as text: {"RUN": [ROUND, NODES]}')
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="serve /metrics and /healthz here, without token")
     parser.add_argument("--until-idle", action="store_true", help="end when no node has been there for a while")
-    parser.add_argument("--log-file", help="go on in the background once it listens, and log to this file")
+    parser.add_argument(
+        "--log-file", metavar="FILE", help="go on in the background once it listens, and log to this file"
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="INFO", help="default: INFO")
     options = parser.parse_args(arguments)
     if (options.certificate is None) is not (options.key is None):
