@@ -110,6 +110,7 @@ class Coordinator:
         _advance(job, now_s)
         if job.is_changed:
             self._revision += 1
+            job.former.holds_until_s = None
         return job.actions
 
     def plan_took(self, seconds: float) -> None:

@@ -158,6 +158,8 @@ class Former:
     """When the last of these and of the unknown may have been heard."""
     told_at_s: float = 0.0
     """When the last of those that were lost and came back was told to leave."""
+    holds_until_s: float | None = None
+    """Until when it holds the next plan, as long as nothing changes; None: its pods are to be looked at."""
 
     def limit_s(self, timeouts: Timeouts) -> float:
         """Return how long after its last word a pod has left by itself."""

@@ -72,11 +72,16 @@ def is_held(job: Job, now_s: float) -> bool:
     former = job.former
     if former.is_over:
         return False
+    # Each of thousands of pods says every few seconds that there is nothing to say.
+    if former.holds_until_s is not None and not job.is_changed and now_s < former.holds_until_s:
+        job.wake(former.holds_until_s)
+        return True
     heard, unheard = _sort_pods(job)
     due_s = _due_s(job, heard, unheard)
     if _is_proven(job, heard) or due_s is None or now_s >= due_s:
         former.is_over = True
         return False
+    former.holds_until_s = due_s
     job.wake(due_s)
     job.hold(due_s, Reason.WAITING_FOR_ISOLATION, _text(job, [member.pod for member in heard], unheard))
     return True

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.coordinator import Coordinator
-from unbroken_core.events import Action, AgentDisconnected, Observed
-from unbroken_core.messages import Interrupt, Observation, Plan, PodObservation
+from unbroken_core.events import Action, AgentDisconnected, AgentReported, Observed
+from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation
 from unbroken_core.reasons import Cause, JobPhase, Reason
 from unbroken_core.settings import JobSettings, Timeouts
 
 from .test_contact import running_plans
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent
+from .test_coordinator_growth import count_instructions
 
 FOUR = JobSettings("digits", replicas=2, spares=2, ranks_per_pod=2)
 PODS = ("p0", "p1", "p2", "p3")
@@ -238,3 +239,21 @@ def test_the_isolation_time_grows_with_the_timeouts_that_it_must_exceed() -> Non
     assert Timeouts().isolation_limit_s == 120.0
     assert Timeouts(heartbeat_s=600.0).isolation_limit_s == 1210.0
     assert Timeouts(isolation_s=40.0).isolation_limit_s == 40.0
+
+
+def test_while_a_large_world_is_waited_for_a_heartbeat_costs_as_much_as_beside_a_small_one() -> None:
+    costs = {num_pods: _cost_of_a_heartbeat(num_pods) for num_pods in (4, 64)}
+    assert costs[64] < 1.2 * costs[4]
+
+
+def _cost_of_a_heartbeat(num_pods: int) -> int:
+    bench = Bench(replace(FOUR, replicas=num_pods, spares=1, min_replicas=1))
+    pods = [f"p{number}" for number in range(num_pods)]
+    bench.run(*pods, "spare")
+    for pod in pods:
+        del bench.sessions[pod]
+    bench.live(35)
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    beats = [AgentReported(bench.sessions["spare"], Heartbeat(bench.seq + number)) for number in (1, 2)]
+    bench.step(beats[0])
+    return count_instructions(lambda: bench.step(beats[1]))
