@@ -11,22 +11,21 @@ import shutil
 import sys
 from pathlib import Path
 
-from unbroken.home.daemon import leave_starter, start_log
+from unbroken.home.daemon import leave_starter
 from unbroken.home.folders import lock_folder, sweep
 from unbroken.home.host import Host
 from unbroken.home.root import Root, bind, listen_at
 from unbroken.home.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
+from unbroken.logs import read_level, start_log
 from unbroken_core import wire
-from unbroken_core.errors import InputError, UnbrokenError
+from unbroken_core.errors import UnbrokenError
 
 logger = logging.getLogger(__name__)
-
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def _host(folder: Path, config: HomeConfig, level: str) -> int:
     leave_starter(config.log_file or str(folder / "home.log"))
-    start_log(level)
+    start_log("unbroken.home", level, with_time=True)
 
     async def run() -> None:
         sweep(folder.parent)
@@ -51,7 +50,7 @@ def _root(folder: Path, config: HomeConfig, level: str) -> int:
         pass
     print(listener.getsockname()[1], flush=True)
     leave_starter(config.log_file or str(own / "root.log"))
-    start_log(level)
+    start_log("unbroken.home", level, with_time=True)
 
     async def run() -> None:
         root = Root(own, config, listener)
@@ -72,9 +71,7 @@ def main() -> int:
     try:
         kind, name, *_ = sys.argv[1:]
         folder = Path(name)
-        level = os.environ.get("UNBROKEN_LOG_LEVEL", "INFO").upper()
-        if level not in _LEVELS:
-            raise InputError(f"UNBROKEN_LOG_LEVEL: want one of {', '.join(_LEVELS)}, got {level!r}")
+        level = read_level(os.environ)
         config: HomeConfig = wire.decode((folder / CONFIG_NAME).read_bytes(), HomeConfig)
         return {"host": _host, "root": _root}[kind](folder, config, level)
     except (UnbrokenError, OSError) as error:

@@ -1,13 +1,10 @@
 """Turns this process into nobody's child, which keeps nothing of its starter but a log."""
 
-import logging
 import os
 import sys
 from pathlib import Path
 
 from unbroken_core.errors import InputError
-
-LOG_FORMAT = "%(asctime)s %(levelname).1s unbroken.home: %(message)s"
 
 
 def leave_starter(log_file: str) -> None:
@@ -32,8 +29,3 @@ def leave_starter(log_file: str) -> None:
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-
-
-def start_log(level: str) -> None:
-    """Log to standard error, which is a file by now."""
-    logging.basicConfig(level=level, stream=sys.stderr, format=LOG_FORMAT)

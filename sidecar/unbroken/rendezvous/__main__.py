@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from unbroken.exposition import serve_exposition
+from unbroken.logs import read_level, start_log
 from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
 from unbroken.rendezvous.past import GenerationFile, uses_on_clock
@@ -105,14 +106,9 @@ def _make_room() -> None:
 
 def main() -> int:
     """Run the rendezvous; return 0 after a signal to end, 2 for bad input."""
-    level = os.environ.get("UNBROKEN_LOG_LEVEL", "INFO").upper()
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        levels = "DEBUG, INFO, WARNING or ERROR"
-        print(f"unbroken.rendezvous: UNBROKEN_LOG_LEVEL: want {levels}, got {level!r}", file=sys.stderr)
-        return 2
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname).1s unbroken.rendezvous: %(message)s")
-    _make_room()
     try:
+        start_log("unbroken.rendezvous", read_level(os.environ), with_time=False)
+        _make_room()
         asyncio.run(serve(read_config()))
     except InputError as error:
         print(f"unbroken.rendezvous: {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ from aiohttp import web
 from unbroken.exposition import serve_exposition_on, split_address
 from unbroken.home.daemon import leave_starter
 from unbroken.home.root import listen_at
+from unbroken.logs import LEVELS, start_log
 from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
@@ -25,12 +26,10 @@ from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 FIRST_S = 60.0
 """So long one that was started for somebody waits for the first node."""
 LINGER_S = 20.0
 """So long it goes on without nodes: longer than a run that has ended turns away those who come late."""
-_LOG_FORMAT = "%(asctime)s %(levelname).1s unbroken.rounds: %(message)s"
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
 
@@ -150,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"unbroken.rounds: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=options.log_level, stream=sys.stderr, format=_LOG_FORMAT)
+    start_log("unbroken.rounds", options.log_level, with_time=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(serve(options, accepts, listener, metrics))
