@@ -100,6 +100,8 @@ class CallWrapper:
         self._is_in_function = False
         self._is_practised = False
         """Whether this worker has run an iteration, or rehearsed one."""
+        self._has_run = False
+        """Whether this worker has run an iteration."""
         self._num_inner = 0
         """Wrapped functions that were called inside of this iteration's function so far."""
 
@@ -165,7 +167,7 @@ class CallWrapper:
         self._leftovers.freeze()
         _live.add(self)
         self._breaker.start()
-        self._link.start(self._on_leave)
+        self._link.start(self._on_leave, self._leftovers.settle)
 
     def close(self) -> None:
         """End the threads and give everything back; harmless when repeated."""
@@ -302,13 +304,13 @@ class CallWrapper:
             endpoint.serve()
             _kept_store[:] = endpoint.close()
         self._drop_endpoint()
-        self._leftovers.bury(former)
+        self._leftovers.put_off(former)
         release_connections()
 
     def _drop_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            self._leftovers.bury(endpoint.close())
+            self._leftovers.put_off(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state
@@ -340,7 +342,9 @@ class CallWrapper:
         self._num_inner = 0
         self._halting.begin(self._iteration)
         self._progress.hold()
-        self._report(WorkerPhase.RUNNING)
+        # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
+        self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
+        self._has_run = True
         self._progress.begin(self._iteration)
         if self._link.orders.has_left(self._iteration):
             self._gate.leave("the iteration was over before it began")
@@ -442,7 +446,9 @@ class CallWrapper:
 
     # ------------------------------------------------------------------------------------------ small things
 
-    def _report(self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None) -> None:
+    def _report(
+        self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None, may_wait: bool = False
+    ) -> None:
         endpoint = self._endpoint if phase is WorkerPhase.READY else None
         self._link.report(
             WorkerReport(
@@ -451,10 +457,12 @@ class CallWrapper:
                 host="" if endpoint is None else endpoint.host,
                 port=0 if endpoint is None else endpoint.port,
                 fault=fault,
-                has_progress=self._is_pinged,
+                # Until it says RUNNING again, the agent may take this for its word on the next iteration.
+                has_progress=self._is_pinged and phase is not WorkerPhase.READY,
                 answer=answer,
                 checks=self._plugins.health.tell(),
-            )
+            ),
+            may_wait,
         )
 
     def _current_state(self) -> State:

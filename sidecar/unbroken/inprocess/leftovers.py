@@ -2,9 +2,10 @@
 
 import gc
 import sys
+import threading
 from typing import Any
 
-from unbroken.inprocess.groups import Undertaker
+from unbroken.inprocess.groups import Undertaker, is_on_a_device
 
 MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
@@ -20,7 +21,11 @@ class Leftovers:
     def __init__(self) -> None:
         self._undertaker = Undertaker()
         self._objects: list[Any] = []
-        """Groups of the last iteration, until they are destroyed in the background."""
+        """Groups of the last iteration, until the garbage is collected."""
+        self._lock = threading.Lock()
+        self._late_groups: list[Any] = []
+        """Groups that are to be destroyed when the iteration that begins has come up."""
+        self._late_stores: list[Any] = []
         self._is_garbage_left = False
         self._does_freeze = False
 
@@ -29,11 +34,26 @@ class Leftovers:
         self._objects += objects
 
     def bury(self, objects: list[Any]) -> None:
-        """Destroy these in the background, when the iteration that begins has come up.
+        """Destroy these in the background, BURY_AFTER_S from now."""
+        self._undertaker.bury(objects, BURY_AFTER_S)
+
+    def put_off(self, stores: list[Any]) -> None:
+        """Destroy these in the background, BURY_AFTER_S after the next `settle`.
 
         A store is closed with the GIL held: nobody could join the others meanwhile.
         """
-        self._undertaker.bury(objects, BURY_AFTER_S)
+        with self._lock:
+            self._late_stores += stores
+
+    def settle(self) -> None:
+        """Destroy in the background what was put off, from any thread; does not wait for anything."""
+        if not (self._late_groups or self._late_stores):
+            return
+        with self._lock:
+            groups, self._late_groups = self._late_groups, []
+            stores, self._late_stores = self._late_stores, []
+        self._undertaker.bury(groups, may_wait=False)
+        self._undertaker.bury(stores, BURY_AFTER_S, may_wait=False)
 
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).
@@ -53,7 +73,7 @@ class Leftovers:
         self._is_garbage_left = True
 
     def collect(self) -> None:
-        """Free what the last iteration left in cycles, then let its groups go."""
+        """Free what the last iteration left in cycles, then let its groups go at the next `settle`."""
         if not self._is_garbage_left:
             return
         self._is_garbage_left = False
@@ -61,16 +81,19 @@ class Leftovers:
         for _ in range(MAX_COLLECTIONS):
             if not gc.collect():
                 break
-        self._bury_all()
+        groups, self._objects = self._objects, []
+        if not is_on_a_device():
+            # Not now: to start and to end threads takes the processor from those that everybody waits for.
+            with self._lock:
+                groups, self._late_groups = self._late_groups, groups
+        self._undertaker.bury(groups)
 
     def close(self) -> None:
         """Destroy all that is left; waits for it for at most GOODBYE_S."""
-        self._bury_all()
+        groups, self._objects = self._objects, []
+        self._undertaker.bury(groups)
+        self.settle()
         self._undertaker.join(GOODBYE_S)
         if self._does_freeze:
             self._does_freeze = False
             gc.unfreeze()
-
-    def _bury_all(self) -> None:
-        objects, self._objects = self._objects, []
-        self._undertaker.bury(objects)

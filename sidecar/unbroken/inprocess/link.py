@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
+QUIET_S = 0.05
+"""So long after a plan all that can wait does: whoever forms a group needs the processor, and so do its peers."""
 _NOTHING = Asked()
 
 
@@ -70,6 +72,11 @@ class Link:
         self._last_seen_s = time.monotonic()
         self._is_closing = False
         self._on_leave: Callable[[Orders], None] = lambda _: None
+        self._on_quiet: Callable[[], None] = lambda: None
+        self._unsent = b""
+        """A report that may wait."""
+        self._quiet_s: float | None = None
+        """When the thread looks after what was put off; None when nothing may be put off any more."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="unbroken-link", daemon=True)
 
@@ -78,9 +85,12 @@ class Link:
         """The newest orders."""
         return self._orders
 
-    def start(self, on_leave: Callable[[Orders], None]) -> None:
-        """Start the thread; `on_leave` runs in it at every Leave and every new plan."""
-        self._on_leave = on_leave
+    def start(self, on_leave: Callable[[Orders], None], on_quiet: Callable[[], None] = lambda: None) -> None:
+        """Start the thread; `on_leave` runs in it at every Leave and every new plan.
+
+        `on_quiet` runs in it for what can wait: a moment after every plan, and at each beat. Neither may block.
+        """
+        self._on_leave, self._on_quiet = on_leave, on_quiet
         self._last_seen_s = time.monotonic()
         self._thread.start()
 
@@ -102,14 +112,17 @@ class Link:
                 descriptor.close()
         self._socket = None
 
-    def report(self, report: WorkerReport) -> None:
-        """Tell the agent what this worker is now; when it is away, as soon as it is back."""
+    def report(self, report: WorkerReport, may_wait: bool = False) -> None:
+        """Tell the agent what this worker is now; when it is away, as soon as it is back.
+
+        `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
+        """
         report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
         with self._send_lock:
             former = self._report
             if former is not None and former.halted is not None and _is_same_run(report, former):
                 report = replace(report, halted=former.halted)
-            self._send(report)
+            self._send(report, may_wait)
 
     def answer(self, halted: Halted) -> None:
         """Add an answer to the last report, while that says RUNNING; from any thread."""
@@ -117,15 +130,21 @@ class Link:
             if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
                 self._send(replace(self._report, halted=halted))
 
-    def _send(self, report: WorkerReport) -> None:
+    def _send(self, report: WorkerReport, may_wait: bool = False) -> None:
         """Remember and send, with the lock held."""
         self._report, self._reported_s = report, time.monotonic()
-        line = wire.encode(report).encode() + b"\n"
+        self._unsent += wire.encode(report).encode() + b"\n"
+        if not may_wait or self._quiet_s is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what is not sent yet, with the lock held."""
+        lines, self._unsent = self._unsent, b""
         connection = self._socket
-        if connection is None:
+        if connection is None or not lines:
             return
         try:
-            connection.sendall(line)
+            connection.sendall(lines)
         except OSError as error:
             logger.warning("agent not reached: error=%s", error)
             _shutdown(connection)
@@ -163,15 +182,26 @@ class Link:
         buffer = b""
         while not self._is_closing:
             now_s = time.monotonic()
-            if now_s >= next_beat_s:
+            is_beat_due = now_s >= next_beat_s
+            if is_beat_due:
                 self._progress.beat()
                 next_beat_s = now_s + self._beat_s
+            if is_beat_due or (self._quiet_s is not None and now_s >= self._quiet_s):
+                self._settle()
             if self._socket is None:
                 buffer = b""
                 self._connect()
-            wait_s = next_beat_s - now_s if self._socket is not None else min(RETRY_S, next_beat_s - now_s)
+            due_s = next_beat_s if self._quiet_s is None else min(next_beat_s, self._quiet_s)
+            wait_s = due_s - now_s if self._socket is not None else min(RETRY_S, due_s - now_s)
             if self._is_readable(wait_s):
                 buffer = self._read(buffer)
+
+    def _settle(self) -> None:
+        """Do what was put off."""
+        with self._send_lock:
+            self._quiet_s = None
+            self._flush()
+        self._on_quiet()
 
     def _is_readable(self, wait_s: float) -> bool:
         poller = select.poll()
@@ -190,7 +220,7 @@ class Link:
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
                 connection.sendall(self._hello + self._last_word())
-                self._socket = connection
+                self._socket, self._unsent = connection, b""
         except (OSError, UnbrokenError) as error:
             logger.debug("agent not reached: error=%s", error)
             connection.close()
@@ -226,6 +256,8 @@ class Link:
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
             orders = replace(orders, enter=message)
+            # Before the main thread hears of the plan: what it puts off is looked after for sure.
+            self._quiet_s = time.monotonic() + QUIET_S
         elif isinstance(message, Leave):
             if orders.leave is not None and message.iteration <= orders.leave.iteration:
                 return

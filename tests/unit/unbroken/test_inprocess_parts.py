@@ -403,6 +403,62 @@ def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
         link.close()
 
 
+def test_report_that_may_wait_goes_before_the_next_one_or_when_all_is_quiet(tmp_path: Path) -> None:
+    """The agent hears all phases of a worker in their order, whatever is put off."""
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    mine, agents = socket.socketpair()
+    running = [WorkerReport(WorkerPhase.RUNNING, iteration) for iteration in range(3)]
+    stopping = WorkerReport(WorkerPhase.STOPPING, 1)
+    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500)
+
+    def heard() -> list[WorkerReport]:
+        try:
+            return [wire.decode(line, WorkerReport) for line in agents.recv(1 << 16).splitlines()]
+        except BlockingIOError:
+            return []
+
+    with mine, agents:
+        agents.setblocking(False)
+        link._socket = mine
+        link.report(running[0], may_wait=True)
+        assert heard() == running[:1], "nobody would look after it"
+        link._obey(enter)
+        link.report(running[1], may_wait=True)
+        assert heard() == []
+        link.report(stopping)
+        assert heard() == [running[1], stopping]
+        link._obey(dataclasses.replace(enter, iteration=2))
+        link.report(running[2], may_wait=True)
+        link._settle()
+        assert heard() == running[2:]
+        link._settle()
+        assert heard() == []
+        link._socket = None
+    link.close()
+
+
+def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: Path) -> None:
+    """It joins with what the worker is, not with what the agent before it was told last; and hears it once."""
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link.report(WorkerReport(WorkerPhase.READY, 0))
+    link._obey(Enter(1, 1, 0, 1, "127.0.0.1", 29500))
+    link.report(WorkerReport(WorkerPhase.RUNNING, 1), may_wait=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        StampPage(tmp_path / "stamps", 1).close()
+        link.start(lambda _: None)
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            attach, first = lines.readline(), lines.readline()
+            link.report(WorkerReport(WorkerPhase.COMPLETED, 1))
+            second = lines.readline()
+    link.close()
+    assert wire.decode(attach, Attach).role == "worker"
+    phases = [wire.decode(line, WorkerReport).phase for line in (first, second)]
+    assert phases == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
+
+
 def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
     link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
     fault = Fault(Cause.EXCEPTION, 0, "ValueError: x")
@@ -437,6 +493,38 @@ def test_old_stores_are_destroyed_late_but_never_too_many_are_kept() -> None:
     assert [ref() is None for ref in seen] == [True] + [False] * MAX_DESTROYING
     undertaker.join(30.0)
     assert all(ref() is None for ref in seen)
+
+
+def test_groups_of_the_last_iteration_are_destroyed_only_when_the_next_has_come_up() -> None:
+    """But no later than those of the iteration after it are left, however quickly iterations follow each other."""
+
+    class Group:
+        """Something that can be watched."""
+
+    mine = Leftovers()
+    seen: list[weakref.ref[Group]] = []
+
+    def leave_one() -> None:
+        group = Group()
+        seen.append(weakref.ref(group))
+        mine.keep([group])
+        mine.expect_garbage()
+
+    def are_gone() -> list[bool]:
+        mine._undertaker.join(30.0)
+        return [ref() is None for ref in seen]
+
+    leave_one()
+    mine.collect()
+    assert are_gone() == [False]
+    mine.settle()
+    assert are_gone() == [True]
+    for _ in range(2):
+        leave_one()
+        mine.collect()
+    assert are_gone() == [True, True, False]
+    mine.close()
+    assert are_gone() == [True, True, True]
 
 
 def test_what_exists_before_the_first_function_is_frozen_also_in_a_fork_of_a_frozen_process(
