@@ -8,14 +8,6 @@ from aiohttp import web
 from unbroken_core.errors import InputError
 
 
-def split_address(name: str, text: str) -> tuple[str, int]:
-    """Split "address:port". Raises InputError that names the variable."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(f"{name}: want address:port, got {text!r}")
-    return host.strip("[]"), int(port)
-
-
 async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) -> web.AppRunner:
     """Serve until the returned runner is cleaned up; `render` makes the text of `/metrics`. Raises InputError."""
     runner = await _runner(render)

@@ -11,10 +11,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from unbroken.addresses import listen_at
 from unbroken.home.daemon import leave_starter
 from unbroken.home.folders import lock_folder, sweep
 from unbroken.home.host import Host
-from unbroken.home.root import Root, bind, listen_at
+from unbroken.home.root import Root, bind
 from unbroken.home.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
 from unbroken.logs import read_level, start_log
 from unbroken_core import wire
@@ -42,7 +43,7 @@ def _host(folder: Path, config: HomeConfig, level: str) -> int:
 def _root(folder: Path, config: HomeConfig, level: str) -> int:
     path = folder / DEAL_NAME
     deal: Deal | None = wire.decode(path.read_bytes(), Deal) if path.exists() else None
-    rendezvous = None if deal is None else listen_at(config.master_host, deal.port)
+    rendezvous = None if deal is None else listen_at("MASTER_ADDR", config.master_host, deal.port)
     listener = bind(config.master_host, config.ports)
     # Locked for as long as this process lives, so that nobody removes it as a left one.
     own = folder.parent / f"root-{secrets.token_hex(8)}"

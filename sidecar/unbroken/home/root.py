@@ -21,6 +21,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from unbroken.addresses import address_to_listen_on, listen, listen_at, plain_address
 from unbroken.home.lines import read_message, write_message
 from unbroken.home.words import (
     MAX_LINE_BYTES,
@@ -78,29 +79,18 @@ class Guest:
 
 
 def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
-    """Return a socket that listens on the first port that is free. Raises InputError when none is.
-
-    On all addresses, since the one of rank 0's host may be another name for it; but only there when that is loopback.
-    """
-    address = _listen_address(master_host)
+    """Return a socket that listens on the first port that is free. Raises InputError when none is."""
+    address = address_to_listen_on("MASTER_ADDR", master_host)
     errors = []
     for port in ports:
         try:
-            return _listen(address, port)
+            return listen(address, port)
         except OSError as error:
             errors.append(f"{port}: {error.strerror}")
     raise InputError(
         f"ports {ports[0]} to {ports[-1]} on {master_host}: want one that is free for the job's root, got "
         f"{'; '.join(errors)}. Set UNBROKEN_PORT, or store_kwargs={{'port': ...}}, to another first port"
     )
-
-
-def listen_at(master_host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this port, on the same addresses. Raises InputError."""
-    try:
-        return _listen(_listen_address(master_host), port)
-    except OSError as error:
-        raise InputError(f"port {port} on {master_host}: {error.strerror}") from error
 
 
 def settings_for(guests: list[Present]) -> JobSettings:
@@ -251,7 +241,7 @@ class Root:
             self._tell_all(guests, Failed(str(error)))
             await asyncio.sleep(_SHUTDOWN_S)
             return
-        listener = listen_at(self._config.master_host, 0)
+        listener = listen_at("MASTER_ADDR", self._config.master_host, 0)
         port = int(listener.getsockname()[1])
         token = secrets.token_hex(32)
 
@@ -306,47 +296,17 @@ class Root:
         logger.error("the coordinator has failed: see above")
 
 
-def _listen_address(master_host: str) -> str:
-    """Raises InputError when the name cannot be resolved."""
-    try:
-        found = socket.getaddrinfo(master_host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InputError(f"MASTER_ADDR: want a name or address, got {master_host!r}: {error.strerror}") from error
-    addresses = [str(info[4][0]) for info in found]
-    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
-        return addresses[0]
-    return "::" if any(":" in address for address in addresses) and socket.has_dualstack_ipv6() else "0.0.0.0"
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    """Raises OSError."""
-    is_v6 = ":" in address
-    return socket.create_server(
-        (address, port),
-        family=socket.AF_INET6 if is_v6 else socket.AF_INET,
-        backlog=4096,
-        dualstack_ipv6=address == "::",
-    )
-
-
 def addresses_of(guests: list[Guest]) -> list[str]:
     """Return the address at which the other hosts reach each host.
 
     Where it came from, since that interface leads to the others; rank 0's own host may have come by loopback: then it
     is where the others have reached it.
     """
-    reached = [_plain(guest.own_address) for guest in guests]
+    reached = [plain_address(guest.own_address) for guest in guests]
     outside = next((address for address in reached if not ipaddress.ip_address(address).is_loopback), None)
     found = []
     for guest in guests:
-        address = _plain(guest.peer_address)
+        address = plain_address(guest.peer_address)
         is_inside = ipaddress.ip_address(address).is_loopback
         found.append(outside if is_inside and outside is not None else address)
     return found
-
-
-def _plain(address: str) -> str:
-    """Return an address without the mark of IPv4 in IPv6, and without its zone."""
-    plain = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(plain, "ipv4_mapped", None)
-    return str(plain if mapped is None else mapped)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.exposition import serve_exposition_on, split_address
+from unbroken.addresses import listen_at, split_address
+from unbroken.exposition import serve_exposition_on
 from unbroken.home.daemon import leave_starter
-from unbroken.home.root import listen_at
 from unbroken.logs import LEVELS, start_log
 from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.door import Door
@@ -88,7 +88,12 @@ async def _until_over(rounds: Rounds, told: asyncio.Event, until_idle: bool) -> 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     description = "A rendezvous for torchrun's nodes: it serves rounds, and nothing else."
     parser = argparse.ArgumentParser(prog="python -m unbroken.rounds", description=description)
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="name or address, and port")
+    parser.add_argument(
+        "--listen",
+        required=True,
+        metavar="HOST:PORT",
+        help="name or address of this host, and port; unless it is loopback, all addresses are listened on",
+    )
     parser.add_argument(
         "--token-file",
         required=True,
@@ -121,12 +126,7 @@ def _read_token(path: Path) -> Callable[[str], bool]:
 
 def _listen(option: str, text: str) -> socket.socket:
     """Raises InputError."""
-    host, port = split_address(option, text)
-    try:
-        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise InputError(f"{option}: want a name or address of this host, got {host!r}: {error.strerror}") from error
-    listener = listen_at(host, port)
+    listener = listen_at(option, *split_address(option, text))
     listener.setblocking(False)
     return listener
 

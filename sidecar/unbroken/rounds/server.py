@@ -5,10 +5,10 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from aiohttp import web
 
+from unbroken.addresses import plain_address
 from unbroken.rendezvous.hearing import Refused, next_text
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
@@ -208,12 +208,6 @@ class Rounds:
 
 
 def _addresses(transport: Transport) -> tuple[str, str]:
-    """Return the addresses of both ends, ours first."""
+    """Return the addresses of both ends, ours first; "" where the connection has ended by now."""
     near, far = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-    return _plain(near), _plain(far)
-
-
-def _plain(name: Any) -> str:
-    """Return an address without its zone, and without the mark of IPv4 in IPv6."""
-    address = str(name[0]).partition("%")[0] if name else ""
-    return address.removeprefix("::ffff:")
+    return plain_address(near[0]) if near else "", plain_address(far[0]) if far else ""

@@ -52,4 +52,4 @@ def test_who_lacks_the_token_is_refused_and_counted_for_prometheus(
     assert "unbroken_torchrun_nodes 0.0" in lines
     second = [f"--listen={host}:29402", f"--metrics-listen={host}:29401", f"--token-file={tmp_path / 'token'}"]
     assert main(second) == 2
-    assert f"port 29401 on {host}: Address already in use" in capsys.readouterr().err
+    assert f"--metrics-listen: port 29401 on {host}: Address already in use" in capsys.readouterr().err
