@@ -260,6 +260,14 @@ class World:
         (found,) = (item for item in self.job["status"]["conditions"] if item["type"] == kind)
         return found["status"], found["reason"]
 
+    def messages(self, reason: str) -> list[str]:
+        """Return what the Events of a reason say."""
+        return [item["message"] for item in self.events.values() if item["reason"] == reason]
+
+    def told_to_leave(self) -> list[str]:
+        """Return the pods of which the rendezvous was told last that they go."""
+        return sorted(pod.pod for pod in self.pushed[-1][2].pods.values() if pod.gone is Cause.POD_LEAVING)
+
     def refuse(self, name: str, message: str) -> None:
         """Let the last round have been refused."""
         self.memory = dataclasses.replace(
@@ -310,6 +318,18 @@ class World:
         node = self.pods[name]["spec"].get("nodeName", "")
         phase = WorkerPhase.RUNNING if role is Role.ACTIVE else WorkerPhase.READY
         return PodStatus(name, self.uid_of(name), node, role, ranks, (), (phase,) * 2, True)
+
+
+def running_world(**spec: Any) -> World:
+    """Return a world with a job that trains: digits-0 and digits-1 active, digits-2 spare, all on node a."""
+    world = World(a_job(**spec))
+    world.settle()
+    world.run_pods()
+    world.settle()
+    world.run_pods()
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
+    world.settle()
+    return world
 
 
 def a_recovery(number: int = 1, **fields: Any) -> Recovery:

@@ -10,7 +10,7 @@ from unbroken_operator.actions import PushObservation
 from unbroken_operator.cluster import PodStore
 from unbroken_operator.snapshot import OUT_OF_SERVICE, pod_view
 
-from .operator_world import JsonObject, World, a_node
+from .operator_world import JsonObject, World, a_node, running_world
 
 RUNNING: JsonObject = {"name": "trainer", "state": {"running": {}}}
 ENDED: JsonObject = {"name": "trainer", "state": {"terminated": {"exitCode": 137}}}
@@ -65,13 +65,6 @@ def pushed(world: World) -> Observation:
     """Return what the rendezvous is told now."""
     (push,) = [action for action in world.actions() if isinstance(action, PushObservation)]
     return push.observation
-
-
-def running_world() -> World:
-    """Return a job with three pods that run on node a, and a rendezvous that can be told of them."""
-    from .test_operator_plan import running_world as world
-
-    return world()
 
 
 @pytest.mark.parametrize(

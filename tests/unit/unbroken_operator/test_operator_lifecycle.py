@@ -12,17 +12,7 @@ from unbroken_operator import layout
 from unbroken_operator.actions import CreatePod, DeleteJob, DeletePod, WriteStatus
 from unbroken_operator.plan import plan
 
-from .operator_world import World, a_job, a_recovery
-
-
-def running_world(**spec: Any) -> World:
-    """Return a world with a job that trains: digits-0 and digits-1 active, digits-2 spare."""
-    world = World(a_job(**spec))
-    world.settle()
-    world.run_pods()
-    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
-    world.settle()
-    return world
+from .operator_world import World, a_job, a_recovery, running_world
 
 
 def set_spec(world: World, **spec: Any) -> None:

@@ -12,19 +12,13 @@ from unbroken_operator.mending import NUM_FREE_STAMPS
 from unbroken_operator.plan import plan
 from unbroken_operator.snapshot import SecretView, service_view
 
-from .operator_world import World
-from .test_operator_plan import running_world
+from .operator_world import World, running_world
 
 
 def the_service(world: World) -> dict[str, Any]:
     """Return the Service as it is stored."""
     assert world.service_object is not None
     return world.service_object
-
-
-def messages(world: World, reason: str) -> list[str]:
-    """Return what the Events of a reason say."""
-    return [item["message"] for item in world.events.values() if item["reason"] == reason]
 
 
 def selector_narrowed(service: dict[str, Any]) -> None:
@@ -75,7 +69,7 @@ def test_a_service_that_somebody_changed_leads_to_the_rendezvous_again(
     world.settle()
     assert the_service(world)["spec"].pop("type", "ClusterIP") == "ClusterIP"
     assert the_service(world) == the_service(untouched)
-    (message,) = messages(world, "ChangedByHand")
+    (message,) = world.messages("ChangedByHand")
     assert field in message
 
 
@@ -97,7 +91,7 @@ def test_the_event_names_who_wrote_the_service_last() -> None:
         {"manager": "controller", "time": "2026-01-01T00:00:10Z", "subresource": "status"},
     ]
     world.settle()
-    (message,) = messages(world, "ChangedByHand")
+    (message,) = world.messages("ChangedByHand")
     assert "last written by kubectl-edit" in message
 
 
@@ -120,7 +114,7 @@ def test_what_is_changed_again_and_again_is_set_back_ever_more_seldom_and_told_t
             assert decision.check_after_s is not None
             now_s += decision.check_after_s
     assert times == [0.0, 2.0, 10.0, 42.0, 170.0, 470.0]
-    told = messages(world, "ChangedByHand")
+    told = world.messages("ChangedByHand")
     assert ["again and again" in message for message in told] == [False, True]
 
 
@@ -148,7 +142,7 @@ def test_a_pod_without_owner_or_component_stays_a_pod_of_the_job_and_gets_them_b
     world.settle()
     assert world.pods[name] == before
     assert (len(world.created), world.deleted) == (created, [])
-    (message,) = messages(world, "ChangedByHand")
+    (message,) = world.messages("ChangedByHand")
     assert f"Pod {name}: metadata.ownerReferences, metadata.labels" in message
 
 
@@ -164,7 +158,7 @@ def test_a_pod_that_lost_the_label_of_its_job_is_told_of_once_and_replaced() -> 
     world.released.append(world.pods.pop("digits-1"))
     world.settle()
     assert world.created[-1] == "digits-3"
-    (message,) = messages(world, "PodReleased")
+    (message,) = world.messages("PodReleased")
     assert "digits-1" in message
     assert "on node a until it is deleted" in message
 
@@ -180,7 +174,7 @@ def test_a_pod_that_a_finalizer_holds_is_told_of_and_neither_freed_nor_waited_fo
     world.settle()
     assert pod["metadata"]["finalizers"] == ["example.com/audit"]
     assert world.created[-1] == "digits-3"
-    (message,) = messages(world, "HeldByFinalizer")
+    (message,) = world.messages("HeldByFinalizer")
     assert "example.com/audit" in message
     world.job["spec"]["suspend"] = True
     world.settle()
@@ -198,7 +192,7 @@ def test_a_secret_without_its_owner_is_used_and_told_of() -> None:
     world.secret = SecretView("digits-rendezvous", "s", "uid-of-digits", is_orphan=True)
     world.settle()
     assert world.condition("Admitted") == ("True", "SpecAccepted")
-    (message,) = messages(world, "ChangedByHand")
+    (message,) = world.messages("ChangedByHand")
     assert "it would stay when the job is deleted" in message
 
 
@@ -207,7 +201,7 @@ def test_a_secret_that_lost_what_pods_read_is_shown_until_it_is_whole() -> None:
     world.secret = SecretView("digits-rendezvous", "s", "uid-of-digits", lacks=("token",))
     world.settle()
     assert world.condition("PodsReady") == ("False", "SecretDamaged")
-    assert len(messages(world, "SecretDamaged")) == 1
+    assert len(world.messages("SecretDamaged")) == 1
     world.secret = SecretView("digits-rendezvous", "s", "uid-of-digits")
     world.settle()
     assert world.condition("PodsReady") == ("True", "PodsReady")

@@ -48,17 +48,12 @@ def cordon(world: World, name: str) -> None:
     world.nodes[name]["spec"] = {"unschedulable": True}
 
 
-def told_to_leave(world: World) -> list[str]:
-    """Return the pods of which the rendezvous was told last that they go."""
-    return sorted(pod.pod for pod in world.pushed[-1][2].pods.values() if pod.gone is Cause.POD_LEAVING)
-
-
 def test_ranks_leave_a_cordoned_node_before_its_pod_goes() -> None:
     world = running_world()
     cordon(world, "a")
     world.settle()
     assert world.pods["digits-0"]["metadata"]["annotations"][layout.LEAVING_ANNOTATION] == "node a is cordoned"
-    assert told_to_leave(world) == ["digits-0"]
+    assert world.told_to_leave() == ["digits-0"]
     assert world.created[-1] == "digits-3", "its replacement is made meanwhile"
     assert world.deleted == []
     assert world.condition("PodsReady") == ("False", "NodesLeaving")
@@ -79,18 +74,18 @@ def test_nothing_leaves_while_no_spare_elsewhere_is_ready() -> None:
     cordon(world, "a")
     world.settle()
     assert world.created[-1] == "digits-2", "one pod more, to move to"
-    assert told_to_leave(world) == []
+    assert world.told_to_leave() == []
     bound(world, "digits-2", "a")
     say(world, ["digits-0", "digits-1"], ["digits-2"])
     world.settle()
-    assert told_to_leave(world) == [], "the spare is on the same node"
+    assert world.told_to_leave() == [], "the spare is on the same node"
     world.pods["digits-2"]["spec"]["nodeName"] = "c"
     world.report = dataclasses.replace(world.report or pytest.fail("no report"), pods=starting(world, "digits-2"))
     world.settle()
-    assert told_to_leave(world) == [], "the spare still imports"
+    assert world.told_to_leave() == [], "the spare still imports"
     say(world, ["digits-0", "digits-1"], ["digits-2"])
     world.settle()
-    assert told_to_leave(world) == ["digits-0"]
+    assert world.told_to_leave() == ["digits-0"]
     assert world.deleted == []
 
 
@@ -112,7 +107,7 @@ def test_no_more_pods_leave_at_once_than_spares_are_ready_and_no_more_are_made()
     bound(world, "digits-3", "d")
     say(world, ["digits-0", "digits-1"], ["digits-2", "digits-3"])
     world.settle()
-    assert told_to_leave(world) == ["digits-0", "digits-2"], "nor may ranks move to the other cordoned node"
+    assert world.told_to_leave() == ["digits-0", "digits-2"], "nor may ranks move to the other cordoned node"
     assert [action.name for action in world.deleted] == ["digits-2"]
 
 
@@ -125,7 +120,7 @@ def test_a_mark_outlives_the_operator_and_the_sign() -> None:
     world.memory = dataclasses.replace(world.memory, sent=None, sent_to="")
     world.nodes["a"]["spec"] = {}
     world.settle()
-    assert told_to_leave(world) == ["digits-0"]
+    assert world.told_to_leave() == ["digits-0"]
 
 
 def test_a_node_that_is_uncordoned_in_time_keeps_its_pods_and_the_extra_pod_goes() -> None:

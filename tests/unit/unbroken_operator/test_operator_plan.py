@@ -13,19 +13,7 @@ from unbroken_operator import layout
 from unbroken_operator.actions import CreatePod, DeletePod, PushObservation, WriteStatus
 from unbroken_operator.snapshot import Memory, SecretView
 
-from .operator_world import LAYERS, World, a_job, a_node, a_recovery
-
-
-def running_world(**spec: Any) -> World:
-    """Return a world with a job that trains: digits-0 and digits-1 active, digits-2 spare."""
-    world = World(a_job(**spec))
-    world.settle()
-    world.run_pods()
-    world.settle()
-    world.run_pods()
-    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
-    world.settle()
-    return world
+from .operator_world import LAYERS, World, a_job, a_node, a_recovery, running_world
 
 
 def test_a_new_job_gets_its_objects_at_once_and_then_nothing_more() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.reasons import Cause, JobPhase
+from unbroken_core.reasons import JobPhase
 from unbroken_operator import layout
 from unbroken_operator.models import Spec
 from unbroken_operator.updates import template_digest
@@ -38,11 +38,6 @@ def images(world: World) -> dict[str, str]:
         for name in world.names()
         if "deletionTimestamp" not in world.pods[name]["metadata"]
     }
-
-
-def told_to_leave(world: World) -> list[str]:
-    """Return the pods of which the rendezvous was told last that they go."""
-    return sorted(pod.pod for pod in world.pushed[-1][2].pods.values() if pod.gone is Cause.POD_LEAVING)
 
 
 def reap(world: World) -> None:
@@ -82,11 +77,13 @@ def test_ranks_move_to_new_pods_step_by_step_until_all_are_new() -> None:
     world = trains(updatePolicy="Rolling")
     change(world)
     assert images(world) == {"digits-0": "torch:2", "digits-1": "torch:2", "digits-2": "torch:2", "digits-3": "torch:3"}
-    assert told_to_leave(world) == [], "the new one is not ready"
+    assert world.told_to_leave() == [], "the new one is not ready"
     world.run_pods()
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2", "digits-3"])
     world.settle()
-    assert told_to_leave(world) == ["digits-0", "digits-2"], "one pod with ranks, and the spare that is not to get them"
+    assert world.told_to_leave() == ["digits-0", "digits-2"], (
+        "one pod with ranks, and the spare that is not to get them"
+    )
     world.rendezvous_says(JobPhase.RUNNING, ["digits-3", "digits-1"], ["digits-2"], iteration=1)
     world.settle()
     reap(world)
@@ -99,7 +96,7 @@ def test_ranks_move_to_new_pods_step_by_step_until_all_are_new() -> None:
         world.rendezvous_says(JobPhase.RUNNING, active, spares, iteration=1 + rounds)
         world.settle()
         assert len(images(world)) <= 4
-        leaving = told_to_leave(world)
+        leaving = world.told_to_leave()
         if "digits-1" in leaving and "digits-1" in active:
             new = [name for name in spares if name not in leaving and images(world)[name] == "torch:3"]
             active = ["digits-3", new[0]]

@@ -17,27 +17,12 @@ from unbroken_operator.snapshot import pod_view
 from unbroken_operator.status import status_patch
 from unbroken_operator.status_models import Status
 
-from .operator_world import World, a_job, a_recovery
-
-
-def running_world() -> World:
-    """Return a world with a job that trains: digits-0 and digits-1 active, digits-2 spare."""
-    world = World()
-    world.settle()
-    world.run_pods()
-    say(world)
-    world.settle()
-    return world
+from .operator_world import World, a_job, a_recovery, running_world
 
 
 def say(world: World, **fields: Any) -> None:
     """Let the rendezvous say that all is well, but for these fields."""
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], **fields)
-
-
-def messages(world: World, reason: str) -> list[str]:
-    """Return the messages of the Events of a reason."""
-    return [item["message"] for item in world.events.values() if item["reason"] == reason]
 
 
 def test_a_job_that_trains_says_so() -> None:
@@ -87,13 +72,13 @@ def test_a_recovery_is_told_once_with_culprit_cause_rung_and_seconds() -> None:
     say(world, recoveries=(running,))
     world.settle()
     assert world.condition("Recovering") == ("True", "Recovering")
-    assert messages(world, "Recovered") == []
+    assert world.messages("Recovered") == []
     assert "lastRecovery" not in world.job["status"]
     say(world, recoveries=(a_recovery(),), iteration=1)
     world.settle()
     say(world, recoveries=(a_recovery(),), iteration=1, max_step=7)
     world.settle()
-    assert messages(world, "Recovered") == [
+    assert world.messages("Recovered") == [
         "rank 3 (pod digits-1, node a, domain n1): exception: ValueError: boom; recovered by rung in-process in "
         "0.060 s (detect 0.010, stop 0.050), iteration 0 -> 1"
     ]
@@ -143,7 +128,7 @@ def test_waiting_below_the_minimum_is_told_by_an_event() -> None:
     world.settle()
     assert world.condition("Running") == ("False", "BelowMinimumReplicas")
     assert world.condition("Degraded") == ("True", "FewerRanks")
-    assert messages(world, "BelowMinimumReplicas") == [text]
+    assert world.messages("BelowMinimumReplicas") == [text]
 
 
 def test_a_lost_pod_is_told_as_a_pod_and_phases_in_their_order() -> None:
@@ -227,7 +212,7 @@ def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:
     world.settle()
     history = [(item["generation"], item["number"]) for item in world.job["status"]["history"]]
     assert history == [*((1, number) for number in range(6, 16)), *((2, number) for number in range(1, 11))]
-    assert len(messages(world, "Recovered")) == 25
+    assert len(world.messages("Recovered")) == 25
 
 
 def test_the_time_of_a_condition_moves_only_with_its_status() -> None:
@@ -239,7 +224,7 @@ def test_the_time_of_a_condition_moves_only_with_its_status() -> None:
     after = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}
     assert {kind for kind in after if after[kind] != before[kind]} == {"Degraded"}
     assert world.condition("Degraded") == ("True", "FewerRanks")
-    assert len(messages(world, "FewerRanks")) == 1
+    assert len(world.messages("FewerRanks")) == 1
 
 
 def test_a_rendezvous_that_is_down_is_a_normal_state_and_training_goes_on() -> None:
@@ -259,7 +244,7 @@ def test_spares_that_run_out_are_told_with_what_would_help() -> None:
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [])
     world.settle()
     assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
-    (message,) = messages(world, "SparesExhausted")
+    (message,) = world.messages("SparesExhausted")
     assert "0 spare pods are ready, 1 are wanted" in message
     assert "would help" in message
 
@@ -275,7 +260,7 @@ def test_pods_that_wait_for_nodes_say_how_many_and_what_no_node_has() -> None:
         world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
     world.settle()
     assert world.condition("PodsReady") == ("False", "PodsUnschedulable")
-    (message,) = messages(world, "PodsUnschedulable")
+    (message,) = world.messages("PodsUnschedulable")
     assert message == (
         "1 of 3 training pods run; 2 wait for nodes (digits-0, digits-2): 0/1 nodes are available; "
         "want a node with label pool=gpu, seen none"
@@ -297,7 +282,7 @@ def test_pods_that_wait_for_their_scheduling_gates_are_no_fault_of_the_nodes() -
     assert conditions["PodsReady"]["message"] == (
         "1 of 3 training pods run; digits-0, digits-2: held back by scheduling gate example.com/queue"
     )
-    assert messages(world, "PodsGated") == []
+    assert world.messages("PodsGated") == []
     for name in ("digits-0", "digits-2"):
         del world.pods[name]["spec"]["schedulingGates"]
     world.run_pods()
@@ -313,7 +298,7 @@ def test_a_rendezvous_that_waits_for_a_node_is_not_explained_by_the_template_of_
     told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
     world.pods["digits-rendezvous-0"]["status"] = {"phase": "Pending", "conditions": [told]}
     world.settle()
-    (message,) = messages(world, "PodsUnschedulable")
+    (message,) = world.messages("PodsUnschedulable")
     assert "1 wait for nodes (digits-rendezvous-0): 0/1 nodes are available" in message
     assert "pool" not in message
 
@@ -361,7 +346,7 @@ def test_a_pod_that_does_not_come_up_is_shown_in_conditions_and_one_event(
     world.settle()
     assert world.condition("PodsReady") == ("False", reason)
     assert world.condition("Running") == ("False", "WaitingForRendezvous")
-    (message,) = messages(world, reason)
+    (message,) = world.messages(reason)
     assert part in message
     world.unreachable_because = "the rendezvous does not answer"
     world.settle()
@@ -402,7 +387,7 @@ def test_the_rung_of_the_report_reaches_the_record() -> None:
     say(world, recoveries=(dataclasses.replace(a_recovery(), rung=Rung.POD, replaced_by=("digits-2",)),))
     world.settle()
     assert world.job["status"]["lastRecovery"]["rung"] == "pod"
-    assert "digits-2 took over" in messages(world, "Recovered")[0]
+    assert "digits-2 took over" in world.messages("Recovered")[0]
 
 
 def test_a_pod_that_the_rendezvous_refuses_is_told_once_and_taken_back() -> None:
