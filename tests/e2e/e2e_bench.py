@@ -3,7 +3,7 @@
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +101,24 @@ class Bench:
         text = await self.cluster.kubectl("get", "rtj", name, "-n", namespace, "-o", "json")
         status: Json = json.loads(text).get("status") or {}
         return status
+
+    async def wait_status(self, job: str, what: str, is_so: Callable[[Json], object]) -> Json:
+        """Return the status of a job, in the namespace of its name, once it is so."""
+        seen: Json = {}
+
+        async def look() -> bool:
+            nonlocal seen
+            seen = await self.status(job, job)
+            return bool(is_so(seen))
+
+        await eventually(look, what, describe=lambda: f"the status is {seen}", pause_s=KUBECTL_PAUSE_S)
+        return seen
+
+    async def wait_training(
+        self, job: str, what: str = "a job that trains", is_so: Callable[[Json], object] = lambda _status: True
+    ) -> Json:
+        """Do the same, once the job trains besides."""
+        return await self.wait_status(job, what, lambda status: status.get("state") == "Running" and is_so(status))
 
     async def wait_gone(self, namespace: str, job: str, limit_s: float = 150.0) -> None:
         """Wait until nothing of a job is left; a garbage collector may need a minute to notice a new kind of owner."""

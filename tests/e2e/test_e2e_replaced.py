@@ -1,30 +1,14 @@
 """All pods of a job and its rendezvous are replaced at once: nobody is left who remembers, but the job's status."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
-from tests.waiting import eventually
 
-from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, Json, job
+from .e2e_bench import ON_ONE_REAL_SERVER, Bench, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
 NAME = "replaced"
-LIMIT_S = 90.0
-
-
-async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], bool]) -> Json:
-    """Return the job's status once it is so and the job trains."""
-    status: Json = {}
-
-    async def look() -> bool:
-        nonlocal status
-        status = await bench.status(NAME, NAME)
-        return status.get("state") == "Running" and bool(is_so(status))
-
-    await eventually(look, what, LIMIT_S, lambda: f"the status is {status}", KUBECTL_PAUSE_S)
-    return status
 
 
 async def training_pods(bench: Bench) -> list[str]:
@@ -42,14 +26,14 @@ def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(b
         document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod", "limit": 9}]}, timeouts=boxes)
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
-            await wait_status(bench, "a job that trains", lambda _status: True)
+            await bench.wait_training(NAME)
             await bench.cluster.kubectl("delete", "pod", *await training_pods(bench), "-n", NAME, "--wait=false")
-            before = await wait_status(bench, "a recovery", lambda status: bool(status.get("lastRecovery")))
+            before = await bench.wait_training(NAME, "a recovery", lambda status: bool(status.get("lastRecovery")))
             selector = f"unbroken.dev/job={NAME}"
             await bench.cluster.kubectl("delete", "pod", "-n", NAME, "-l", selector, "--force", "--grace-period=0")
             former = before["rendezvous"]["podUid"]
-            between = await wait_status(
-                bench, "another rendezvous", lambda status: bool(status["rendezvous"]["podUid"] != former)
+            between = await bench.wait_training(
+                NAME, "another rendezvous", lambda status: bool(status["rendezvous"]["podUid"] != former)
             )
             assert between["rendezvous"]["generation"] > before["rendezvous"]["generation"]
             assert between["iteration"] > before["iteration"]
@@ -57,8 +41,8 @@ def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(b
             assert between["history"][0] == before["history"][0]
             number = between["restarts"]["total"] + 1
             await bench.cluster.kubectl("delete", "pod", *await training_pods(bench), "-n", NAME, "--wait=false")
-            after = await wait_status(
-                bench, "one more recovery", lambda status: bool(status["restarts"]["total"] == number)
+            after = await bench.wait_training(
+                NAME, "one more recovery", lambda status: bool(status["restarts"]["total"] == number)
             )
             keys = [(item["generation"], item["number"]) for item in after["history"]]
             assert keys == sorted(set(keys))

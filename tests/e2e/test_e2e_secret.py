@@ -2,31 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 from tests.waiting import eventually
 
-from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, CommandError, Json, job
+from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, CommandError, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
 NAME = "keyless"
 SECRET = f"{NAME}-rendezvous"
 LIMIT_S = 90.0
-
-
-async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], object]) -> Json:
-    """Return the job's status once it trains and it is so."""
-    status: Json = {}
-
-    async def look() -> bool:
-        nonlocal status
-        status = await bench.status(NAME, NAME)
-        return status.get("state") == "Running" and bool(is_so(status))
-
-    await eventually(look, what, LIMIT_S, lambda: f"the status is {status}", KUBECTL_PAUSE_S)
-    return status
 
 
 async def wait_token(bench: Bench) -> str:
@@ -53,13 +39,13 @@ def test_job_goes_on_when_its_secret_is_deleted_with_and_without_an_operator_tha
         document = job(NAME, ["sleep", "600"], restart={"rungs": [{"name": "pod"}]})
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
-            await wait_status(bench, "a job that trains", lambda _status: True)
+            await bench.wait_training(NAME)
             token = await wait_token(bench)
 
             # The operator knows the token: the Secret comes back as it was when the next pod needs it.
             await bench.cluster.kubectl("delete", "secret", SECRET, "-n", NAME)
             await delete_pod(bench, "trainer")
-            await wait_status(bench, "a recovery", lambda status: status["restarts"]["total"] == 1)
+            await bench.wait_training(NAME, "a recovery", lambda status: status["restarts"]["total"] == 1)
             assert await wait_token(bench) == token
 
             # A new operator does not know it: there is a new token, which the kubelet brings to all pods.
@@ -68,12 +54,12 @@ def test_job_goes_on_when_its_secret_is_deleted_with_and_without_an_operator_tha
             bench.operator.start()
             assert await wait_token(bench) != token
             await delete_pod(bench, "trainer")
-            before = await wait_status(bench, "a recovery", lambda status: status["restarts"]["total"] == 2)
+            before = await bench.wait_training(NAME, "a recovery", lambda status: status["restarts"]["total"] == 2)
 
             # A rendezvous that knows the new token only takes the running job over.
             await delete_pod(bench, "rendezvous")
-            after = await wait_status(
-                bench,
+            after = await bench.wait_training(
+                NAME,
                 "a job that was taken over",
                 lambda status: status["rendezvous"]["podUid"] != before["rendezvous"]["podUid"],
             )

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 from tests.waiting import eventually
@@ -13,18 +12,6 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.parametrize("bench", ["local
 
 NAME = "wishes"
 LIMIT_S = 90.0
-
-
-async def wait_status(bench: Bench, what: str, is_so: Callable[[Json], bool]) -> Json:
-    """Return the job's status once it is so."""
-    seen: Json = {}
-
-    async def look() -> Json | None:
-        seen.clear()
-        seen.update(await bench.status(NAME, NAME))
-        return dict(seen) if is_so(seen) else None
-
-    return await eventually(look, what, LIMIT_S, lambda: f"the status is {seen}", 0.3)
 
 
 async def pods(bench: Bench) -> dict[str, Json]:
@@ -50,13 +37,13 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
         document = job(NAME, ["sleep", "600"], spares={"count": 1}, restart={"rungs": [{"name": "pod"}]})
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
-            await wait_status(bench, "a job that trains", is_at_full_strength)
+            await bench.wait_status(NAME, "a job that trains", is_at_full_strength)
             by_role = {item["metadata"]["labels"]["unbroken.dev/role"]: item for item in (await pods(bench)).values()}
             node, spare = by_role["active"]["spec"]["nodeName"], by_role["spare"]["metadata"]["name"]
             await bench.cluster.kubectl("cordon", node)
             try:
-                moved = await wait_status(
-                    bench,
+                moved = await bench.wait_status(
+                    NAME,
                     "ranks that have moved, and a new spare",
                     lambda status: status.get("restarts", {}).get("total") == 1 and is_at_full_strength(status),
                 )
@@ -70,8 +57,8 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
             assert moved["lastRecovery"]["cause"] == "pod-leaving"
             assert moved["lastRecovery"]["replacedBy"] == [spare]
             await patch(bench, suspend=True)
-            suspended = await wait_status(
-                bench,
+            suspended = await bench.wait_status(
+                NAME,
                 "a suspended job without pods",
                 lambda status: (
                     status["state"] == "Suspended"
@@ -80,7 +67,7 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
             )
             assert await pods(bench) == {}
             await patch(bench, suspend=False)
-            resumed = await wait_status(bench, "a job that trains again", is_at_full_strength)
+            resumed = await bench.wait_status(NAME, "a job that trains again", is_at_full_strength)
             for status in (suspended, resumed):
                 assert status["restarts"]["total"] == 1, "no fault"
                 assert status["history"] == moved["history"]
@@ -97,12 +84,12 @@ def test_a_changed_template_is_rolled_out_pod_by_pod_when_the_job_says_so(bench:
         document = job(NAME, ["sleep", "600"], spares={"count": 1}, restart={"rungs": [{"name": "pod"}]})
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
-            await wait_status(bench, "a job that trains", is_at_full_strength)
+            await bench.wait_status(NAME, "a job that trains", is_at_full_strength)
             old = set(await pods(bench))
             labels = {"metadata": {"labels": {"example.com/version": "2"}}}
             await patch(bench, updatePolicy="Rolling", template=labels)
-            status = await wait_status(
-                bench,
+            status = await bench.wait_status(
+                NAME,
                 "a job of new pods",
                 lambda status: (
                     is_at_full_strength(status)
@@ -131,7 +118,9 @@ def test_a_script_that_gives_up_for_good_ends_its_job_and_no_rung_is_taken(bench
         document = job(NAME, ["sh", "-c", "sleep 1; echo no such data; exit 78"], restart=restart)
         async with bench.namespace(NAME):
             await bench.apply(NAME, document)
-            status = await wait_status(bench, "a job that has failed", lambda status: status.get("state") == "Failed")
+            status = await bench.wait_status(
+                NAME, "a job that has failed", lambda status: status.get("state") == "Failed"
+            )
             (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
             assert failed["reason"] == "FatalExitCode"
             assert failed["message"] == (
