@@ -54,6 +54,12 @@ def ask_again(job: Job, member: Member) -> None:
         job.send(member, Consult(job.generation, talk.local_rank, talk.incarnation, talk.question))
 
 
+def forget_asked(job: Job, member: Member) -> None:
+    """A pod is given up: should it come back, it is asked anew, and has its time for the answer."""
+    if job.consultation is not None and job.consultation.uid == member.uid:
+        job.consultation = None
+
+
 def _ask(job: Job, former: Consultation | None, now_s: float) -> Consultation:
     roll = job.census.ranking.roll()
     lost = set(roll.lost)

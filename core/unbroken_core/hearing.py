@@ -2,7 +2,7 @@
 
 from typing import Union
 
-from unbroken_core.consulting import ask_again
+from unbroken_core.consulting import ask_again, forget_asked
 from unbroken_core.contact import is_superseded, start_over
 from unbroken_core.events import Close, Send
 from unbroken_core.exits import hear_exits
@@ -234,4 +234,5 @@ def lose(job: Job, member: Member, cause: Cause, now_s: float, *, detect_s: floa
         record = FaultRecord(cause, member.uid, None, now_s - detect_s, detect_s, detail=detail)
         take_fault(job, job.fault(member, record), now_s)
     note_lost(job, member)
+    forget_asked(job, member)
     job.census.drop(member, job.iteration)

@@ -215,6 +215,22 @@ def test_one_whose_answer_came_too_late_for_a_change_is_not_taken_for_silent() -
     assert bench.respawned == []
 
 
+def test_one_that_was_given_up_and_comes_back_has_its_time_to_answer_once_more() -> None:
+    bench = Bench(replace(SETTINGS, min_replicas=2))
+    bench.form()
+    bench.lose("p-0")
+    assert bench.asked[-1][0] == "p-2"
+    bench.step(AgentDisconnected(bench.sessions.pop("p-2")))
+    bench.live(2 * SETTINGS.timeouts.soft_s)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    num_asked = len(bench.asked)
+    bench.join("p-2", bench.workers(READY, 0))
+    bench.live(SETTINGS.timeouts.soft_s - 2.0)
+    assert ({pod for pod, _consult in bench.asked[num_asked:]}, bench.respawned) == ({"p-2"}, [])
+    bench.live(3.0)
+    assert [pod for pod, _respawn in bench.respawned] == ["p-2"]
+
+
 def test_policy_that_never_answers_fails_the_job_and_names_the_time_limit() -> None:
     bench = Bench()
     bench.gather()
