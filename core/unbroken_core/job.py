@@ -152,6 +152,8 @@ class Former:
     """Whether it may have pods that this coordinator has never heard."""
     is_lone: bool = False
     """Whether all of it is in one pod, which leaves within timeouts.heartbeat."""
+    lone_until_s: float | None = None
+    """When it has left at the latest, as far as that follows from the end of its connection."""
     lost: dict[str, str] = field(default_factory=dict)
     """Names of those of its pods that were given up, by uid."""
     heard_at_s: float = 0.0

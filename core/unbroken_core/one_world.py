@@ -53,10 +53,12 @@ def note_lost(job: Job, member: Member) -> None:
     former = job.former
     if former.is_over or not (member.ranks or member.uid in former.lost):
         return
-    # The only pod of a world stops by itself before it is lost.
-    if former.is_newest and (former.is_lone or _has_left(job, member)):
+    if former.is_newest and _has_left(job, member):
         former.is_over = True
         return
+    if former.is_newest and former.is_lone and member.session is None:
+        # It stops by itself before it would be lost in an iteration that runs; in an interrupted one it is lost sooner.
+        former.lone_until_s = member.away_since_s + job.settings.timeouts.reconnect_s
     former.lost[member.uid] = member.pod
     former.heard_at_s = max(former.heard_at_s, member.heard_at_s)
 
@@ -64,7 +66,7 @@ def note_lost(job: Job, member: Member) -> None:
 def note_back(job: Job, uid: str, now_s: float) -> None:
     """A pod of this world that was lost is heard again: it is told to leave now, and has its time for that."""
     if uid in job.former.lost:
-        job.former.told_at_s = now_s
+        job.former.told_at_s, job.former.lone_until_s = now_s, None
 
 
 def is_held(job: Job, now_s: float) -> bool:
@@ -105,6 +107,8 @@ def _due_s(job: Job, heard: list[Member], unheard: Unheard) -> float | None:
     if unheard or former.has_unknown:
         words = [member.heard_at_s for _uid, member in unheard if member is not None]
         ends.append(max([former.heard_at_s, *words]) + former.limit_s(timeouts))
+    if former.lone_until_s is not None:
+        ends.append(former.lone_until_s)
     return min(ends, default=None)
 
 

@@ -113,6 +113,16 @@ def test_the_only_pod_of_a_world_that_is_lost_has_stopped_by_itself() -> None:
     assert planned(bench.live(FOUR.timeouts.reconnect_s)) == {"p1"}
 
 
+def test_the_only_pod_of_an_interrupted_world_has_its_time_to_stop_by_itself() -> None:
+    bench = Bench(replace(FOUR, replicas=1, spares=1))
+    bench.run("p0", "p1")
+    bench.report("p0", is_leaving=True)
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    assert planned(bench.live(FOUR.timeouts.reconnect_s - 1)) == set()
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    assert planned(bench.live(1)) == {"p1"}
+
+
 def test_a_pod_that_is_heard_again_and_does_not_leave_holds_nothing_up_for_ever() -> None:
     bench = Bench(FOUR)
     bench.run(*PODS)
