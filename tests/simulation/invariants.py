@@ -382,9 +382,14 @@ class Ledger:
         if not world.schedule.has_memory:
             return
         for other in world.entries:
-            if other != iteration and len(self.pods_of(other)) > 1 and world.trains(other):
+            if other != iteration and world.trains(other) and not self._is_left_alone(other):
                 names = sorted(world.pods[uid].name for uid in self.pods_of(other))
                 raise Violation(f"two worlds: iteration {iteration} begins while {names} still train in {other}")
+
+    def _is_left_alone(self, iteration: int) -> bool:
+        """Whether all of a world is in one pod, and no agent may have been there to tell its workers to leave."""
+        pods = [self.world.pods[uid] for uid in self.pods_of(iteration)]
+        return len(pods) == 1 and self.world.now_s < pods[0].agent_down_s + self.world.settings.timeouts.heartbeat_s
 
     def pods_of(self, iteration: int) -> set[str]:
         """Return the pods whose workers have entered an iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +85,8 @@ class Pod:
         self.workers = [Worker(local_rank) for local_rank in range(world.settings.ranks_per_pod)]
         self.is_alive = True
         self.is_agent_up = True
+        self.agent_down_s = -math.inf
+        """When its agent ended last."""
         self.is_muted = False
         """The network swallows what it says, without closing its connection."""
         self.one_way = ""
@@ -386,7 +389,8 @@ class Pod:
     def _enter(self, plan: Plan) -> None:
         for part in plan.ranks:
             worker = self.workers[part.local_rank]
-            if worker.phase is WorkerPhase.READY and worker.iteration < plan.iteration and part.rank is not None:
+            is_due = worker.phase is WorkerPhase.READY and worker.iteration < plan.iteration and not worker.is_hung
+            if is_due and part.rank is not None:
                 self.world.check_entry(self, worker, plan)
                 worker.phase, worker.iteration, worker.rank = WorkerPhase.RUNNING, plan.iteration, part.rank
                 worker.fault, worker.has_completed = None, False
@@ -524,7 +528,7 @@ class Pod:
         """The agent's process ends, and another one comes up."""
         if not self.is_alive or not self.is_agent_up or self.is_done:
             return
-        self.is_agent_up = False
+        self.is_agent_up, self.agent_down_s = False, self.world.now_s
         self.num_starts += 1
         self.halt = self.fenced = None
         if self.connection is not None:

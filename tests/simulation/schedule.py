@@ -339,16 +339,10 @@ def _cut(world: World, pick: float, depth: float) -> None:
         return
     world.guilty_pods.add(pod.uid)
     world.tell(f"{pod.name} is cut off for {depth * 60:.1f} s")
-    pod.is_muted = True
+    pod.cut_off("both")
     if depth < 0.5 and pod.connection is not None:
         world.break_connection(pod.connection)
-
-    def mend() -> None:
-        pod.is_muted = False
-        if pod.connection is not None:
-            world.break_connection(pod.connection)
-
-    world.after(depth * 60.0, mend, f"{pod.name} is reachable again")
+    world.after(depth * 60.0, pod.mend, f"{pod.name} is reachable again")
 
 
 def _crash(world: World, _pick: float, depth: float) -> None:
