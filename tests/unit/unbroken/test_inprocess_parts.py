@@ -550,3 +550,4 @@ def test_what_exists_before_the_first_function_is_frozen_also_in_a_fork_of_a_fro
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+        gc.freeze()  # as tests/conftest.py did: the tests that follow are quicker
