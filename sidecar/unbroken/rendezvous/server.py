@@ -7,10 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from unbroken.rendezvous.door import Door
-from unbroken.rendezvous.hearing import Refused, next_text
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
+from unbroken.rendezvous.reading import MessageRefused, next_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
@@ -77,7 +77,7 @@ class Server:
             hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
             if hello is not None:
                 await self._converse(connection, hello, transport, request)
-        except Refused as error:
+        except MessageRefused as error:
             self._refuse(error.reason, request, str(error))
             await connection.close(code=1008, message=str(error).encode()[:120])
         except asyncio.TimeoutError:
@@ -104,7 +104,7 @@ class Server:
 
     @staticmethod
     async def _next_message(connection: web.WebSocketResponse, expected: Any, timeout_s: float | None) -> Any:
-        """Return the next message, or None at the end. Raises Refused, TimeoutError."""
+        """Return the next message, or None at the end. Raises MessageRefused, TimeoutError."""
         text = await next_text(connection, timeout_s, MAX_AGENT_MESSAGE_BYTES)
         return None if text is None else _decode(text, expected)
 
@@ -155,7 +155,7 @@ def _decode(text: str, expected: Any) -> Any:
     try:
         return wire.decode(text, expected)
     except WireError as error:
-        raise Refused(_reason(text), str(error)) from error
+        raise MessageRefused(_reason(text), str(error)) from error
 
 
 def _reason(text: str) -> Refusal:

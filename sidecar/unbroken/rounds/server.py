@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from unbroken.addresses import plain_address
-from unbroken.rendezvous.hearing import Refused, next_text
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
+from unbroken.rendezvous.reading import MessageRefused, next_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rounds.past import Past
 from unbroken.socket_options import Transport, give_up_silent_peer
@@ -93,7 +93,7 @@ class Rounds:
         try:
             await self._converse(run_id, peer, connection, addresses)
         except WireError as error:
-            self._refuse(error.reason if isinstance(error, Refused) else Refusal.MALFORMED, addresses[1], str(error))
+            self._refuse(error.reason if isinstance(error, MessageRefused) else Refusal.MALFORMED, addresses[1], str(error))
             await connection.close(code=1008, message=str(error).encode()[:120])
         except asyncio.TimeoutError:
             self._refuse(Refusal.SILENT, addresses[1], f"want a report within {_FIRST_REPORT_S:g} s, got nothing")

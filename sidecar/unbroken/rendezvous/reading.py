@@ -6,7 +6,7 @@ from unbroken.rendezvous.refusals import Refusal
 from unbroken_core.errors import WireError
 
 
-class Refused(WireError):
+class MessageRefused(WireError):
     """A message that is not taken; its connection is closed."""
 
     def __init__(self, reason: Refusal, detail: str) -> None:
@@ -17,14 +17,14 @@ class Refused(WireError):
 async def next_text(connection: web.WebSocketResponse, timeout_s: float | None, max_bytes: int) -> str | None:
     """Return the next message, or None at the end.
 
-    `max_bytes` is what the connection was made with. Raises Refused, and asyncio.TimeoutError after `timeout_s`.
+    `max_bytes` is what the connection was made with. Raises MessageRefused, and asyncio.TimeoutError after `timeout_s`.
     """
     frame = await connection.receive(timeout_s)
     if frame.type is WSMsgType.TEXT:
         return str(frame.data)
     if frame.type is WSMsgType.BINARY:
-        raise Refused(Refusal.MALFORMED, "frame: want text, got binary")
+        raise MessageRefused(Refusal.MALFORMED, "frame: want text, got binary")
     error = frame.data if frame.type is WSMsgType.ERROR else None
     if isinstance(error, WebSocketError) and error.code == WSCloseCode.MESSAGE_TOO_BIG:
-        raise Refused(Refusal.TOO_LARGE, f"message: want at most {max_bytes} bytes, got more")
+        raise MessageRefused(Refusal.TOO_LARGE, f"message: want at most {max_bytes} bytes, got more")
     return None
