@@ -93,7 +93,8 @@ class Rounds:
         try:
             await self._converse(run_id, peer, connection, addresses)
         except WireError as error:
-            self._refuse(error.reason if isinstance(error, MessageRefused) else Refusal.MALFORMED, addresses[1], str(error))
+            reason = error.reason if isinstance(error, MessageRefused) else Refusal.MALFORMED
+            self._refuse(reason, addresses[1], str(error))
             await connection.close(code=1008, message=str(error).encode()[:120])
         except asyncio.TimeoutError:
             self._refuse(Refusal.SILENT, addresses[1], f"want a report within {_FIRST_REPORT_S:g} s, got nothing")
