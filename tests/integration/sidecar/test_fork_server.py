@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.integration.sidecar.test_launcher_processes import AgentDouble, is_gone
+from tests.integration.sidecar.test_launcher_processes import AgentDouble
+from tests.processes import is_gone
 
 from unbroken_core.pod_messages import End, Shutdown
 

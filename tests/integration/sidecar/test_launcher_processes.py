@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from tests.processes import is_gone
 from tests.waiting import wait_until
 
 from unbroken_core import wire
@@ -154,13 +154,6 @@ def start() -> Iterator[Callable[..., AgentDouble]]:
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 Begin = Callable[..., AgentDouble]

@@ -11,17 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import is_gone
 
 Start = Callable[..., Any]
 BOTH = pytest.mark.parametrize("workload", ["bare", "wrapped"])
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody reaped has."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.timeout(200)
