@@ -69,12 +69,6 @@ def take_groups() -> list[Any]:
     return groups
 
 
-def is_on_a_device() -> bool:
-    """Return whether groups may hold memory of a device, which the next iteration needs."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
-
-
 def name_apart(number: int) -> None:
     """Give the groups that are made from now on names of their own; the same number on all ranks.
 

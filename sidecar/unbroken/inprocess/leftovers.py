@@ -5,7 +5,7 @@ import sys
 import threading
 from typing import Any
 
-from unbroken.inprocess.groups import Undertaker, is_on_a_device
+from unbroken.inprocess.groups import Undertaker
 
 MAX_COLLECTIONS = 3
 GOODBYE_S = 5.0
@@ -21,11 +21,10 @@ class Leftovers:
     def __init__(self) -> None:
         self._undertaker = Undertaker()
         self._objects: list[Any] = []
-        """Groups of the last iteration, until the garbage is collected."""
+        """Groups of the last iteration, until they are destroyed in the background."""
         self._lock = threading.Lock()
-        self._late_groups: list[Any] = []
-        """Groups that are to be destroyed when the iteration that begins has come up."""
-        self._late_stores: list[Any] = []
+        self._late: list[Any] = []
+        """What is to be destroyed when the iteration that begins has come up."""
         self._is_garbage_left = False
         self._does_freeze = False
 
@@ -37,23 +36,20 @@ class Leftovers:
         """Destroy these in the background, BURY_AFTER_S from now."""
         self._undertaker.bury(objects, BURY_AFTER_S)
 
-    def put_off(self, stores: list[Any]) -> None:
+    def put_off(self, objects: list[Any]) -> None:
         """Destroy these in the background, BURY_AFTER_S after the next `settle`.
 
-        A store is closed with the GIL held: nobody could join the others meanwhile.
+        A store is closed with the GIL held: nobody could join the others meanwhile. And to start a thread now would
+        take its turn among those that everybody waits for.
         """
         with self._lock:
-            self._late_stores += stores
+            self._late += objects
 
     def settle(self) -> None:
         """Destroy in the background what was put off, from any thread; does not wait for anything."""
-        if not (self._late_groups or self._late_stores):
-            return
         with self._lock:
-            groups, self._late_groups = self._late_groups, []
-            stores, self._late_stores = self._late_stores, []
-        self._undertaker.bury(groups, may_wait=False)
-        self._undertaker.bury(stores, BURY_AFTER_S, may_wait=False)
+            objects, self._late = self._late, []
+        self._undertaker.bury(objects, BURY_AFTER_S, may_wait=False)
 
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).
@@ -73,7 +69,7 @@ class Leftovers:
         self._is_garbage_left = True
 
     def collect(self) -> None:
-        """Free what the last iteration left in cycles, then let its groups go at the next `settle`."""
+        """Free what the last iteration left in cycles, then let its groups go."""
         if not self._is_garbage_left:
             return
         self._is_garbage_left = False
@@ -81,19 +77,17 @@ class Leftovers:
         for _ in range(MAX_COLLECTIONS):
             if not gc.collect():
                 break
-        groups, self._objects = self._objects, []
-        if not is_on_a_device():
-            # Not now: to start and to end threads takes the processor from those that everybody waits for.
-            with self._lock:
-                groups, self._late_groups = self._late_groups, groups
-        self._undertaker.bury(groups)
+        self._bury_all()
 
     def close(self) -> None:
         """Destroy all that is left; waits for it for at most GOODBYE_S."""
-        groups, self._objects = self._objects, []
-        self._undertaker.bury(groups)
+        self._bury_all()
         self.settle()
         self._undertaker.join(GOODBYE_S)
         if self._does_freeze:
             self._does_freeze = False
             gc.unfreeze()
+
+    def _bury_all(self) -> None:
+        objects, self._objects = self._objects, []
+        self._undertaker.bury(objects)
