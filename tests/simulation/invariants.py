@@ -327,9 +327,11 @@ class Ledger:
         if move is not None and self.world.now_s > move.until_s:
             raise Violation(f"a move waits since {self.world.now_s - move.until_s:.1f} s after its time")
         incident = None if coordinator is None else coordinator._job.history.running
-        if not planned or incident is None or incident.iteration_before != planned[0].iteration:
+        if not planned or coordinator is None or incident is None or incident.iteration_before != planned[0].iteration:
             return  # In the next iterations of a recovery other faults may come.
         iteration = planned[0].iteration
+        if iteration != coordinator._job.iteration:
+            return  # Who comes back is told of the one that it knows.
         entries = self.world.entries.get(iteration, {})
         if not planned[0].detail.startswith("moves after step"):
             self._check_haste(iteration, planned[0])
