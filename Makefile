@@ -94,9 +94,9 @@ e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBRO
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or tell the story of one seed (SEED=number)
 	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
 
-soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: a million of them simulated (SCHEDULES=number), and in real jobs (JOBS=number)
+soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: a million of them strike in simulated jobs (SCHEDULES=number), and in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
-	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),130000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
+	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
 bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)

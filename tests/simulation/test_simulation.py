@@ -9,8 +9,9 @@ import pytest
 from tests.simulation.runner import run_seed
 from tests.simulation.schedule import make_schedule
 
-USUAL_SCHEDULES = 2700
-LEAST_FAULTS = 20_000
+USUAL_SCHEDULES = 3300
+LEAST_FAULTS = 25_000
+"""Four in five of them strike; of the others the job is over before. So 20,000 do."""
 NUM_SCHEDULES = int(os.environ.get("UNBROKEN_SCHEDULES", USUAL_SCHEDULES))
 FIRST_SEED = int(os.environ.get("UNBROKEN_FIRST_SEED", "0"))
 SEEDS_PER_TEST = 50
