@@ -167,7 +167,7 @@ class CallWrapper:
         self._leftovers.freeze()
         _live.add(self)
         self._breaker.start()
-        self._link.start(self._on_leave, self._leftovers.settle)
+        self._link.start(self._on_leave)
 
     def close(self) -> None:
         """End the threads and give everything back; harmless when repeated."""
@@ -304,13 +304,13 @@ class CallWrapper:
             endpoint.serve()
             _kept_store[:] = endpoint.close()
         self._drop_endpoint()
-        self._leftovers.put_off(former)
+        self._leftovers.bury(former)
         release_connections()
 
     def _drop_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            self._leftovers.put_off(endpoint.close())
+            self._leftovers.bury(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state

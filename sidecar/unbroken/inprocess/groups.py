@@ -142,35 +142,28 @@ class Undertaker:
     """Drops the last references to old groups and stores in background threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._burials: list[_Burial] = []
 
-    def bury(self, objects: list[Any], after_s: float = 0.0, may_wait: bool = True) -> None:
-        """Destroy these soon; the caller keeps no reference.
-
-        Where too many are being destroyed it makes haste with the oldest, and waits for that if it may.
-        """
+    def bury(self, objects: list[Any], after_s: float = 0.0) -> None:
+        """Destroy these soon; the caller keeps no reference. Waits only when too many are being destroyed."""
         if not objects:
             return
+        self._burials = [burial for burial in self._burials if burial.is_alive()]
+        if len(self._burials) >= MAX_DESTROYING:
+            self._burials[0].hurry()
+            self._burials[0].join(DESTROY_TIMEOUT_S)
         burial = _Burial(objects, after_s)
-        with self._lock:
-            alive = [other for other in self._burials if other.is_alive()]
-            burial.start()
-            self._burials = [*alive, burial]
-        if len(alive) >= MAX_DESTROYING:
-            alive[0].hurry()
-            if may_wait:
-                alive[0].join(DESTROY_TIMEOUT_S)
+        burial.start()
+        self._burials.append(burial)
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are destroyed, at most so long; nothing is put off any more."""
-        with self._lock:
-            burials = list(self._burials)
-        for burial in burials:
+        for burial in self._burials:
             burial.hurry()
         deadline_s = time.monotonic() + timeout_s
-        for burial in burials:
+        for burial in self._burials:
             burial.join(max(deadline_s - time.monotonic(), 0.0))
+        self._burials = [burial for burial in self._burials if burial.is_alive()]
 
 
 class _Burial(threading.Thread):

@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import threading
 from typing import Any
 
 from unbroken.inprocess.groups import Undertaker
@@ -22,9 +21,6 @@ class Leftovers:
         self._undertaker = Undertaker()
         self._objects: list[Any] = []
         """Groups of the last iteration, until they are destroyed in the background."""
-        self._lock = threading.Lock()
-        self._late: list[Any] = []
-        """What is to be destroyed when the iteration that begins has come up."""
         self._is_garbage_left = False
         self._does_freeze = False
 
@@ -33,23 +29,11 @@ class Leftovers:
         self._objects += objects
 
     def bury(self, objects: list[Any]) -> None:
-        """Destroy these in the background, BURY_AFTER_S from now."""
-        self._undertaker.bury(objects, BURY_AFTER_S)
+        """Destroy these in the background, when the iteration that begins has come up.
 
-    def put_off(self, objects: list[Any]) -> None:
-        """Destroy these in the background, BURY_AFTER_S after the next `settle`.
-
-        A store is closed with the GIL held: nobody could join the others meanwhile. And to start a thread now would
-        take its turn among those that everybody waits for.
+        A store is closed with the GIL held: nobody could join the others meanwhile.
         """
-        with self._lock:
-            self._late += objects
-
-    def settle(self) -> None:
-        """Destroy in the background what was put off, from any thread; does not wait for anything."""
-        with self._lock:
-            objects, self._late = self._late, []
-        self._undertaker.bury(objects, BURY_AFTER_S, may_wait=False)
+        self._undertaker.bury(objects, BURY_AFTER_S)
 
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).
@@ -82,7 +66,6 @@ class Leftovers:
     def close(self) -> None:
         """Destroy all that is left; waits for it for at most GOODBYE_S."""
         self._bury_all()
-        self.settle()
         self._undertaker.join(GOODBYE_S)
         if self._does_freeze:
             self._does_freeze = False

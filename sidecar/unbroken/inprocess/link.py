@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
 QUIET_S = 0.05
-"""So long after a plan all that can wait does: whoever forms a group needs the processor, and so do its peers."""
+"""So long after a plan a report that can wait does: whoever forms a group needs the processor, and so do its peers."""
 _NOTHING = Asked()
 
 
@@ -72,7 +72,6 @@ class Link:
         self._last_seen_s = time.monotonic()
         self._is_closing = False
         self._on_leave: Callable[[Orders], None] = lambda _: None
-        self._on_quiet: Callable[[], None] = lambda: None
         self._unsent = b""
         """A report that may wait."""
         self._quiet_s: float | None = None
@@ -85,12 +84,9 @@ class Link:
         """The newest orders."""
         return self._orders
 
-    def start(self, on_leave: Callable[[Orders], None], on_quiet: Callable[[], None] = lambda: None) -> None:
-        """Start the thread; `on_leave` runs in it at every Leave and every new plan.
-
-        `on_quiet` runs in it for what can wait: a moment after every plan, and at each beat. Neither may block.
-        """
-        self._on_leave, self._on_quiet = on_leave, on_quiet
+    def start(self, on_leave: Callable[[Orders], None]) -> None:
+        """Start the thread; `on_leave` runs in it at every Leave and every new plan."""
+        self._on_leave = on_leave
         self._last_seen_s = time.monotonic()
         self._thread.start()
 
@@ -182,11 +178,10 @@ class Link:
         buffer = b""
         while not self._is_closing:
             now_s = time.monotonic()
-            is_beat_due = now_s >= next_beat_s
-            if is_beat_due:
+            if now_s >= next_beat_s:
                 self._progress.beat()
                 next_beat_s = now_s + self._beat_s
-            if is_beat_due or (self._quiet_s is not None and now_s >= self._quiet_s):
+            if self._quiet_s is not None and now_s >= self._quiet_s:
                 self._settle()
             if self._socket is None:
                 buffer = b""
@@ -197,11 +192,10 @@ class Link:
                 buffer = self._read(buffer)
 
     def _settle(self) -> None:
-        """Do what was put off."""
+        """Send what was put off; from now on nothing is, until the next plan."""
         with self._send_lock:
             self._quiet_s = None
             self._flush()
-        self._on_quiet()
 
     def _is_readable(self, wait_s: float) -> bool:
         poller = select.poll()

@@ -495,29 +495,6 @@ def test_old_stores_are_destroyed_late_but_never_too_many_are_kept() -> None:
     assert all(ref() is None for ref in seen)
 
 
-def test_store_of_the_last_iteration_is_destroyed_only_when_the_next_has_come_up() -> None:
-    """Nothing is done for it before: not even a thread is started."""
-
-    class Store:
-        """Something that can be watched."""
-
-    mine = Leftovers()
-    before = threading.active_count()
-    for does_settle in (True, False):
-        store = Store()
-        seen = weakref.ref(store)
-        mine.put_off([store])
-        del store
-        assert seen() is not None
-        assert threading.active_count() == before
-        if does_settle:
-            mine.settle()
-            mine._undertaker.join(30.0)
-        else:
-            mine.close()
-        assert seen() is None
-
-
 def test_what_exists_before_the_first_function_is_frozen_also_in_a_fork_of_a_frozen_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
