@@ -23,6 +23,7 @@ Unheard = list[tuple[str, Union[Member, None]]]
 """Uids of pods, and what is known of them."""
 
 _LEFT = (WorkerPhase.READY, WorkerPhase.GONE)
+_INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 def first_world(job: Job, now_s: float) -> Former:
@@ -168,14 +169,19 @@ def _is_confirmed(job: Job, uid: str) -> bool:
 
 
 def _is_all_known(job: Job) -> bool:
-    """Whether no pod of the job, seen or gone, can train without being heard."""
+    """Whether no pod of the job, seen or gone, trains: each is heard, and has left what it was told to leave."""
     if job.observed is None or not job.is_accounted:
         return False
     members = job.census.by_uid
     return all(
-        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and member.session is not None)
+        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and _is_idle(member))
         for uid, pod in job.observed.items()
     )
+
+
+def _is_idle(member: Member) -> bool:
+    is_inside = any(place.state.phase in _INSIDE for place in member.places.values())
+    return member.session is not None and not is_inside
 
 
 def _text(job: Job, heard: list[str], unheard: Unheard) -> str:

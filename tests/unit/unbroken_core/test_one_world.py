@@ -6,8 +6,8 @@ import pytest
 
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import Action, AgentDisconnected, AgentReported, Observed
-from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation
-from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation, RankPlan
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role
 from unbroken_core.settings import JobSettings, Timeouts
 
 from .test_contact import running_plans
@@ -176,6 +176,21 @@ def restarted(iteration: int) -> Bench:
     bench = Bench(FOUR)
     bench.coordinator = Coordinator(FOUR, 0.0, 2, iteration)
     return bench
+
+
+def test_a_pod_of_a_newer_world_that_comes_back_late_leaves_it_before_another_one_begins() -> None:
+    settings = replace(FOUR, replicas=1, spares=1)
+    bench = Bench(settings)
+    bench.coordinator = Coordinator(settings, 0.0, 2, 1)
+    parts = tuple(RankPlan(number, number, RankReason.FIRST) for number in (0, 1))
+    older, newer = (Plan(1, iteration, Role.ACTIVE, 2, "10.0.0.1", 5000, parts) for iteration in (0, 1))
+    bench.states = {"p0": bench.workers(READY, 0), "p1": bench.workers(RUNNING, 1)}
+    pods = {f"uid-{pod}": PodObservation(pod, "n", ()) for pod in ("p0", "p1")}
+    bench.step(Observed(Observation(pods, is_accounted=True)))
+    assert planned(bench.join("p0", generation=1, plan=older)) == set()
+    assert planned(bench.join("p1", generation=1, plan=newer)) == set()
+    assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
+    assert planned(bench.all_are(READY, 1, "p1")) == {"p0", "p1"}
 
 
 def test_a_first_start_does_not_wait() -> None:
