@@ -137,8 +137,10 @@ def _uids(job: Job) -> Iterator[str]:
 
 def _is_obeying(job: Job, member: Member) -> bool:
     """Whether a pod that is heard has left, or was waited for long enough as one that leaves."""
-    # Whoever keeps its ranks has left by now, or had its time and is ended; who is on its way out was not waited for.
-    return _has_left(job, member) or (bool(member.ranks) and member.out is None)
+    # Whoever keeps its ranks has left by now, or had its time and is ended; who is on its way out was not waited for,
+    # nor was anybody where all processes are started again.
+    was_waited_for = job.interruption is None or job.interruption.job_rung_began is None
+    return _has_left(job, member) or (was_waited_for and bool(member.ranks) and member.out is None)
 
 
 def _has_left(job: Job, member: Member) -> bool:

@@ -7,8 +7,8 @@ import pytest
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import Action, AgentDisconnected, AgentReported, Observed
 from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation, RankPlan
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role
-from unbroken_core.settings import JobSettings, Timeouts
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
 from .test_contact import running_plans
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, Bench, sent
@@ -104,6 +104,18 @@ def test_the_only_pod_of_a_world_that_is_to_leave_has_left_before_another_world_
     assert planned(bench.report("p0", is_leaving=True)) == set()
     assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
     assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p1"}
+
+
+def test_the_only_pod_of_a_world_has_left_before_the_one_of_the_job_rung_begins() -> None:
+    bench = Bench(replace(FOUR, replicas=1, spares=1, rungs=(RungBudget(Rung.JOB),)))
+    bench.run("p0", "p1")
+    for gone in (Cause.POD_LEAVING, None):
+        pods = {f"uid-{pod}": PodObservation(pod, "n", (), gone=gone if pod == "p0" else None) for pod in ("p0", "p1")}
+        bench.step(Observed(Observation(pods)))
+    bench.states["p1"] = bench.workers(READY, incarnation=1)
+    assert planned(bench.report("p1")) == set()
+    bench.states["p0"] = bench.workers(GONE, 0)
+    assert "p1" in planned(bench.report("p0"))
 
 
 def test_the_only_pod_of_a_world_that_is_lost_has_stopped_by_itself() -> None:
