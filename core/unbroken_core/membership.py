@@ -234,9 +234,11 @@ def evidence(place: Place, iteration: int) -> Fault | None:
     if state.phase is WorkerPhase.GONE:
         cause = state.fault.cause if state.fault is not None else Cause.PROCESS_EXIT
         return Fault(cause, iteration, state.fault.detail if state.fault is not None else "the process has ended")
-    if state.phase is WorkerPhase.STARTING or (
-        state.phase is WorkerPhase.READY and state.incarnation != place.told_incarnation
-    ):
+    is_untold = state.phase is WorkerPhase.READY and state.incarnation != place.told_incarnation
+    if is_untold and state.iteration >= 0:
+        # A process that took the place of another one would not have been in any iteration yet.
+        return Fault(Cause.EXCEPTION, iteration, "never heard of the plan: its agent was restarted at that moment")
+    if is_untold or state.phase is WorkerPhase.STARTING:
         return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
     has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None

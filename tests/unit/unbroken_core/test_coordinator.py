@@ -408,6 +408,30 @@ def test_an_agent_that_comes_back_in_time_costs_nothing() -> None:
     assert bench.coordinator.generation == 1
 
 
+@pytest.mark.parametrize(
+    ("iteration", "incarnation", "cause", "culprit"),
+    [(0, 0, Cause.EXCEPTION, "p1"), (-1, 1, Cause.PROCESS_EXIT, "p0")],
+)
+def test_processes_that_never_heard_a_plan_of_their_restarted_agent_are_no_new_ones(
+    iteration: int, incarnation: int, cause: Cause, culprit: str
+) -> None:
+    """3.23: who failed before stays the culprit; one that took the place of another is evidence of a fault."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    plan = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)["p0"]
+    assert ranks(plan) == [0, 1]
+    bench.all_are(RUNNING, 1, "p1")
+    bench.step(AgentDisconnected(bench.sessions["p0"]))
+    bench.states["p0"] = bench.workers(READY, iteration, incarnation)
+    actions = bench.join("p0", generation=1, plan=plan)
+    interrupt = sent(actions, Interrupt)["p1"]
+    assert (interrupt.cause, interrupt.pod, interrupt.iteration) == (cause, culprit, 1)
+    assert not sent(actions, Respawn)
+    plans = sent(bench.all_are(READY, 1, "p1"), Plan)
+    assert ranks(plans["p0"]) == [0, 1]
+
+
 def test_a_silent_pod_is_lost_after_the_heartbeat_timeout() -> None:
     bench = Bench()
     bench.run("p0", "p1", "p2")
