@@ -151,7 +151,7 @@ class Supervisor:
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if is_untold and status == self._status:
+            if is_untold and self._status is not None and status.message == self._status.message:
                 # Most interruptions are over before anybody could read what they wait for.
                 told = status.message
                 self._say(told)
