@@ -329,6 +329,8 @@ class CallWrapper:
 
     def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
         def body() -> Any:
+            # The gate is open: who comes from now on ends the function; what came before is seen here.
+            self._refuse_what_is_over()
             self._plugins.prepare(self.state)
             if self._plugins.health.is_news:
                 # Results go with the reports that there are anyway: this is for the first, and after a failure.
@@ -346,16 +348,18 @@ class CallWrapper:
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
         self._has_run = True
         self._progress.begin(self._iteration)
-        if self._link.orders.has_left(self._iteration):
-            self._gate.leave("the iteration was over before it began")
-            outcome = Outcome(error=RankShouldRestart("the iteration was over before it began"))
-        else:
-            with interruptible_env():
-                outcome = self._gate.run(body)
+        with interruptible_env():
+            outcome = self._gate.run(body)
         self._is_in_function = False
         self._halting.end()
         self._progress.end()
         return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
+
+    def _refuse_what_is_over(self) -> None:
+        if self._link.orders.has_left(self._iteration):
+            reason = "the iteration was over before it began"
+            self._gate.leave(reason)
+            raise RankShouldRestart(reason)
 
     def _settle(self, outcome: Outcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
