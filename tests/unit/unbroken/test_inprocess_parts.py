@@ -1,5 +1,6 @@
 """The parts of the wrapper that decide without a socket."""
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -8,6 +9,7 @@ import socket
 import struct
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from unbroken.inprocess.attribution import Interruption, InterruptionRecord, for
 from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.environment import Place, read_place, variables
 from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
-from unbroken.inprocess.gate import Gate
+from unbroken.inprocess.gate import Gate, RankShouldRestart
 from unbroken.inprocess.groups import MAX_DESTROYING, Undertaker
 from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
 from unbroken.inprocess.initialize import RetryController
@@ -372,6 +374,29 @@ def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_pa
     assert holdings() == before
     second.close()
     assert holdings() == before
+
+
+def test_iteration_whose_end_is_heard_just_before_it_begins_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.13: the end is told once, and nobody would end the function later."""
+    call = CallWrapper(inprocess.Wrapper().options, Place(tmp_path, 0, 0, 1, "127.0.0.1"))
+
+    @contextlib.contextmanager
+    def told_meanwhile() -> Iterator[None]:
+        call._link._obey(Leave(0, Cause.EXCEPTION, None, "boom"))
+        yield
+
+    monkeypatch.setattr("unbroken.inprocess.call.interruptible_env", told_meanwhile)
+    call.open()
+    try:
+        call._iteration = 0
+        call._set_state(Enter(1, 0, 0, 1, "127.0.0.1", 5000))
+        ran: list[int] = []
+        outcome = call._run_iteration(lambda: ran.append(1))
+    finally:
+        call.close()
+    assert (ran, type(outcome.error)) == ([], RankShouldRestart)
 
 
 def test_function_that_returned_is_not_interrupted_any_more() -> None:
