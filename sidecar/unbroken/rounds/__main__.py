@@ -59,7 +59,9 @@ async def serve(
     try:
         await web.SockSite(runner, listener, backlog=4096, ssl_context=context).start()
         if metrics is not None:
-            from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - after the rounds are up
+            # prometheus_client takes 80 ms to import: not before nodes can meet, and not for those who want no metrics,
+            # as the rounds that torchrun's handler starts.
+            from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415
 
             exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals))
         logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
