@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -462,22 +462,29 @@ def test_report_that_may_wait_goes_before_the_next_one_or_when_all_is_quiet(tmp_
     link.close()
 
 
+@contextlib.contextmanager
+def _agent_heard(folder: Path, link: Link) -> Iterator[BinaryIO]:
+    """Be the agent that a link finds when it starts; yields what the link says."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "agent.sock"))
+        listener.listen()
+        StampPage(folder / "stamps", 1).close()
+        link.start(lambda _: None)
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            yield lines
+
+
 def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: Path) -> None:
     """It joins with what the worker is, not with what the agent before it was told last; and hears it once."""
     link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
     link.report(WorkerReport(WorkerPhase.READY, 0))
     link._obey(Enter(1, 1, 0, 1, "127.0.0.1", 29500))
     link.report(WorkerReport(WorkerPhase.RUNNING, 1), may_wait=True)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "agent.sock"))
-        listener.listen()
-        StampPage(tmp_path / "stamps", 1).close()
-        link.start(lambda _: None)
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as lines:
-            attach, first = lines.readline(), lines.readline()
-            link.report(WorkerReport(WorkerPhase.COMPLETED, 1))
-            second = lines.readline()
+    with _agent_heard(tmp_path, link) as lines:
+        attach, first = lines.readline(), lines.readline()
+        link.report(WorkerReport(WorkerPhase.COMPLETED, 1))
+        second = lines.readline()
     link.close()
     assert wire.decode(attach, Attach).role == "worker"
     phases = [wire.decode(line, WorkerReport).phase for line in (first, second)]
@@ -489,14 +496,8 @@ def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
     fault = Fault(Cause.EXCEPTION, 0, "ValueError: x")
     link.report(WorkerReport(WorkerPhase.STOPPING, 0, fault=fault))
     link._reported_s -= 5.0
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "agent.sock"))
-        listener.listen()
-        StampPage(tmp_path / "stamps", 1).close()
-        link.start(lambda _: None)
-        connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as lines:
-            attach, last_word = lines.readline(), lines.readline()
+    with _agent_heard(tmp_path, link) as lines:
+        attach, last_word = lines.readline(), lines.readline()
     link.close()
     assert wire.decode(attach, Attach).role == "worker"
     heard = wire.decode(last_word, WorkerReport).fault
