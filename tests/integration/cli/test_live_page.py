@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.answers import ask
 from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
@@ -87,14 +88,7 @@ def pager(job: PageJob) -> Iterator[Pager]:
 
 def get(origin: str, path: str, token: str | None = TOKEN, **headers: str) -> tuple[int, str]:
     """Return status and text of what a server answers; 0 while there is none."""
-    try:
-        with urllib.request.urlopen(_request(origin, path, token, **headers), timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
+    return ask(_request(origin, path, token, **headers))
 
 
 def _request(origin: str, path: str, token: str | None, **headers: str) -> urllib.request.Request:

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.answers import ask
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.rounds.__main__ import main
@@ -30,24 +29,12 @@ def host(tmp_path: Path) -> Iterator[str]:
     block.release()
 
 
-def _get(url: str) -> tuple[int, str]:
-    """Return status and text; 0 while nothing answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
-
-
 def test_who_lacks_the_token_is_refused_and_counted_for_prometheus(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wait_until(lambda: _get(f"http://{host}:29401/healthz") == (200, "ok\n"), "metrics")
-    assert _get(f"http://{host}:29400/v1/rounds/run")[0] == 401
-    lines = _get(f"http://{host}:29401/metrics")[1].splitlines()
+    wait_until(lambda: ask(f"http://{host}:29401/healthz") == (200, "ok\n"), "metrics")
+    assert ask(f"http://{host}:29400/v1/rounds/run")[0] == 401
+    lines = ask(f"http://{host}:29401/metrics")[1].splitlines()
     assert 'unbroken_refused_total{reason="unauthorized"} 1.0' in lines
     assert "unbroken_torchrun_nodes 0.0" in lines
     second = [f"--listen={host}:29402", f"--metrics-listen={host}:29401", f"--token-file={tmp_path / 'token'}"]
