@@ -164,10 +164,14 @@ class Space:
             seen = self.pod(name)
             return seen if seen is not None and check(seen.get("status") or {}) else None
 
-        try:
-            return wait_until(look, what, limit_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{json.dumps((seen or {}).get('status'), indent=1)}") from None
+        return wait_until(look, what, limit_s, lambda: self._describe(seen))
+
+    def _describe(self, pod: Json | None) -> str:
+        """Return a pod as it was seen last, what was said of the namespace's pods, and the end of the cluster's log."""
+        events = (self.bench.get(f"/api/v1/namespaces/{self.name}/events") or {}).get("items", [])
+        said = [f"{e['involvedObject'].get('uid')} {e.get('reason')}: {e.get('message')}" for e in events]
+        log_end = (self.bench.directory / "cluster.log").read_text().splitlines()[-20:]
+        return "\n".join([json.dumps(pod, indent=1), *said, *log_end])
 
     def wait_phase(self, name: str, phase: str) -> Json:
         """Wait until a pod is in a phase."""
