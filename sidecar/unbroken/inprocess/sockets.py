@@ -3,20 +3,24 @@
 gloo has no abort; `shutdown(2)` on its connections frees every thread that is blocked on them. Only their receiving
 side is shut down, and a copy of the descriptor keeps each connection open until all ranks have left the iteration: a
 write of gloo that fails (the peer's end is closed already) loses its operation, whose waiter then waits for gloo's
-own timeout. So no rank's abort may make another rank's write fail. Which ones are gloo's
-is known for sure from Linux: gloo's event loops run in threads of a known name that sleep in epoll_wait, /proc names
-the epoll descriptor of that call, and the sockets that are registered with it. No other socket is touched. gloo's
-listening socket is left alone: without it gloo ends the process.
+own timeout. So no rank's abort may make another rank's write fail. Which ones are gloo's is known for sure from Linux:
+/proc tells for each epoll descriptor what is registered with it, a socket and the address of the object that handles
+its events, and with each of gloo's event loops two objects are that begin with the address of a table of their C++
+class. Where torch's library hides these tables, the threads of gloo's loops are asked by their name in which epoll_wait
+they sleep, which a loop that spins never does. No other socket is touched. gloo's listening socket is left alone:
+without it gloo ends the process.
 """
 
 import ctypes
+import functools
 import os
 import socket
 import struct
+import sys
 import time
-from collections.abc import Iterator
 
 GLOO_THREAD = "gloo_tcp_loop"
+_EPOLL = "anon_inode:[eventpoll]"
 _ATTEMPTS = 40
 """gloo's loop is awake now and then (it looks around every 10 ms); look again so often."""
 
@@ -27,6 +31,11 @@ _libc = ctypes.PyDLL(None)
 # Kept: a type that is made anew each time is slow, and garbage in cycles, which costs a restart another collection.
 _Address = ctypes.c_char * 128
 
+_LOOP_TABLES = ("_ZTVN4gloo9transport3tcp8ListenerE", "_ZTVN4gloo9transport3tcp11DeferrablesE")
+"""Symbols of the tables of those two classes."""
+_TABLE_HEADER_BYTES = 16
+"""So far into its class's table an object of a class with one base points."""
+
 _held: list[int] = []
 """Copies of gloo's descriptors."""
 
@@ -36,9 +45,7 @@ def shut_gloo_connections() -> int:
 
     Call `release_connections` once all ranks have left the iteration.
     """
-    connections = [
-        descriptor for epoll in _gloo_epolls() for descriptor in _registered(epoll) if _peer(descriptor) is not None
-    ]
+    connections = [descriptor for descriptor in _gloo_descriptors() if _peer(descriptor) is not None]
     for descriptor in connections:
         try:
             _held.append(os.dup(descriptor))
@@ -61,13 +68,57 @@ def shut_connections_to(host: str, port: int) -> int:
     return sum(_shut_down(descriptor) for descriptor in descriptors if _peer(descriptor) == (host, port))
 
 
-def _gloo_epolls() -> set[int]:
+def _gloo_descriptors() -> list[int]:
+    """Return everything that is registered with gloo's loops."""
+    return _found_by_objects() or [one for epoll in _epolls_of_sleepers() for one, _ in _registered(epoll)]
+
+
+def _found_by_objects() -> list[int]:
+    tables = _tables()
+    if not tables:
+        return []
+    try:
+        # Not by address in this process: it may be that of an object that has gone, or no address at all.
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    found: list[int] = []
+    try:
+        for epoll in (int(name) for name in _names("/proc/self/fd") if _link(int(name)) == _EPOLL):
+            registered = _registered(epoll)
+            if any(_pointer_at(memory, data) in tables for _, data in registered):
+                found += [descriptor for descriptor, _ in registered]
+    finally:
+        os.close(memory)
+    return found
+
+
+@functools.cache
+def _tables() -> frozenset[int]:
+    """Return what gloo's objects begin with; empty where torch's library does not tell."""
+    torch = sys.modules["torch._C"]
+    try:
+        library = ctypes.CDLL(torch.__file__)
+        places = [ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _LOOP_TABLES]
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(place + _TABLE_HEADER_BYTES for place in places)
+
+
+def _pointer_at(memory: int, address: int) -> int:
+    try:
+        return int.from_bytes(os.pread(memory, ctypes.sizeof(ctypes.c_void_p), address), sys.byteorder)
+    except (OSError, OverflowError):
+        return 0
+
+
+def _epolls_of_sleepers() -> set[int]:
     found: set[int] = set()
     pending = {task for task in _names("/proc/self/task") if _read(f"/proc/self/task/{task}/comm") == GLOO_THREAD}
     for _ in range(_ATTEMPTS):
         for task in tuple(pending):
             call = _read(f"/proc/self/task/{task}/syscall").split()
-            if len(call) > 1 and _link(int(call[1], 16)) == "anon_inode:[eventpoll]":
+            if len(call) > 1 and _link(int(call[1], 16)) == _EPOLL:
                 found.add(int(call[1], 16))
                 pending.discard(task)
         if not pending:
@@ -76,11 +127,10 @@ def _gloo_epolls() -> set[int]:
     return found
 
 
-def _registered(epoll: int) -> Iterator[int]:
-    for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines():
-        words = line.split()
-        if len(words) > 1 and words[0] == "tfd:":
-            yield int(words[1])
+def _registered(epoll: int) -> list[tuple[int, int]]:
+    """Return each descriptor that an epoll waits for, and what its owner has noted with it."""
+    lines = (line.split() for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines())
+    return [(int(words[1]), int(words[5], 16)) for words in lines if len(words) > 5 and words[0] == "tfd:"]
 
 
 def _shut_down(descriptor: int) -> int:

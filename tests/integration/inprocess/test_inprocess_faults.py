@@ -183,6 +183,25 @@ def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(tmp_path
         assert "in all_reduce" in logged
 
 
+def test_worker_whose_loop_of_gloo_never_sleeps_is_freed(tmp_path: Path) -> None:
+    """2.20: gloo's thread spins on a write that fails while the peer lives; the peer's end would free it."""
+    with start(tmp_path, "write_that_fails", Policy(2, 2, does_interrupt=False)) as job:
+        job.wait_for_event("writes")
+        pids = {rank: worker.pid for rank, worker in job.workers.items()}
+        job.leave()
+        job.wait_for(lambda: has_left(job, 0), "rank 0 out of the barrier")
+        job.kill(1, signal.SIGCONT)
+        job.wait_for_end()
+        assert values(job) == [2, 2]
+        assert {rank: worker.pid for rank, worker in job.workers.items()} == pids
+
+
+def has_left(job: AgentDouble, rank: int) -> bool:
+    """Return whether a worker has said that it has left the first iteration."""
+    report = job.workers[rank].report
+    return report is not None and report.phase is WorkerPhase.READY and report.iteration == 0
+
+
 @pytest.mark.parametrize("how", ["sleeps", "collective", "computes"])
 def test_loop_that_swallows_every_exception_is_left(tmp_path: Path, how: str) -> None:
     """`except BaseException: pass` in a loop does not defeat a restart."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import psutil
 import torch.distributed as dist
 
 from unbroken import inprocess
+from unbroken.inprocess import sockets
 
 from .script import STEP_S, exists, is_first, my_rank, note, start, total, wait_for_file
 
@@ -70,6 +72,36 @@ def lost_before_connecting() -> None:
         return int(total())
 
     note("returned", value=train())
+
+
+def write_that_fails() -> None:
+    """In the first iteration rank 1 is stopped, and what rank 0 writes to it fails: gloo tries it again for ever."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> int:
+        start()
+        if is_first(call):
+            # A sum of floats of 32 bits: exact for the largest pid there can be.
+            peer = int(total(float(os.getpid()) if my_rank() == 1 else 0.0))
+            if my_rank() == 1:
+                os.kill(peer, signal.SIGSTOP)
+            while psutil.Process(peer).status() != psutil.STATUS_STOPPED:
+                time.sleep(STEP_S)
+            stop_writing()
+            note("writes")
+            dist.barrier()
+        return int(total())
+
+    note("returned", value=train())
+
+
+def stop_writing() -> None:
+    """Let every later write of gloo fail."""
+    for descriptor in sockets._gloo_descriptors():
+        if sockets._peer(descriptor) is not None:
+            connection = socket.socket(fileno=os.dup(descriptor))
+            connection.shutdown(socket.SHUT_WR)
+            connection.close()
 
 
 def store_is_gone() -> None:
