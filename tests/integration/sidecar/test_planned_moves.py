@@ -78,23 +78,17 @@ def test_job_that_lost_a_pod_grows_back_after_a_step_that_all_have_saved(
     """No spare: one rank trains on alone, until the pod that comes instead is ready."""
     shape = ("--pods", "2", "--min-pods", "1", "--grow-back", "0.5", "--last-call", "20")
     job = start_job(*shape, workload="wrapped", command=[str(WORKLOAD)])
-    first = 0
 
-    def has(first: int, *later: int) -> bool:
-        return any(len(made_by(tmp_path, 1, first + more)) > 2 for more in later)
+    def has_trained(iteration: int) -> bool:
+        return len(made_by(tmp_path, 1, iteration)) > 2
 
-    while True:
-        job.wait_for(partial(has, first, 0), "two ranks")
-        lost = next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1])
-        for part in ("unbroken.agent", "unbroken.launch"):
-            job.part_of_pod(part, lost).send_signal(signal.SIGKILL)
-        job.wait_for(partial(has, first, 1, 2), "two ranks again")
-        if not made_by(tmp_path, 1, first + 1):
-            break
-        # gloo lost what rank 0 was sending to the killed one, and held it until the new pod was ready as well.
-        first += 1
+    job.wait_for(partial(has_trained, 0), "two ranks")
+    lost = next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1])
+    for part in ("unbroken.agent", "unbroken.launch"):
+        job.part_of_pod(part, lost).send_signal(signal.SIGKILL)
+    job.wait_for(partial(has_trained, 2), "two ranks again")
     grown = job.status()["recoveries"][-1]
     assert job.complete() == 0
-    alone, together = made_by(tmp_path, 0, first + 1), made_by(tmp_path, 0, first + 2)
+    alone, together = made_by(tmp_path, 0, 1), made_by(tmp_path, 0, 2)
     assert (grown["cause"], grown["detail"]) == ("capacity-returned", f"moves after step {alone[-1]}")
-    assert together[0] == made_by(tmp_path, 1, first + 2)[0] == alone[-1] + 1
+    assert together[0] == made_by(tmp_path, 1, 2)[0] == alone[-1] + 1
