@@ -29,6 +29,8 @@ class Attach:
     """Both from the environment that the launcher gave the worker; -1 for a launcher."""
     stack_signal: int = 0
     """Signal at which the worker writes its stack (unbroken_core.stacks); 0: none."""
+    away_s: float = 0.0
+    """Seconds that the worker was without an agent; 0 at its first connection."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class Enter:
     master_host: str
     master_port: int
     spare_ranks: int = 0
+    alone_s: float | None = None
+    """Seconds after which a worker without an agent leaves the iteration by itself: nobody else would tell it that its
+    ranks were given away. None for a spare."""
 
 
 @dataclass(frozen=True)

@@ -389,9 +389,11 @@ class Ledger:
                 raise Violation(f"two worlds: iteration {iteration} begins while {names} still train in {other}")
 
     def _is_left_alone(self, iteration: int) -> bool:
-        """Whether all of a world is in one pod, and no agent may have been there to tell its workers to leave."""
+        """Whether a world is in one pod, and no agent may have been there to end its processes: nobody else does."""
+        timeouts = self.world.settings.timeouts
         pods = [self.world.pods[uid] for uid in self.pods_of(iteration)]
-        return len(pods) == 1 and self.world.now_s < pods[0].agent_down_s + self.world.settings.timeouts.heartbeat_s
+        may_go_on = not self.world.settings.is_in_process and len(pods) == 1
+        return may_go_on and self.world.now_s < pods[0].agent_down_s + timeouts.heartbeat_s
 
     def pods_of(self, iteration: int) -> set[str]:
         """Return the pods whose workers have entered an iteration."""

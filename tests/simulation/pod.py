@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from unbroken.agent.fence import explain, holds_the_world, is_over, longest_absence_s, ping_interval_s
+from unbroken.agent.fence import (
+    explain,
+    holds_the_world,
+    is_over,
+    lonely_patience_s,
+    longest_absence_s,
+    ping_interval_s,
+)
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -35,6 +42,7 @@ from unbroken_core.reasons import Cause, WorkerPhase
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+ATTACHED = (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
@@ -53,6 +61,8 @@ class Worker:
     fault_at_s: float = 0.0
     unheard: Fault | None = None
     """The fault for which its pod has left the iteration, until the rendezvous says that it is over."""
+    own_leave: Fault | None = None
+    """Why it has left the last iteration that it left by itself."""
     is_hung: bool = False
     """Does not react to anything but the end of its process."""
     is_stubborn: bool = False
@@ -74,6 +84,13 @@ class Worker:
     halted: Halted | None = None
     stop_s: float | None = None
     """How long it takes to become READY the next time."""
+
+    @property
+    def why_left(self) -> Fault | None:
+        """Why it has left its iteration by itself, while it has not entered another one."""
+        own = self.own_leave
+        is_out = self.phase in (WorkerPhase.STOPPING, WorkerPhase.READY)
+        return own if own is not None and is_out and own.iteration == self.iteration else None
 
 
 class Pod:
@@ -175,7 +192,7 @@ class Pod:
                 worker.iteration,
                 self.node if worker.phase is WorkerPhase.READY else "",
                 worker.port if worker.phase is WorkerPhase.READY else 0,
-                worker.fault or worker.unheard,
+                worker.fault or worker.unheard or worker.why_left,
                 policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
                 halted=worker.halted if worker.phase is WorkerPhase.RUNNING else None,
@@ -534,10 +551,30 @@ class Pod:
         if self.connection is not None:
             self.world.break_connection(self.connection)
         self.world.after(down_s, self._agent_up, f"the agent of {self.name} is back")
+        plan = self.plan
+        if plan is not None and self.world.settings.is_in_process:
+            alone_s = lonely_patience_s(plan, self.world.settings.timeouts)
+            self.world.after(alone_s, partial(self._leave_alone, self.num_starts, plan.iteration), "")
+
+    def _leave_alone(self, start: int, iteration: int) -> None:
+        """Workers without an agent leave the iteration by themselves, each of them."""
+        if not self.is_alive or self.is_agent_up or self.num_starts != start:
+            return
+        for worker in self.workers:
+            if worker.iteration != iteration or worker.is_hung:
+                continue
+            if worker.phase is WorkerPhase.RUNNING or worker.is_waiting_to_leave:
+                self.world.tell(f"{self.name}/{worker.local_rank} leaves iteration {iteration}: it has no agent")
+                self.world.guilty.add((self.uid, worker.local_rank))
+                worker.own_leave = Fault(Cause.HEARTBEAT_LOST, iteration, "was without an agent")
+                worker.fault_at_s = self.agent_down_s
+                self._leave(worker)
 
     def _agent_up(self) -> None:
         self.is_agent_up = True
-        self.lost_since_s = self.world.now_s
+        # As the workers tell it; where there is none that it has left alone, from now on.
+        has_told = self.world.settings.is_in_process and any(worker.phase in ATTACHED for worker in self.workers)
+        self.lost_since_s = self.agent_down_s if has_told else self.world.now_s
         self._set_fence(0.01)
         self._settle()
         for worker in self.workers:

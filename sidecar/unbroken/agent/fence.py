@@ -8,6 +8,9 @@ the pod that got its ranks, and both would save. It leaves before the rendezvous
 it up. A pod with a worker that failed, or stands still for timeouts.soft, leaves too: its iteration is over in any
 case, and data that arrive when the link is back must not move it one more step. A refused connection is contact
 enough: the host answers, no rendezvous runs there, and none gives ranks away.
+
+Nobody obeys this while the agent itself is away: then each worker leaves after the same time, which it was told when it
+entered, and tells the next agent for how long it was alone.
 """
 
 from collections.abc import Sequence
@@ -30,9 +33,10 @@ def patience_s(timeouts: Timeouts) -> float:
     """Return how long a pod that must not go on does so after it noticed that the contact is lost.
 
     It notices within half of timeouts.heartbeat, and the rendezvous has heard it at most one heartbeat before: this
-    leaves a tenth of timeouts.heartbeat to leave the function.
+    leaves a tenth of timeouts.heartbeat to leave the function. A connection that breaks is seen at both ends at once:
+    then a fifth of timeouts.reconnect is left.
     """
-    return min(heartbeat_interval_s(timeouts), timeouts.reconnect_s)
+    return min(heartbeat_interval_s(timeouts), 0.8 * timeouts.reconnect_s)
 
 
 def isolation_patience_s(timeouts: Timeouts) -> float:
@@ -59,8 +63,12 @@ def longest_absence_s(plan: Plan, workers: Sequence[WorkerState], timeouts: Time
     """Return how long a pod without contact may stay in this plan's iteration; None when it is not in it."""
     if not any(worker.iteration == plan.iteration and worker.phase in _INSIDE for worker in workers):
         return None
-    must_hurry = holds_the_world(plan) or is_over(plan, workers)
-    return patience_s(timeouts) if must_hurry else isolation_patience_s(timeouts)
+    return patience_s(timeouts) if is_over(plan, workers) else lonely_patience_s(plan, timeouts)
+
+
+def lonely_patience_s(plan: Plan, timeouts: Timeouts) -> float:
+    """Return how long a pod in which nothing is wrong goes on after it noticed that the contact is lost."""
+    return patience_s(timeouts) if holds_the_world(plan) else isolation_patience_s(timeouts)
 
 
 def is_over(plan: Plan, workers: Sequence[WorkerState]) -> bool:
@@ -85,6 +93,11 @@ class Contact:
         """The connection is closed or has gone mute."""
         if self.lost_since_s is None:
             self.lost_since_s = now_s
+
+    def note_away(self, since_s: float) -> None:
+        """Nobody was there to hear the rendezvous since then."""
+        if self.lost_since_s is not None:
+            self.lost_since_s = min(self.lost_since_s, since_s)
 
     def note_absent(self, now_s: float) -> None:
         """Nobody listens where the rendezvous should be."""

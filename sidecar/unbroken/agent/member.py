@@ -163,7 +163,7 @@ class Member:
             case LauncherAttached() | LauncherSaid() | LauncherLost():
                 self._take_launcher(event)
             case WorkerAttached() | WorkerSaid() | WorkerLost() | WorkerDied():
-                self._take_worker(event)
+                self._take_worker(event, now_s)
             case Connected() | RendezvousSaid() | Disconnected() | Absent():
                 self._take_rendezvous(event, now_s)
             case Ticked():
@@ -188,7 +188,7 @@ class Member:
             case _:
                 assert_never(event)
 
-    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost | WorkerDied) -> None:
+    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost | WorkerDied, now_s: float) -> None:
         spoken = event.attach if isinstance(event, WorkerAttached) else event
         place = self._place(spoken.local_rank, spoken.incarnation)
         if place is None:
@@ -196,6 +196,7 @@ class Member:
         match event:
             case WorkerAttached():
                 place.attach(event.attach.stack_signal)
+                self._contact.note_away(now_s - event.attach.away_s)
             case WorkerSaid(message=report):
                 place.hear(report)
             case WorkerLost():

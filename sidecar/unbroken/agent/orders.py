@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
+from unbroken.agent.fence import lonely_patience_s
 from unbroken.agent.place import Place
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import Consult, Fault, Finish, Halt, Interrupt, Plan, RankPlan, WorkerState
 from unbroken_core.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
-from unbroken_core.settings import JobSettings
+from unbroken_core.settings import JobSettings, Timeouts
 from unbroken_core.stacks import where
 
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
@@ -155,7 +156,7 @@ class Orders:
         has_entry = self._is_in_process or part.rank is not None
         may_enter = has_entry and is_welcome and self._standing.is_plan_open
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
-            place.told = _entry(plan, part)
+            place.told = _entry(plan, part, self._settings.timeouts)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
@@ -272,7 +273,7 @@ def _is_condemned(place: Place) -> bool:
     return place.found is not None and place.found.cause is Cause.HARD_TIMEOUT
 
 
-def _entry(plan: Plan, part: RankPlan) -> Enter:
+def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:
     return Enter(
         plan.generation,
         plan.iteration,
@@ -281,4 +282,5 @@ def _entry(plan: Plan, part: RankPlan) -> Enter:
         plan.master_host,
         plan.master_port,
         plan.spare_ranks,
+        None if part.rank is None else lonely_patience_s(plan, timeouts),
     )

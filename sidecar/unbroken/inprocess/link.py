@@ -18,9 +18,9 @@ from unbroken.inprocess.policy import Asked
 from unbroken.inprocess.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Halt, Halted, Question
+from unbroken_core.messages import Fault, Halt, Halted, Question
 from unbroken_core.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.reasons import Cause, WorkerPhase
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ SEND_TIMEOUT_S = 5.0
 QUIET_S = 0.05
 """So long after a plan a report that can wait does: whoever forms a group needs the processor, and so do its peers."""
 _NOTHING = Asked()
+_INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Link:
     ) -> None:
         """`asked` goes with every report."""
         self._folder = folder
-        self._hello = wire.encode(attach).encode() + b"\n"
+        self._attach = attach
         self._progress = progress
         self._beat_s = beat_s
         self._asked = asked
@@ -70,6 +71,9 @@ class Link:
         self._news = threading.Condition()
         self._orders = Orders()
         self._last_seen_s = time.monotonic()
+        self._was_seen = False
+        self._own_leave: Fault | None = None
+        """Why this worker has left the last iteration that it left by itself."""
         self._is_closing = False
         self._on_leave: Callable[[Orders], None] = lambda _: None
         self._unsent = b""
@@ -114,6 +118,10 @@ class Link:
         `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
         """
         report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
+        own_leave = self._own_leave
+        if own_leave is not None and report.fault is None and report.iteration == own_leave.iteration:
+            # Otherwise it would look as if the script had left by itself.
+            report = replace(report, fault=own_leave)
         with self._send_lock:
             former = self._report
             if former is not None and former.halted is not None and _is_same_run(report, former):
@@ -186,6 +194,7 @@ class Link:
             if self._socket is None:
                 buffer = b""
                 self._connect()
+                self._leave_when_alone()
             due_s = next_beat_s if self._quiet_s is None else min(next_beat_s, self._quiet_s)
             wait_s = due_s - now_s if self._socket is not None else min(RETRY_S, due_s - now_s)
             if self._is_readable(wait_s):
@@ -213,13 +222,31 @@ class Link:
             connection.connect(str(self._folder / "agent.sock"))
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
-                connection.sendall(self._hello + self._last_word())
-                self._socket, self._unsent = connection, b""
+                away_s = time.monotonic() - self._last_seen_s if self._was_seen else 0.0
+                hello = wire.encode(replace(self._attach, away_s=away_s)).encode() + b"\n"
+                connection.sendall(hello + self._last_word())
+                self._socket, self._unsent, self._was_seen = connection, b"", True
         except (OSError, UnbrokenError) as error:
             logger.debug("agent not reached: error=%s", error)
             connection.close()
             return
         logger.debug("agent reached")
+
+    def _leave_when_alone(self) -> None:
+        """Leave the iteration as the agent would have, had it lost the rendezvous: others may have the ranks by now."""
+        enter, report = self._orders.enter, self._report
+        if self._socket is not None or enter is None or enter.alone_s is None:
+            return
+        if report is None or report.phase not in _INSIDE:
+            # Who has completed saves nothing any more, and would have to do it all again.
+            return
+        away_s = time.monotonic() - self._last_seen_s
+        if away_s < enter.alone_s or self._orders.has_left(enter.iteration):
+            return
+        detail = f"without an agent for {away_s:.1f} s: left, since others may have its ranks by now"
+        logger.warning("%s: iteration=%d rank=%s", detail, enter.iteration, enter.rank)
+        self._own_leave = Fault(Cause.HEARTBEAT_LOST, enter.iteration, detail, away_s)
+        self._obey(Leave(enter.iteration, Cause.HEARTBEAT_LOST, None, detail))
 
     def _read(self, buffer: bytes) -> bytes:
         connection = self._socket

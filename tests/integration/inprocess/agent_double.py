@@ -67,6 +67,8 @@ class Policy:
     """False: the test says leave()."""
     soft_s: float | None = None
     """Interrupt when a worker in the function has a MAIN stamp older than this."""
+    alone_s: float | None = None
+    """Workers leave when the double is away for so long."""
     hard_s: float | None = None
     """End a worker whose stamp is older than this while the iteration is interrupted."""
 
@@ -362,6 +364,7 @@ class AgentDouble:
                 master_host=master.host,
                 master_port=master.port,
                 spare_ranks=len(living) - len(active),
+                alone_s=self.policy.alone_s,
             )
             self._send(worker, plan, *([Leave(self.iteration, Cause.POD_LOST, None, "test")] if is_passed_over else []))
         if is_passed_over:

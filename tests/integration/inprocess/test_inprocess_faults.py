@@ -340,6 +340,23 @@ def test_agent_that_restarts_does_not_disturb_training_and_learns_all_again(tmp_
         assert values(job) == [1]
 
 
+def test_worker_without_an_agent_for_too_long_leaves_and_tells_why(tmp_path: Path) -> None:
+    """Others may have its ranks by then, and both would save; who has completed keeps what it has."""
+    with start(tmp_path, "finishes_at_different_times", Policy(2, 2, alone_s=0.2)) as job:
+        job.wait_for(lambda: job.workers[0].phase is WorkerPhase.COMPLETED, "rank 0 completed")
+        told = len(job.reports)
+        job.break_connections(does_come_back=False)
+        job.wait_for(lambda: "without an agent for" in job.output(), "rank 1 leaves")
+        job.come_back()
+        job.wait_for(lambda: job.iteration == 1, "another iteration")
+        phases = {rank: report.phase for rank, report in reversed(job.reports[told:]) if report.iteration == 0}
+        assert phases[0] is WorkerPhase.COMPLETED
+        assert job.faults() == [(1, Cause.HEARTBEAT_LOST)]
+        (tmp_path / "go").touch()
+        job.wait_for_end()
+        assert len(job.events("returned")) == 2
+
+
 def test_worker_that_finished_runs_again_when_another_one_fails(tmp_path: Path) -> None:
     """2.11: a value counts once all active workers have returned."""
     with start(tmp_path, "finishes_at_different_times", Policy(2, 2)) as job:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from unbroken.agent.events import (
     Absent,
     Action,
@@ -9,16 +11,18 @@ from unbroken.agent.events import (
     Disconnected,
     LauncherAttached,
     LauncherSaid,
+    Memory,
     TellLauncher,
     TellRendezvous,
     TellWorker,
     Ticked,
+    WorkerAttached,
     WorkerSaid,
 )
 from unbroken.agent.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.liveness import heartbeat_interval_s
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, Welcome
-from unbroken_core.pod_messages import End, Leave, WorkerReport
+from unbroken_core.pod_messages import Attach, End, Enter, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
 
@@ -63,8 +67,46 @@ def test_it_leaves_within_the_heartbeat_timeout_of_the_rendezvous_whatever_the_t
         timeouts = Timeouts(heartbeat_s=heartbeat_s)
         latest_s = heartbeat_interval_s(timeouts) + 1.5 * ping_interval_s(timeouts) + patience_s(timeouts)
         assert latest_s < 0.95 * heartbeat_s
-        assert patience_s(timeouts) <= timeouts.reconnect_s
+        assert patience_s(timeouts) <= 0.8 * timeouts.reconnect_s
         assert longest_retry_s(timeouts) < patience_s(timeouts) / 2
+
+
+@pytest.mark.parametrize(
+    ("part", "limit_s"),
+    [
+        pytest.param(lone_plan(), LIMIT_S, id="lone"),
+        pytest.param(plan(0), isolation_patience_s(IN_PROCESS.timeouts), id="with peers"),
+    ],
+)
+def test_workers_are_told_when_to_leave_without_an_agent(part: Plan, limit_s: float) -> None:
+    """As soon as the agent would have told them, had it lost the rendezvous instead."""
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    told = [action.message for action in pod.hear(part) if isinstance(action, TellWorker)]
+    assert [message.alone_s for message in told if isinstance(message, Enter)] == [limit_s, limit_s]
+
+
+def test_spare_is_not_told_to_leave() -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    spare = replace(plan(0), ranks=tuple(replace(part, rank=None) for part in plan(0).ranks))
+    told = [action.message for action in pod.hear(spare) if isinstance(action, TellWorker)]
+    assert [message.alone_s for message in told if isinstance(message, Enter)] == [None, None]
+
+
+def test_agent_that_starts_anew_counts_from_the_end_of_the_former_one() -> None:
+    """Its workers tell it how long they were alone: the rendezvous has counted all that time."""
+    former = train(lone_plan())
+    pod = Pod(memory=Memory(1, -1, former.member.standing.plan))
+    pod.step(LauncherAttached())
+    pod.step(LauncherSaid(processes(running(0), running(1))))
+    for rank in (0, 1):
+        attach = Attach(PROTOCOL, "worker", 50 + rank, rank, 0, away_s=LIMIT_S - 1.0)
+        pod.step(WorkerAttached(attach), WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    assert leaves(pod.after(0.9)) == []
+    assert len(leaves(pod.after(0.2))) == 2
 
 
 def test_pod_whose_peers_hold_other_ranks_goes_on_until_the_isolation_time_is_nearly_over() -> None:

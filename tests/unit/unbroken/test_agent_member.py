@@ -212,7 +212,7 @@ def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> No
     pod.join()
     pod.start_workers()
     actions = pod.hear(plan(0))
-    enters = [TellWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2)) for rank in (0, 1)]
+    enters = [TellWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0)) for rank in (0, 1)]
     assert [action for action in actions if isinstance(action, TellWorker)] == enters
     assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
     assert pod.hear(plan(0)) == []
