@@ -157,11 +157,11 @@ def _advance(job: Job, now_s: float) -> None:
     job.reset_wake()
     if job.phase in OVER:
         return
-    if job.census.hopeless or job.pod_clock.is_standing:
-        job.run_pod_clock(now_s)
     _expire(job, now_s)
     for _turn in range(_MAX_TURNS):
         phase = job.phase
+        if job.census.hopeless or job.pod_clock.is_standing:
+            job.run_pod_clock(now_s)  # A turn that loses the pod for which it stood must not leave it standing.
         _turn_once(job, now_s)
         if job.phase is phase:
             break

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.unit.unbroken_core.test_coordinator import SETTINGS, STARTING, Bench, sent
 
-from unbroken_core.events import Observed
+from unbroken_core.events import AgentDisconnected, Observed
 from unbroken_core.membership import MAX_BACK_OFF_S, MAX_START_ATTEMPTS
 from unbroken_core.messages import Fault, Finish, Observation, Plan, PodObservation
 from unbroken_core.pod_clock import PodClock
@@ -148,3 +148,21 @@ def test_a_new_pod_that_runs_and_does_not_come_up_ends_a_job_below_its_minimum()
     observe(bench, ("p0", "p2"))
     (finish,) = sent(bench.live(602), Finish).values()
     assert finish.outcome is JobPhase.FAILED
+
+
+def test_the_clock_goes_on_when_the_pod_that_cannot_start_is_lost() -> None:
+    bench = Bench(replace(SETTINGS, replicas=1, ranks_per_pod=1, max_faults_per_rank=0))
+    bench.run("p0", "p1")
+    observe(bench, ("p0", "p1"))
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(WorkerPhase.RUNNING, 1, "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p1")))
+    observe(bench, ("p0",))
+    bench.live(10.0)
+    assert "1 of 1 pods run, 1 of them cannot start their processes" in bench.status().message
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.tick(5.0)
+    assert "waits at most 600 s for pods: 0 of 1 are there" in bench.status().message
+    assert bench.coordinator.next_deadline_s() is not None, "nobody is left whose word could wake the job"
+    bench.tick(600.0)
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.BELOW_MINIMUM)
