@@ -124,7 +124,6 @@ class Pod:
         self.generation = 0
         self.plan: Plan | None = None
         self.is_plan_new = False
-        self.closed = -1
         self.is_settling = False
         self.interrupted = -1
         self.seq = 0
@@ -159,6 +158,8 @@ class Pod:
             self.plan,
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
         )
+        # Who is not in the plan now is expected there no more: only a plan that follows lets anybody enter.
+        self.is_plan_new = False
         self.say(hello)
 
     def say(self, message: AgentMessage) -> None:
@@ -313,7 +314,7 @@ class Pod:
         match message:
             case Welcome():
                 self.world.ledger.check_welcome(self, message, former)
-                self.is_welcome, self.lost_since_s, self.closed = True, None, message.over
+                self.is_welcome, self.lost_since_s = True, None
                 self.heartbeat_interval_s = message.heartbeat_interval_s
                 self.report()
                 self.heartbeat()
@@ -387,7 +388,7 @@ class Pod:
                 self._leave(worker)
         self._pass_on_halt(over)
         plan = self.plan
-        if plan is not None and self.is_plan_new and self.is_welcome and plan.iteration > self.closed:
+        if plan is not None and self.is_plan_new and self.is_welcome:
             # Who was let into the former iteration by memory, and still leaves it, is let in when it has.
             still_leave = any(worker.phase is WorkerPhase.STOPPING for worker in self.workers)
             self.is_plan_new = plan.iteration > over and still_leave

@@ -305,7 +305,7 @@ class Member:
             if is_same_iteration and place.part is None:
                 # Confirmed by a new coordinator; a process that came later still has no part in it.
                 continue
-            place.part = parts.get(place.local_rank)
+            place.part, place.is_passed_over = parts.get(place.local_rank), False
         self._planned = tuple(place.wanted if place.part else -1 for place in self.places)
 
     # ------------------------------------------------------------------------------------------------------- actions
@@ -372,7 +372,10 @@ class Member:
     def _speak(self, now_s: float) -> list[Action]:
         workers = self.workers
         if self.speech.is_hello_due:
-            return [TellRendezvous(self._hello(self.speech.greet(workers, now_s)))] if self._may_join(now_s) else []
+            if not self._may_join(now_s):
+                return []
+            self.orders.note_hello(workers)
+            return [TellRendezvous(self._hello(self.speech.greet(workers, now_s)))]
         is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
         word = self.speech.next_word(workers, self.is_leaving, is_waited_for, now_s)
         return [] if word is None else [TellRendezvous(word)]

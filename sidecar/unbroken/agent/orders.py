@@ -80,6 +80,19 @@ class Orders:
         for place in self._places:
             place.spawned = place.ended = place.inspected = -1
 
+    def note_hello(self, workers: Sequence[WorkerState]) -> None:
+        """Enter nobody into the plan any more of whom this Hello tells that it is not there.
+
+        The rendezvous takes that as said for good: it may cut the next plan before it answers.
+        """
+        plan = self._standing.plan
+        if plan is None:
+            return
+        active = {part.local_rank for part in plan.ranks if part.rank is not None}
+        for place, state in zip(self._places, workers, strict=True):
+            if place.local_rank in active and state.iteration < plan.iteration:
+                place.is_passed_over = True
+
     @property
     def shutdown_grace_s(self) -> float:
         """So long workers may take to end by themselves once the job is over, in seconds."""
@@ -154,7 +167,7 @@ class Orders:
         if plan is None or part is None or not self._standing.is_plan_in_force:
             return []
         has_entry = self._is_in_process or part.rank is not None
-        may_enter = has_entry and is_welcome and self._standing.is_plan_open
+        may_enter = has_entry and is_welcome and self._standing.is_plan_open and not place.is_passed_over
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             place.told = _entry(plan, part, self._settings.timeouts)
             place.entered = -1 if self._is_in_process else plan.iteration

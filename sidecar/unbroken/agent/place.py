@@ -37,6 +37,8 @@ class Place:
     """Highest iteration that the worker was told to enter on this connection."""
     left: int = -1
     """Highest iteration that it was told to leave on this connection."""
+    is_passed_over: bool = False
+    """Whether a Hello told that it is not in the newest plan: the rendezvous does not expect it there any more."""
     asked: Consult | None = None
     """The question that it was asked on this connection."""
     halt: Halt | None = None
@@ -86,7 +88,7 @@ class Place:
         """Make room for a new process: nothing that was known about the old one holds."""
         self.wanted = incarnation
         self.worker = self.former = self.part = self.told = self.found = self.must_be_ready_by_s = None
-        self.is_attached = self.is_released = self.is_ending = False
+        self.is_attached = self.is_released = self.is_ending = self.is_passed_over = False
         self.alive_since_s = self.asked = self.unheard = self.halt = None
         self.left = self.passed = self.step = -1
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()

@@ -136,13 +136,20 @@ def plan(iteration: int, generation: int = 1, role: Role = Role.ACTIVE) -> Plan:
     return Plan(generation, iteration, role, 4, "127.0.0.9", 600, ranks, ("r1",), 2)
 
 
+def entered(actions: list[Action]) -> list[int]:
+    """Return the iteration of each order to enter one, or to start a process for one."""
+    orders = [action.message for action in actions if isinstance(action, (TellWorker, TellLauncher))]
+    spawned = [order.environment["TORCHELASTIC_RESTART_COUNT"] for order in orders if isinstance(order, Spawn)]
+    return [order.iteration for order in orders if isinstance(order, Enter)] + [int(number) for number in spawned]
+
+
 def interrupt(iteration: int, generation: int = 1) -> Interrupt:
     return Interrupt(generation, iteration, Cause.EXCEPTION, 3, "digits-1", "boom")
 
 
 def phases(actions: list[Action]) -> list[tuple[WorkerPhase, int, int]]:
-    """Return (phase, iteration, incarnation) of each worker in the only Report."""
-    (report,) = [a.message for a in actions if isinstance(a, TellRendezvous) and isinstance(a.message, Report)]
+    """Return (phase, iteration, incarnation) of each worker in the only Report, or Hello."""
+    (report,) = [a.message for a in actions if isinstance(a, TellRendezvous) and isinstance(a.message, (Hello, Report))]
     return [(worker.phase, worker.iteration, worker.incarnation) for worker in report.workers]
 
 
@@ -717,21 +724,44 @@ def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes()
         pytest.param(1, 0, 1, 2, id="replaced"),
     ],
 )
-def test_restarted_agent_enters_nobody_before_it_knows_that_the_plan_holds(
+def test_restarted_agent_enters_late_workers_only_when_it_knows_that_the_plan_holds(
     generation: int, over: int, confirmed: int | None, num_entered: int
 ) -> None:
     """The others may be in the next iteration by now; a pod that holds all ranks would save beside them."""
     pod = Pod(IN_PROCESS, Memory(1, -1, plan(0), (0, 0)))
-    pod.start_workers()
-    actions = pod.step(Connected())
-    actions += pod.hear(Welcome(PROTOCOL, generation, 5.0, over))
+    pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    assert phases(pod.after(30)) == [(WorkerPhase.RUNNING, 0, 0)] * 2, "a slow worker is taken for one that is in it"
+    actions = pod.hear(Welcome(PROTOCOL, generation, 5.0, over))
     if confirmed is not None:
         actions += pod.hear(plan(confirmed, generation))
-    entered = [a.message for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Enter)]
-    assert [enter.iteration for enter in entered] == [confirmed or 0] * num_entered
+    for rank in (0, 1):
+        actions += pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
+        actions += pod.step(WorkerSaid(rank, 0, ready(rank)))
+    assert entered(actions) == [confirmed or 0] * num_entered
 
 
-def test_worker_that_gets_ready_while_nobody_is_heard_waits() -> None:
+@pytest.mark.parametrize("settings", [IN_PROCESS, PROCESS], ids=["in-process", "process"])
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["its connection broke", "its agent was restarted"])
+def test_worker_that_a_hello_tells_outside_of_a_plan_is_not_let_into_it_any_more(
+    settings: JobSettings, is_restarted: bool
+) -> None:
+    """The rendezvous may have cut the next plan for it by then, and count on the end of the world before."""
+    pod = Pod(settings, Memory(1, -1, plan(0), (0, 0)) if is_restarted else None)
+    if settings is IN_PROCESS:
+        pod.start_workers()
+    else:
+        pod.step(LauncherAttached(), LauncherSaid(processes()))
+    if not is_restarted:
+        pod.join()
+        for event in (RendezvousSaid(plan(0)), Disconnected()):
+            pod.member.take(event, pod.now_s)
+    told = phases(pod.step(Connected()))
+    assert [(phase, iteration) for phase, iteration, _ in told] == [(WorkerPhase.READY, -1)] * 2
+    assert entered(pod.hear(Welcome(PROTOCOL, 2, 5.0, -1))) == []
+    assert entered(pod.hear(plan(1, 2))) == [1, 1]
+
+
+def test_worker_that_gets_ready_while_nobody_is_heard_waits_for_the_next_plan() -> None:
     pod = Pod()
     pod.join()
     pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
@@ -739,6 +769,6 @@ def test_worker_that_gets_ready_while_nobody_is_heard_waits() -> None:
         pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
     pod.hear(plan(0))
     pod.step(Disconnected())
-    assert [a for a in pod.step(WorkerSaid(0, 0, ready(0))) if isinstance(a, TellWorker)] == []
-    entered = [a.message for a in pod.join() if isinstance(a, TellWorker)]
-    assert [(type(enter), enter.iteration) for enter in entered if isinstance(enter, Enter)] == [(Enter, 0)]
+    assert entered(pod.step(WorkerSaid(0, 0, ready(0)))) == []
+    assert entered(pod.join()) == []
+    assert entered(pod.hear(plan(1))) == [1]
