@@ -287,6 +287,9 @@ class AgentDouble:
                     worker = self.workers[message.local_rank]
                     assert (message.pid, message.incarnation) == (worker.pid, worker.incarnation)
                     worker.writer = writer
+                    if self.phase is JobPhase.INTERRUPTED and worker.rank is not None:
+                        # It was away when the others were told.
+                        self._send(worker, self.leaves[-1])
                     continue
                 assert worker is not None
                 self.reports.append((worker.local_rank, message))
