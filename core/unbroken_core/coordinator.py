@@ -24,7 +24,7 @@ from unbroken_core.errors import assert_never
 from unbroken_core.events import Action, AgentDisconnected, AgentJoined, AgentReported, Event, Observed, Tick
 from unbroken_core.forming import consider_adoption, while_forming
 from unbroken_core.healing import heal
-from unbroken_core.hearing import bring_up_to_date, hear, join, lose, lose_connection, observe
+from unbroken_core.hearing import bring_up_to_date, hear, join, lacks_plan, lose, lose_connection, observe
 from unbroken_core.history import History, Progress
 from unbroken_core.interrupting import inspect, take_fault, while_interrupted
 from unbroken_core.job import OVER, Job
@@ -208,7 +208,7 @@ def _adopt(job: Job, now_s: float) -> None:
         take_fault(job, fault, now_s)
     for member in job.census.by_uid.values():
         inspect(job, member, now_s, is_adoption=True)
-        if member.plan is None or member.plan.iteration != job.iteration:
+        if lacks_plan(job, member):
             bring_up_to_date(job, member, now_s)
 
 

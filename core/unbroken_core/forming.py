@@ -92,15 +92,17 @@ def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
     if now_s < deadline_s and not _may_be_complete(adoption, len(job.census.by_uid)):
         job.wake(deadline_s)
         return []
-    plans = [member.plan for member in job.census.by_uid.values() if member.plan is not None]
+    plans = [(member.uid, member.plan) for member in job.census.by_uid.values() if member.plan is not None]
     if not plans:
         job.adoption = None  # Those who came with a plan are lost again.
         return []
-    newest = max(plans, key=lambda plan: (plan.iteration, plan.generation))
+    plans.sort(key=lambda held: (held[1].iteration, held[1].generation))
+    newest = plans[-1][1]
     places: dict[int, tuple[str, int]] = {}
-    for member in job.census.by_uid.values():
-        if member.plan is not None and member.plan.iteration == newest.iteration:
-            places.update({r.rank: (member.uid, r.local_rank) for r in member.plan.ranks if r.rank is not None})
+    for uid, plan in plans:
+        # A number may have been used again by a coordinator without memory: the last one holds.
+        if plan.iteration == newest.iteration:
+            places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size))
     if not is_complete and now_s < deadline_s:
         adoption.newest = (newest.iteration, newest.generation)

@@ -150,11 +150,23 @@ def bring_up_to_date(job: Job, member: Member, now_s: float) -> None:
         job.send(member, interrupt_message(job, None, max(stale)))
     if job.phase is JobPhase.INTERRUPTED:
         order_out(job, [member])
-    elif member.plan is None or member.plan.iteration != job.iteration:
+    elif lacks_plan(job, member):
         send_plan(job, member, master_endpoint(job))
         job.sort(member)
     else:
         send_halt(job, member, now_s)
+
+
+def lacks_plan(job: Job, member: Member) -> bool:
+    """Return whether the plan that an agent holds is another one than that in force.
+
+    The number alone does not tell: a coordinator without memory that hears the pods of an older plan first uses that of
+    a newer one again. Whoever holds ranks by such a plan would tell the next coordinator of them.
+    """
+    plan = member.plan
+    if plan is None or plan.iteration != job.iteration:
+        return True
+    return any(part.rank not in (None, member.ranks.get(part.local_rank)) for part in plan.ranks)
 
 
 def hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:

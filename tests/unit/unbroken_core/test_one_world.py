@@ -205,6 +205,39 @@ def test_a_pod_of_a_newer_world_that_comes_back_late_leaves_it_before_another_on
     assert planned(bench.all_are(READY, 1, "p1")) == {"p0", "p1"}
 
 
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_a_pod_that_holds_another_plan_of_the_same_number_gets_the_one_in_force(has_entered: bool) -> None:
+    bench = Bench(replace(FOUR, replicas=1, spares=1))
+    parts = tuple(RankPlan(number, number, RankReason.FIRST) for number in (0, 1))
+    older, newer = (Plan(1, iteration, Role.ACTIVE, 2, "10.0.0.1", 5000, parts) for iteration in (0, 1))
+    bench.states = {"p0": bench.workers(READY, 0), "p1": bench.workers(*((RUNNING, 1) if has_entered else (READY,)))}
+    # A rendezvous without memory that hears the pods of an older plan first gives the newer one's number again.
+    again = sent(bench.join("p0", generation=1, plan=older), Plan)["p0"]
+    assert (again.generation, again.iteration) == (2, 1)
+    bench.all_are(RUNNING, 1, "p0")
+    told = bench.join("p1", generation=1, plan=newer)
+    assert set(sent(told, Interrupt)) == ({"p1"} if has_entered else set())
+    plan = sent(told, Plan)["p1"]
+    assert (plan.generation, plan.iteration, plan.role) == (2, 1, Role.SPARE)
+    bench.all_are(READY, 1 if has_entered else -1, "p1")
+    assert (bench.status().phase, bench.status().spare_ranks) == (JobPhase.RUNNING, 2)
+
+
+@pytest.mark.parametrize("order", ["p0 p1 p2", "p1 p0 p2", "p1 p2 p0"])
+def test_of_two_plans_of_the_same_number_the_later_is_taken_over_and_the_other_is_left(order: str) -> None:
+    bench = Bench(replace(FOUR, spares=1))
+    parts = tuple(RankPlan(number, number, RankReason.FIRST) for number in (0, 1))
+    others = tuple(RankPlan(number, number + 2, RankReason.FIRST) for number in (0, 1))
+    held = {"p0": (1, parts), "p1": (2, parts), "p2": (2, others)}
+    bench.states = {pod: bench.workers(RUNNING, 1) for pod in held}
+    for pod in order.split():
+        generation, part = held[pod]
+        told = bench.join(pod, generation=2, plan=Plan(generation, 1, Role.ACTIVE, 4, "10.0.0.1", 5000, part))
+    assert set(sent(told, Interrupt)) == {"p0"}
+    assert sent(told, Plan)["p0"].role is Role.SPARE
+    assert (bench.status().phase, bench.status().iteration) == (JobPhase.RUNNING, 1)
+
+
 def test_a_first_start_does_not_wait() -> None:
     bench = restarted(-1)
     assert planned([action for pod in PODS for action in bench.join(pod)]) == set(PODS)
