@@ -150,11 +150,10 @@ class Ledger:
         if entered and self.world.schedule.has_memory:
             raise Violation(f"iteration {iteration} is cut, some have entered {entered}")
         training = self.world.training
-        for known in (self.world.entries, self.common, training.began_s):
+        for known in (self.world.entries, self.common, training.began_s, training.known):
             for old in [old for old in known if old >= iteration]:
                 del known[old]
-        for numbers in (self.ran, training.known):
-            numbers.difference_update([old for old in numbers if old >= iteration])
+        self.ran.difference_update([old for old in self.ran if old >= iteration])
 
     def _check_rules(self, iteration: int, ledger: dict[tuple[str, int], int | None], world_size: int) -> None:
         settings = self.world.settings

@@ -1,8 +1,8 @@
 """Steps of the training function in virtual time, as far as they matter: while a worker may have to halt after one.
 
 A step has a collective: a worker finishes step n only when all workers of its iteration have begun it, that is, have
-come out of their ping after step n - 1. Before the first order of an iteration nobody looks: where the workers are then
-follows from the time.
+come out of their ping after step n - 1. Before the first order of an iteration, and once all were let go on, nobody
+looks: where the workers are then follows from the time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Training:
         self.step_s = world.schedule.step_s
         self.began_s: dict[int, float] = {}
         """When all workers of an iteration had entered."""
-        self.known: set[int] = set()
-        """Iterations whose workers have a position."""
+        self.known: dict[int, float] = {}
+        """When the workers of an iteration got a position."""
 
     def obey(self, pod: Pod, worker: Worker, order: Halt) -> None:
         """A worker hears how far to go, and says where it is."""
@@ -45,13 +45,40 @@ class Training:
 
     def _place_all(self, iteration: int) -> None:
         if iteration in self.known:
+            self._go_on_all(iteration)
             return
-        self.known.add(iteration)
+        self.known[iteration] = self.world.now_s
         ran_s = self.world.now_s - self.began_s.get(iteration, self.world.now_s)
         finished = int(ran_s / self.step_s) - 1
         for _pod, worker in self.world.entries.get(iteration, {}).values():
             # Some have passed the ping that others are about to come to.
             worker.step = max(finished + self.random.choice([0, 0, 1]), -1)
+
+    def _go_on_all(self, iteration: int) -> None:
+        """Make the steps that all have made since the last of them was let go on, if they were."""
+        peers = list(self.world.entries.get(iteration, {}).values())
+        if len(peers) != self.world.world_sizes.get(iteration):
+            return
+        since_s = self.began_s.get(iteration, self.world.now_s)
+        for pod, worker in peers:
+            free_s = self._free_since_s(worker, self.known[iteration])
+            if free_s is None or not self._is_in(pod, worker, iteration):
+                return
+            since_s = max(since_s, free_s)
+        finished = min(worker.step for _pod, worker in peers) + int((self.world.now_s - since_s) / self.step_s)
+        for _pod, worker in peers:
+            worker.step = max(worker.step, finished + self.random.choice([0, 0, 1]))
+
+    def _free_since_s(self, worker: Worker, known_s: float) -> float | None:
+        """Return since when no order holds a worker up; None while one may."""
+        order = worker.order
+        if order is None:
+            return known_s
+        if worker.is_held:
+            return None
+        if order.step == NO_STEP:
+            return worker.halt_until_s - order.within_s
+        return worker.halt_until_s if self.world.now_s >= worker.halt_until_s else None
 
     def _told(self, worker: Worker, step: int) -> int:
         """Return the number that the script tells for this step; -1: none."""
