@@ -39,7 +39,7 @@ def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -
         is_firm = _is_firm(place, job.iteration)
         if job.phase is JobPhase.INTERRUPTED and not is_firm and not is_adoption:
             continue
-        found = evidence(place, job.iteration)
+        found = evidence(place, job.iteration, is_adoption)
         if found is None:
             continue
         if is_adoption and not is_firm:

@@ -224,11 +224,12 @@ def _count_life(place: Place, before: WorkerState, now_s: float, ran_since_s: fl
     place.retry_at_s = now_s + place.back_off_s()
 
 
-def evidence(place: Place, iteration: int) -> Fault | None:
+def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault | None:
     """Return what is wrong with a worker that has an active rank in a running iteration; None when nothing is."""
     state = place.state
-    if place.replacing is not None:
-        return None  # Its end is our own doing.
+    # Its end is our own doing, unless it came before the iteration was taken over: then it was only to be replaced.
+    if place.replacing is not None and not (is_adoption and state.phase is WorkerPhase.GONE):
+        return None
     if state.fault is not None and state.fault.iteration == iteration:
         return state.fault
     if state.phase is WorkerPhase.GONE:

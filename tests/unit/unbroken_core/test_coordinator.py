@@ -757,8 +757,8 @@ def test_a_fault_after_some_have_completed_restarts_them_too() -> None:
     assert ranks(sent(bench.all_are(READY, 0, "p0"), Plan)["p0"]) == [0, 1]
 
 
-def taken_over(bench: Bench) -> tuple[Bench, list[Action]]:
-    """Return a new coordinator to which the same pods come back."""
+def taken_over(bench: Bench, pause_s: float = 0.0) -> tuple[Bench, list[Action]]:
+    """Return a new coordinator to which the same pods come back, so long after one another."""
     after = Bench(bench.settings)
     after.states = bench.states
     actions = []
@@ -766,6 +766,7 @@ def taken_over(bench: Bench) -> tuple[Bench, list[Action]]:
         parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), local_ranks, strict=True))
         role = Role.SPARE if pod == "p2" else Role.ACTIVE
         actions += after.join(pod, generation=1, plan=Plan(1, 0, role, 4, "10.0.0.1", 5000, parts))
+        actions += after.tick(pause_s) if pause_s else []
     return after, actions
 
 
@@ -785,6 +786,22 @@ def test_a_new_rendezvous_takes_a_running_job_over_without_interrupting_it() -> 
     status = after.status()
     assert (status.phase, status.iteration, status.world_size, status.generation) == (JobPhase.RUNNING, 0, 4, 2)
     assert sent(after.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].generation == 2
+
+
+def test_a_process_that_is_started_again_before_its_job_is_taken_over_stays_the_culprit() -> None:
+    """Its new process is ordered when the first pod is back, the iteration taken over when all are."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    killed = Fault(Cause.PROCESS_SIGNAL, 0, "killed by signal 9 (SIGKILL)", detect_s=0.5)
+    reset = Fault(Cause.EXCEPTION, 0, "connection reset by peer", detect_s=0.5)
+    bench.states = {pod: [replace(state, fault=reset) for state in bench.workers(STOPPING, 0)] for pod in ("p0", "p1")}
+    bench.states["p0"][1] = WorkerState(1, 0, GONE, 0, fault=killed)
+    bench.states["p2"] = bench.workers(READY)
+    after, actions = taken_over(bench, 1.0)
+    assert sent(actions, Respawn)["p0"].places == ((1, 0),)
+    (recovery,) = after.status().recoveries
+    assert (recovery.cause, recovery.pod, recovery.rank) == (Cause.PROCESS_SIGNAL, "p0", 1)
+    assert not sent(after.tick(5.0), Respawn)
 
 
 def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
