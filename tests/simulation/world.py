@@ -89,6 +89,8 @@ class World:
         """Uids of pods on nodes that are to be left."""
         self.disturbed_s = 0.0
         """When something happened last that was not planned."""
+        self.told_of: set[str] = set()
+        """Uids of the pods that the operator has told this rendezvous of since it began."""
         self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
         for ordinal in range(self.settings.replicas + self.settings.spares):
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
@@ -267,6 +269,7 @@ class World:
         generation, iteration = self.past if self.schedule.has_memory else (0, -1)
         self.coordinator = Coordinator(self.settings, self.now_s, generation + 1, iteration)
         self.lacks_pods = False
+        self.told_of.clear()
         self._plan_tick()
         self._observe_soon()
 
@@ -334,6 +337,7 @@ class World:
         if self.coordinator is not None:
             num_running = sum(pod.gone is None for pod in pods.values())
             self.lacks_pods = num_running < Rules.of(self.settings).least_pods
+            self.told_of.update(pods)
             self.step(Observed(Observation({**pods, **self._waiting}, self.schedule.is_accounted)))
 
     # ---------------------------------------------------------------------------------------------------- the training
