@@ -32,7 +32,7 @@ def _larger_world(job: Job, now_s: float) -> World | None:
     """Return the world that the next recovery would make, where it has more ranks than this one."""
     settings = job.settings
     is_wanted = settings.grow_back_s is not None and job.world_size < job.rules.wanted_ranks
-    if not is_wanted or job.phase is not JobPhase.RUNNING or job.growing.given_up_in == job.iteration:
+    if not is_wanted or job.phase is not JobPhase.RUNNING or _has_given_up(job, now_s):
         job.census.ranking.exclude({})
         return None
     # Nothing may be lost by it, so only after a common step; and where the script's own code makes the plan, nobody
@@ -43,3 +43,11 @@ def _larger_world(job: Job, now_s: float) -> World | None:
     job.census.ranking.exclude(newcomers(job, now_s))
     outcome = job.census.ranking.following(may_promote=True, may_grow=True)
     return outcome if isinstance(outcome, World) and outcome.world_size > job.world_size else None
+
+
+def _has_given_up(job: Job, now_s: float) -> bool:
+    growing = job.growing
+    if growing.given_up_in != job.iteration or now_s >= growing.given_up_until_s:
+        return False
+    job.wake(growing.given_up_until_s)
+    return True

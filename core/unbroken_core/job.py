@@ -138,6 +138,12 @@ class Growing:
     """Since when there were some; None while there are none."""
     given_up_in: int = -1
     """The iteration that has found no common step to grow after."""
+    given_up_until_s: float = math.inf
+    """When it may be asked again."""
+
+    def give_up(self, iteration: int, until_s: float = math.inf) -> None:
+        """Ask nobody in this iteration for a step to grow after, until then."""
+        self.given_up_in, self.given_up_until_s = iteration, until_s
 
 
 @dataclass

@@ -10,6 +10,7 @@ was faster, only raises the step; at worst the time is up, and the iteration is 
 meanwhile is handled at once, as any other. See docs/design/0014-moves-between-steps.md.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -65,7 +66,7 @@ def while_moving(job: Job, now_s: float) -> list[FaultRecord]:
         return list(faults.values())
     more = growth(job, now_s)
     if more is not None and job.move is None and not all(_can_halt(job)):
-        job.growing.given_up_in = job.iteration
+        job.growing.give_up(job.iteration)
     elif more is not None:
         faults[more.pod_uid] = more
     if not faults:
@@ -102,7 +103,9 @@ def _go_on(job: Job, move: Move, now_s: float) -> list[FaultRecord]:
     told = [answer.step for answer in answers]
     has_run_s = 0.0 if job.running_s is None else now_s - job.running_s
     if max(told) < 0 or (min(told) < 0 and has_run_s >= job.settings.timeouts.drain_s):
-        return _give_up(job, move, f"{_AT_ONCE}not all ranks tell their steps (ping(step=))", now_s)
+        # In a first step, however long, nobody has told one yet: that is no reason to stay small for good.
+        again_s = now_s + max(has_run_s, job.settings.timeouts.drain_s) if max(told) < 0 else math.inf
+        return _give_up(job, move, f"{_AT_ONCE}not all ranks tell their steps (ping(step=))", now_s, again_s)
     goals = {answer.step if answer.is_held else answer.step + 1 for answer in answers}
     is_common = len(goals) == 1 and all(answer.is_held for answer in answers)
     _demand(job, move, max(goals), Awaited.SAVE if is_common else Awaited.STAND, now_s)
@@ -136,13 +139,15 @@ def _call_off(job: Job, now_s: float) -> None:
     job.say(Reason.TRAINING, running_text(job))
 
 
-def _give_up(job: Job, move: Move, why: str, now_s: float) -> list[FaultRecord]:
+def _give_up(job: Job, move: Move, why: str, now_s: float, again_s: float = math.inf) -> list[FaultRecord]:
     """Find no common step: who must leave does so wherever the ranks are, but to grow is worth no lost step."""
     if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in move.faults.values()):
         return _depart(move, why)
-    job.growing.given_up_in = job.iteration
+    job.growing.give_up(job.iteration, again_s)
+    job.wake(again_s)
     _call_off(job, now_s)
-    job.say(Reason.TRAINING, f"{running_text(job)}; those join in the next recovery: {why.removeprefix(_AT_ONCE)}")
+    when = "in the next recovery" if again_s == math.inf else "in the next recovery, or once steps are told"
+    job.say(Reason.TRAINING, f"{running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
     return []
 
 

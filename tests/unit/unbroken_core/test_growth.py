@@ -121,6 +121,19 @@ def test_script_that_tells_no_steps_is_left_alone() -> None:
     assert "not all ranks tell their steps" in bench.status().message
 
 
+def test_job_grows_once_its_first_step_is_done_however_long_that_takes() -> None:
+    bench = ShrunkBench()
+    bench.answer("p0", order_of(bench.grow()), -1, -1)
+    assert "or once steps are told" in bench.status().message
+    assert sent(bench.live(60), Halt) == {}  # As long as the iteration had run then.
+    again = order_of(bench.live(62))
+    assert sent(bench.answer("p0", again, -1, -1), Interrupt) == {}
+    assert sent(bench.live(180), Halt) == {}
+    third = order_of(bench.live(70))
+    common = order_of(bench.stand(third))
+    assert sent(bench.stand(common, is_done=True), Interrupt)["p0"].cause is Cause.CAPACITY_RETURNED
+
+
 def test_fault_during_the_wait_is_the_one_that_is_told_and_brings_the_pod_in() -> None:
     bench = ShrunkBench()
     order_of(bench.grow())
