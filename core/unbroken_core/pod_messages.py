@@ -30,7 +30,7 @@ class Attach:
     stack_signal: int = 0
     """Signal at which the worker writes its stack (unbroken_core.stacks); 0: none."""
     away_s: float = 0.0
-    """Seconds that the worker was without an agent; 0 at its first connection."""
+    """Seconds for which no agent of this worker has heard the rendezvous, as far as it knows; 0 at first."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,9 @@ class Enter:
     alone_s: float | None = None
     """Seconds after which a worker without an agent leaves the iteration by itself: nobody else would tell it that its
     ranks were given away. None for a spare."""
+    lost_s: float | None = None
+    """For how long the agent has not heard the rendezvous; None while it does. Told again, with the same iteration,
+    when that changes: a worker whose agent ends counts from there."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ class Pod:
         self.is_agent_up = True
         self.agent_down_s = -math.inf
         """When its agent ended last."""
+        self.unheard_since_s = 0.0
+        """Since when nobody had heard the rendezvous for its workers then."""
         self.is_muted = False
         """The network swallows what it says, without closing its connection."""
         self.one_way = ""
@@ -547,6 +549,7 @@ class Pod:
         if not self.is_alive or not self.is_agent_up or self.is_done:
             return
         self.is_agent_up, self.agent_down_s = False, self.world.now_s
+        self.unheard_since_s = self.world.now_s if self.lost_since_s is None else self.lost_since_s
         self.num_starts += 1
         self.halt = self.fenced = None
         if self.connection is not None:
@@ -554,8 +557,8 @@ class Pod:
         self.world.after(down_s, self._agent_up, f"the agent of {self.name} is back")
         plan = self.plan
         if plan is not None and self.world.settings.is_in_process:
-            alone_s = lonely_patience_s(plan, self.world.settings.timeouts)
-            self.world.after(alone_s, partial(self._leave_alone, self.num_starts, plan.iteration), "")
+            alone_s = self.unheard_since_s + lonely_patience_s(plan, self.world.settings.timeouts) - self.world.now_s
+            self.world.after(max(alone_s, 0.0), partial(self._leave_alone, self.num_starts, plan.iteration), "")
 
     def _leave_alone(self, start: int, iteration: int) -> None:
         """Workers without an agent leave the iteration by themselves, each of them."""
@@ -575,7 +578,7 @@ class Pod:
         self.is_agent_up = True
         # As the workers tell it; where there is none that it has left alone, from now on.
         has_told = self.world.settings.is_in_process and any(worker.phase in ATTACHED for worker in self.workers)
-        self.lost_since_s = self.agent_down_s if has_told else self.world.now_s
+        self.lost_since_s = self.unheard_since_s if has_told else self.world.now_s
         self._set_fence(0.01)
         self._settle()
         for worker in self.workers:

@@ -325,7 +325,7 @@ class Member:
             interrupt_early(self.standing, self.places, workers, self.identity.pod)
         actions += self._remember()
         self.speech.note_faults(workers, now_s)
-        actions += self.orders.issue(workers, self._has_launcher, self.is_welcome, now_s)
+        actions += self.orders.issue(workers, self._has_launcher, self.is_welcome, self._contact.lost_since_s, now_s)
         actions += self._speak(now_s)
         actions += self._end(now_s)
         return actions

@@ -1,7 +1,7 @@
 """What an agent orders its launcher and workers to do: once a connection, and again on the next one. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken.agent import torchrun
 from unbroken.agent.events import Action, TellLauncher, TellWorker
@@ -103,7 +103,14 @@ class Orders:
             return max(timeouts.completion_s, timeouts.startup_s)
         return timeouts.termination_grace_s
 
-    def issue(self, workers: Sequence[WorkerState], has_launcher: bool, is_welcome: bool, now_s: float) -> list[Action]:
+    def issue(
+        self,
+        workers: Sequence[WorkerState],
+        has_launcher: bool,
+        is_welcome: bool,
+        lost_since_s: float | None,
+        now_s: float,
+    ) -> list[Action]:
         """Return the orders that are due, and note them as given.
 
         `is_welcome`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
@@ -118,6 +125,7 @@ class Orders:
                 self._turn(place, state)
             if has_launcher or self._is_in_process:
                 actions += self._enter(place, state, is_welcome)
+            actions += self._warn(place, lost_since_s, now_s)
             actions += self._halt(place, state)
             actions += self._ask(place)
             if has_launcher:
@@ -173,6 +181,17 @@ class Orders:
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
+    def _warn(self, place: Place, lost_since_s: float | None, now_s: float) -> list[Action]:
+        """Tell a worker since when the rendezvous is not heard, once a connection and at each change."""
+        plan, part, worker = self._standing.plan, place.part, place.worker
+        if place.warned == lost_since_s or not place.is_attached or plan is None or part is None or worker is None:
+            return []
+        if part.rank is None or worker.phase not in _INSIDE or worker.iteration != plan.iteration:
+            return []
+        place.warned = lost_since_s
+        lost_s = None if lost_since_s is None else now_s - lost_since_s
+        return [TellWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
+
     def _halt(self, place: Place, state: WorkerState) -> list[Action]:
         """Let the worker wait after a step, or go on: the newest order, once a connection."""
         halt = self._standing.halt
@@ -205,6 +224,8 @@ class Orders:
         if worker.phase is not WorkerPhase.READY or worker.iteration >= told.iteration:
             return []
         place.passed = told.iteration
+        # Nobody is let in while the rendezvous is not heard.
+        place.warned = None
         return [TellWorker(place.local_rank, told)]
 
     # ------------------------------------------------------------------------------------------------------- processes

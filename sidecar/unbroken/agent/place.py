@@ -12,6 +12,7 @@ _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
 """After these the worker's process ends by itself: its own word says more than the exit code."""
 
 MAX_DETAIL = 2000
+_UNTOLD = -1.0
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Place:
     """Highest iteration that the worker was told to enter on this connection."""
     left: int = -1
     """Highest iteration that it was told to leave on this connection."""
+    warned: float | None = _UNTOLD
+    """Since when the rendezvous is not heard, as the worker was told on this connection; None: it is heard."""
     is_passed_over: bool = False
     """Whether a Hello told that it is not in the newest plan: the rendezvous does not expect it there any more."""
     asked: Consult | None = None
@@ -91,6 +94,7 @@ class Place:
         self.is_attached = self.is_released = self.is_ending = self.is_passed_over = False
         self.alive_since_s = self.asked = self.unheard = self.halt = None
         self.left = self.passed = self.step = -1
+        self.warned = _UNTOLD
         self.stack_signal, self.stack_wanted, self.stack_asked, self.stack = 0, -1, -1, ()
 
     def attach(self, stack_signal: int = 0) -> None:
@@ -102,6 +106,7 @@ class Place:
         self.former, self.worker = self.worker or self.former, None
         self.asked = self.halt = None
         self.left = self.passed = -1
+        self.warned = _UNTOLD
 
     def lose_launcher(self) -> None:
         """Note that a process ended with the launcher; also one that was ordered and never reported."""

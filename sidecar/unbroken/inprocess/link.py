@@ -71,7 +71,8 @@ class Link:
         self._news = threading.Condition()
         self._orders = Orders()
         self._last_seen_s = time.monotonic()
-        self._was_seen = False
+        self._unheard_since_s: float | None = None
+        """Since when no agent of this worker has heard the rendezvous, as far as it knows."""
         self._own_leave: Fault | None = None
         """Why this worker has left the last iteration that it left by itself."""
         self._is_closing = False
@@ -222,10 +223,10 @@ class Link:
             connection.connect(str(self._folder / "agent.sock"))
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
-                away_s = time.monotonic() - self._last_seen_s if self._was_seen else 0.0
+                away_s = 0.0 if self._unheard_since_s is None else time.monotonic() - self._unheard_since_s
                 hello = wire.encode(replace(self._attach, away_s=away_s)).encode() + b"\n"
                 connection.sendall(hello + self._last_word())
-                self._socket, self._unsent, self._was_seen = connection, b"", True
+                self._socket, self._unsent = connection, b""
         except (OSError, UnbrokenError) as error:
             logger.debug("agent not reached: error=%s", error)
             connection.close()
@@ -235,15 +236,15 @@ class Link:
     def _leave_when_alone(self) -> None:
         """Leave the iteration as the agent would have, had it lost the rendezvous: others may have the ranks by now."""
         enter, report = self._orders.enter, self._report
-        if self._socket is not None or enter is None or enter.alone_s is None:
+        if self._socket is not None or enter is None or enter.alone_s is None or self._unheard_since_s is None:
             return
         if report is None or report.phase not in _INSIDE:
             # Who has completed saves nothing any more, and would have to do it all again.
             return
-        away_s = time.monotonic() - self._last_seen_s
+        away_s = time.monotonic() - self._unheard_since_s
         if away_s < enter.alone_s or self._orders.has_left(enter.iteration):
             return
-        detail = f"without an agent for {away_s:.1f} s: left, since others may have its ranks by now"
+        detail = f"no agent has heard the rendezvous for {away_s:.1f} s: left, since others may have its ranks by now"
         logger.warning("%s: iteration=%d rank=%s", detail, enter.iteration, enter.rank)
         self._own_leave = Fault(Cause.HEARTBEAT_LOST, enter.iteration, detail, away_s)
         self._obey(Leave(enter.iteration, Cause.HEARTBEAT_LOST, None, detail))
@@ -274,6 +275,7 @@ class Link:
     def _obey(self, message: ToWorker) -> None:
         orders = self._orders
         if isinstance(message, Enter):
+            self._unheard_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
             orders = replace(orders, enter=message)
@@ -303,6 +305,8 @@ class Link:
         if connection is not None:
             connection.close()
             self._last_seen_s = time.monotonic()
+            if self._unheard_since_s is None:
+                self._unheard_since_s = self._last_seen_s
             with self._news:
                 self._news.notify_all()
 

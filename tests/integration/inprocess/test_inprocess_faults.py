@@ -346,7 +346,7 @@ def test_worker_without_an_agent_for_too_long_leaves_and_tells_why(tmp_path: Pat
         job.wait_for(lambda: job.workers[0].phase is WorkerPhase.COMPLETED, "rank 0 completed")
         told = len(job.reports)
         job.break_connections(does_come_back=False)
-        job.wait_for(lambda: "without an agent for" in job.output(), "rank 1 leaves")
+        job.wait_for(lambda: "no agent has heard the rendezvous for" in job.output(), "rank 1 leaves")
         job.come_back()
         job.wait_for(lambda: job.iteration == 1, "another iteration")
         phases = {rank: report.phase for rank, report in reversed(job.reports[told:]) if report.iteration == 0}

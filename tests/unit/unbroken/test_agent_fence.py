@@ -109,6 +109,27 @@ def test_agent_that_starts_anew_counts_from_the_end_of_the_former_one() -> None:
     assert len(leaves(pod.after(0.2))) == 2
 
 
+def test_workers_are_told_since_when_the_rendezvous_is_not_heard() -> None:
+    """Their agent may end before it would tell them to leave: they count from the same instant."""
+    pod = train(lone_plan())
+    assert pod.warnings == []
+    pod.now_s += 7.0
+    pod.step(Disconnected())
+    assert _lost_s(pod) == [0.0, 0.0]
+    pod.after(LIMIT_S / 2)
+    assert pod.warnings == [], "told once"
+    attach = Attach(PROTOCOL, "worker", 50, 0, 0, away_s=0.1)
+    pod.step(WorkerAttached(attach), WorkerSaid(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    assert _lost_s(pod) == [LIMIT_S / 2]
+    pod.join()
+    assert _lost_s(pod) == [None, None]
+
+
+def _lost_s(pod: Pod) -> list[float | None]:
+    told = [action.message for action in pod.warnings if isinstance(action, TellWorker)]
+    return [message.lost_s for message in told if isinstance(message, Enter)]
+
+
 def test_pod_whose_peers_hold_other_ranks_goes_on_until_the_isolation_time_is_nearly_over() -> None:
     """All of them may be cut off together, from a rendezvous that hears their spares."""
     pod = train(plan(0))

@@ -73,13 +73,23 @@ class Pod:
 
     def __init__(self, settings: JobSettings = IN_PROCESS, memory: Memory | None = None) -> None:
         self.now_s = 1000.0
+        self.warnings: list[Action] = []
+        """Of the last step."""
         self.member = Member(settings, IDENTITY, "127.0.0.9", memory or Memory(), self.now_s)
 
     def step(self, *events: Event) -> list[Action]:
-        """Take events one after the other and return all actions but Remember."""
+        """Take events one after the other and return all actions but Remember and warnings."""
         actions = [action for event in events for action in self.member.step(event, self.now_s)]
         assert self.member.settle(self.now_s) == [], "settling twice must change nothing"
-        return [action for action in actions if not isinstance(action, Remember)]
+        self.warnings = [action for action in actions if self._is_warning(action)]
+        return [action for action in actions if not isinstance(action, Remember) and not self._is_warning(action)]
+
+    def _is_warning(self, action: Action) -> bool:
+        """Return whether an Enter only tells a worker that is in since when the rendezvous is not heard."""
+        if not isinstance(action, TellWorker) or not isinstance(action.message, Enter):
+            return False
+        worker = self.member.places[action.local_rank].worker
+        return worker is not None and worker.phase is not WorkerPhase.READY
 
     def after(self, seconds: float) -> list[Action]:
         """Let time pass."""

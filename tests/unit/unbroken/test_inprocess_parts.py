@@ -491,6 +491,46 @@ def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: P
     assert phases == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
 
 
+def test_worker_counts_from_when_its_agent_lost_the_rendezvous(tmp_path: Path) -> None:
+    """The agent may have waited nearly as long as it may when it ends."""
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    mine, agents = socket.socketpair()
+    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=60.0)
+    with mine, agents:
+        link._socket = mine
+        link._obey(enter)
+        link.report(WorkerReport(WorkerPhase.RUNNING, 1))
+        link._obey(dataclasses.replace(enter, lost_s=61.0))
+        link._leave_when_alone()
+        assert link.orders.leave is None, "its agent is there, and decides"
+        link._drop_connection()
+        link._leave_when_alone()
+    assert link.orders.leave is not None
+    assert (link.orders.leave.iteration, link.orders.leave.cause) == (1, Cause.HEARTBEAT_LOST)
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "lost_s", [pytest.param((59.0,), id="not long enough"), pytest.param((61.0, None), id="heard again")]
+)
+def test_worker_that_was_out_of_touch_for_a_shorter_time_stays(
+    tmp_path: Path, lost_s: tuple[float | None, ...]
+) -> None:
+    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    mine, agents = socket.socketpair()
+    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=3600.0)
+    with mine, agents:
+        link._socket = mine
+        link._obey(enter)
+        link.report(WorkerReport(WorkerPhase.RUNNING, 1))
+        for one_s in lost_s:
+            link._obey(dataclasses.replace(enter, lost_s=None if one_s is None else one_s + 3540.0))
+        link._drop_connection()
+        link._leave_when_alone()
+    assert link.orders.leave is None
+    link.close()
+
+
 def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
     link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
     fault = Fault(Cause.EXCEPTION, 0, "ValueError: x")
