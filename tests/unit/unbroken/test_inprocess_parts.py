@@ -502,11 +502,13 @@ def test_worker_counts_from_when_its_agent_lost_the_rendezvous(tmp_path: Path) -
         link.report(WorkerReport(WorkerPhase.RUNNING, 1))
         link._obey(dataclasses.replace(enter, lost_s=61.0))
         link._leave_when_alone()
-        assert link.orders.leave is None, "its agent is there, and decides"
+        with_agent = link.orders
         link._drop_connection()
         link._leave_when_alone()
-    assert link.orders.leave is not None
-    assert (link.orders.leave.iteration, link.orders.leave.cause) == (1, Cause.HEARTBEAT_LOST)
+    alone = link.orders
+    assert with_agent.leave is None, "its agent is there, and decides"
+    assert alone.leave is not None
+    assert (alone.leave.iteration, alone.leave.cause) == (1, Cause.HEARTBEAT_LOST)
     link.close()
 
 
