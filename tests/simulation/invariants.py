@@ -216,7 +216,8 @@ class Ledger:
             if rank is None or not pod.is_alive:
                 continue
             is_told = pod.is_leaving and pod.is_welcome and not pod.is_muted and not pod.one_way
-            if is_told and self.world.now_s > pod.left_at_s + 0.1:
+            # Its first report tells a new rendezvous, and is under way when it has just been welcomed.
+            if is_told and self.world.now_s > max(pod.left_at_s, pod.welcomed_at_s) + 0.1:
                 raise Violation(f"iteration {iteration} gives ranks to {pod.name}, which is leaving")
             if worker.phase in INSIDE:
                 where = f"{pod.name}/{local_rank} is {worker.phase} in {worker.iteration}"

@@ -123,6 +123,7 @@ class Pod:
         self.halt: Halt | None = None
         self.connection: str | None = None
         self.is_welcome = False
+        self.welcomed_at_s = 0.0
         self.generation = 0
         self.plan: Plan | None = None
         self.is_plan_new = False
@@ -316,7 +317,7 @@ class Pod:
         match message:
             case Welcome():
                 self.world.ledger.check_welcome(self, message, former)
-                self.is_welcome, self.lost_since_s = True, None
+                self.is_welcome, self.welcomed_at_s, self.lost_since_s = True, self.world.now_s, None
                 self.heartbeat_interval_s = message.heartbeat_interval_s
                 self.report()
                 self.heartbeat()
