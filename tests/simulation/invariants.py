@@ -62,6 +62,12 @@ class Ledger:
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s = self.world.now_s
         self.is_new_life = True
+        # An order of which nobody has heard is lost with its rendezvous: the next one lets the iteration go on.
+        self.common = {iteration: step for iteration, step in self.common.items() if self._is_told(iteration)}
+
+    def _is_told(self, iteration: int) -> bool:
+        pods = [self.world.pods[uid] for uid in self.pods_of(iteration)]
+        return any(pod.interrupted >= iteration for pod in pods)
 
     def check_step(self, event: Event, actions: list[Action]) -> None:
         """Check one step of the coordinator."""
