@@ -385,8 +385,20 @@ class Ledger:
             # A rendezvous without memory uses numbers again of which nobody lives to tell.
             if self.world.schedule.has_memory or (other.is_alive and peer.iteration > plan.iteration)
         ]
-        if newer and pod.is_welcome:
+        if newer and pod.is_welcome and not self._is_stillborn(pod, plan):
             raise Violation(f"{pod.name}/{worker.local_rank} enters {plan.iteration}, {newer} are in the next already")
+
+    def _is_stillborn(self, pod: Pod, plan: Plan) -> bool:
+        """Whether a rank of this pod has no process, so that nobody makes a step in this iteration.
+
+        The rendezvous does not wait for the other workers of such a pod (`Census.leaving`), unless pods may be split:
+        they may enter before they hear that the iteration is over.
+        """
+        coordinator = self.world.coordinator
+        if coordinator is None or coordinator._job.rules.may_split:
+            return False
+        numbers = [part.local_rank for part in plan.ranks if part.rank is not None]
+        return any(pod.workers[number].phase in (WorkerPhase.GONE, WorkerPhase.STARTING) for number in numbers)
 
     def check_one_world(self, iteration: int) -> None:
         """Check that no other world can make a step when all ranks of this one have entered."""
