@@ -272,8 +272,28 @@ class Job:
         if self.num_running is None:
             return
         settings, least, num_stuck = self.settings, self.rules.least_pods, self.num_stuck
-        may_run_more = settings.replicas + settings.spares - num_stuck >= least
-        self.pod_clock.stand(self.num_running - (num_stuck if may_run_more else 0) < least, now_s)
+        num_possible = settings.replicas + settings.spares - num_stuck
+        may_run_more = num_possible >= least
+        num_running = self.num_running - (num_stuck if may_run_more else 0)
+        lacks_ranks = may_run_more and self._lacks_ranks(num_running, num_possible)
+        self.pod_clock.stand(num_running < least or lacks_ranks, now_s)
+
+    def _lacks_ranks(self, num_running: int, num_possible: int) -> bool:
+        """Whether the pods that run are too few to begin for places that were given up, and more pods may come."""
+        if self.phase is not JobPhase.FORMING:
+            return False  # Later a pod can be replaced: that must not wait for others.
+        least, given_up = self.rules.least_ranks, self.num_given_up
+        num_running_ranks, num_possible_ranks = (
+            num_pods * self.settings.ranks_per_pod - given_up for num_pods in (num_running, num_possible)
+        )
+        return given_up > 0 and num_running_ranks < least <= num_possible_ranks
+
+    @property
+    def num_given_up(self) -> int:
+        """Places that get no process any more, in pods that are ready without them."""
+        census = self.census
+        pods = (census.by_uid[uid] for uid in census.hopeless if uid in census.ready)
+        return sum(place.is_hopeless and place.is_dead for pod in pods for place in pod.places.values())
 
     @property
     def num_stuck(self) -> int:
@@ -292,8 +312,12 @@ class Job:
             return ""
         num_stuck = self.num_stuck
         stuck = f", {num_stuck} of them cannot start their processes" if num_stuck else ""
+        given_up, least = self.num_given_up, f"{self.rules.least_pods}"
+        if given_up:
+            stuck += f", {given_up} of their processes cannot start"
+            least += f" with {self.rules.least_ranks} ranks"
         return (
-            f"{self.num_running} of {self.settings.replicas} pods run{stuck}, at least {self.rules.least_pods} are "
+            f"{self.num_running} of {self.settings.replicas} pods run{stuck}, at least {least} are "
             "wanted; timeouts.startupSeconds does not count until the cluster has started them"
         )
 

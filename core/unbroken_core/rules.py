@@ -80,8 +80,12 @@ class Rules:
     @property
     def least_pods(self) -> int:
         """Fewest pods of which a world can be made: `minReplicas`, or more where a divisor or a minimum wants more."""
-        least_ranks = max(self.divisible_by, self.root.min_ranks)
-        return min(max(self.minimum_replicas, -(-least_ranks // self.ranks_per_pod)), self.replicas)
+        return min(max(self.minimum_replicas, -(-self.least_ranks // self.ranks_per_pod)), self.replicas)
+
+    @property
+    def least_ranks(self) -> int:
+        """Fewest ranks that a divisor or a minimum of the whole allows."""
+        return max(self.divisible_by, self.root.min_ranks)
 
     @property
     def full_ranks(self) -> int:

@@ -116,6 +116,27 @@ def test_time_counts_where_pods_that_cannot_start_leave_too_few_for_the_divisor(
     assert sent(bench.live(601), Finish)["p1"].reason is Reason.STARTUP_TIMEOUT
 
 
+def test_time_stands_where_a_pod_without_one_of_its_ranks_is_too_little_for_the_divisor_until_another_runs() -> None:
+    job = {"replicas": 2, "spares": 0, "ranks_per_pod": 2, "min_replicas": 1, "min_ranks_per_pod": 1, "divisible_by": 2}
+    bench = failing(**job)
+    bench.worker("p0", 1, WorkerPhase.READY)
+    assert not sent(bench.live(LONG_S), Finish)
+    message = bench.status().message
+    assert "1 of 2 pods run, 1 of their processes cannot start, at least 1 with 2 ranks are wanted" in message
+    observe(bench, ("p0", "p1"))
+    plans = sent(bench.join("p1"), Plan)
+    assert {plan.world_size for plan in plans.values()} == {2}
+
+
+def test_time_counts_where_all_pods_run_without_enough_ranks_for_the_divisor() -> None:
+    job = {"replicas": 2, "spares": 0, "ranks_per_pod": 2, "min_replicas": 1, "min_ranks_per_pod": 1, "divisible_by": 4}
+    bench = failing(**job)
+    bench.worker("p0", 1, WorkerPhase.READY)
+    observe(bench, ("p0", "p1"))
+    bench.join("p1")
+    assert sent(bench.live(601), Finish)["p1"].reason is Reason.STARTUP_TIMEOUT
+
+
 def test_without_an_operator_the_startup_timeout_counts_from_the_start() -> None:
     bench = Bench()
     bench.join("p0")
