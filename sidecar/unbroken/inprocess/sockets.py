@@ -74,7 +74,8 @@ def _gloo_descriptors() -> list[int]:
 
 
 def _found_by_objects() -> list[int]:
-    tables = _tables()
+    torch = sys.modules.get("torch._C")
+    tables = frozenset() if torch is None else _tables(str(torch.__file__))
     if not tables:
         return []
     try:
@@ -94,11 +95,10 @@ def _found_by_objects() -> list[int]:
 
 
 @functools.cache
-def _tables() -> frozenset[int]:
+def _tables(path: str) -> frozenset[int]:
     """Return what gloo's objects begin with; empty where torch's library does not tell."""
-    torch = sys.modules["torch._C"]
     try:
-        library = ctypes.CDLL(torch.__file__)
+        library = ctypes.CDLL(path)
         places = [ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _LOOP_TABLES]
     except (OSError, ValueError):
         return frozenset()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from unbroken.inprocess.rank_assignment import (
     RankDiscarded,
     ShiftRanks,
 )
+from unbroken.inprocess.sockets import shut_gloo_connections
 from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken_core import stamps, wire
@@ -491,46 +493,47 @@ def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: P
     assert phases == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
 
 
-def test_worker_counts_from_when_its_agent_lost_the_rendezvous(tmp_path: Path) -> None:
-    """The agent may have waited nearly as long as it may when it ends."""
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+def _orders_without_agent(folder: Path, alone_s: float, *lost_s: float | None) -> tuple[Orders, Orders]:
+    """Return what a worker in an iteration obeys before and after it loses an agent that told it this."""
+    link = Link(folder, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
     mine, agents = socket.socketpair()
-    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=60.0)
-    with mine, agents:
-        link._socket = mine
-        link._obey(enter)
-        link.report(WorkerReport(WorkerPhase.RUNNING, 1))
-        link._obey(dataclasses.replace(enter, lost_s=61.0))
-        link._leave_when_alone()
-        with_agent = link.orders
-        link._drop_connection()
-        link._leave_when_alone()
-    alone = link.orders
-    assert with_agent.leave is None, "its agent is there, and decides"
-    assert alone.leave is not None
-    assert (alone.leave.iteration, alone.leave.cause) == (1, Cause.HEARTBEAT_LOST)
-    link.close()
-
-
-@pytest.mark.parametrize(
-    "lost_s", [pytest.param((59.0,), id="not long enough"), pytest.param((61.0, None), id="heard again")]
-)
-def test_worker_that_was_out_of_touch_for_a_shorter_time_stays(
-    tmp_path: Path, lost_s: tuple[float | None, ...]
-) -> None:
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
-    mine, agents = socket.socketpair()
-    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=3600.0)
+    enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=alone_s)
     with mine, agents:
         link._socket = mine
         link._obey(enter)
         link.report(WorkerReport(WorkerPhase.RUNNING, 1))
         for one_s in lost_s:
-            link._obey(dataclasses.replace(enter, lost_s=None if one_s is None else one_s + 3540.0))
+            link._obey(dataclasses.replace(enter, lost_s=one_s))
+        link._leave_when_alone()
+        before = link.orders
         link._drop_connection()
         link._leave_when_alone()
-    assert link.orders.leave is None
     link.close()
+    return before, link.orders
+
+
+def test_worker_counts_from_when_its_agent_lost_the_rendezvous(tmp_path: Path) -> None:
+    """The agent may have waited nearly as long as it may when it ends."""
+    before, after = _orders_without_agent(tmp_path, 60.0, 61.0)
+    assert before.leave is None, "its agent is there, and decides"
+    assert after.leave is not None
+    assert (after.leave.iteration, after.leave.cause) == (1, Cause.HEARTBEAT_LOST)
+
+
+@pytest.mark.parametrize(
+    "lost_s", [pytest.param((1800.0,), id="not long enough"), pytest.param((3601.0, None), id="heard again")]
+)
+def test_worker_that_was_out_of_touch_for_a_shorter_time_stays(
+    tmp_path: Path, lost_s: tuple[float | None, ...]
+) -> None:
+    _before, after = _orders_without_agent(tmp_path, 3600.0, *lost_s)
+    assert after.leave is None
+
+
+def test_process_without_torch_has_no_connection_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that does not use it is interrupted again and again all the same."""
+    monkeypatch.delitem(sys.modules, "torch._C", raising=False)
+    assert shut_gloo_connections() == 0
 
 
 def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
