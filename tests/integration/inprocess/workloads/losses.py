@@ -13,7 +13,7 @@ import torch.distributed as dist
 from unbroken import inprocess
 from unbroken.inprocess import sockets
 
-from .script import STEP_S, exists, is_first, my_rank, note, start, total, wait_for_file
+from .script import STEP_S, exists, is_first, my_rank, note, start, total, wait_for, wait_for_file
 
 
 def steps() -> None:
@@ -85,10 +85,10 @@ def write_that_fails() -> None:
             peer = int(total(float(os.getpid()) if my_rank() == 1 else 0.0))
             if my_rank() == 1:
                 os.kill(peer, signal.SIGSTOP)
-            while psutil.Process(peer).status() != psutil.STATUS_STOPPED:
-                time.sleep(STEP_S)
-            stop_writing()
-            note("writes")
+            else:
+                wait_for(lambda: psutil.Process(peer).status() == psutil.STATUS_STOPPED, "a stopped peer")
+                stop_writing()
+                note("writes")
             dist.barrier()
         return int(total())
 

@@ -55,21 +55,24 @@ def exists(variable: str) -> bool:
 
 def wait_for_file(variable: str) -> None:
     """Wait in Python code, which an interruption can leave, until the test has written the file."""
+    wait_for(lambda: exists(variable), f"the file {os.environ[variable]}")
+
+
+def wait_for(is_true: Callable[[], bool], what: str) -> None:
+    """Wait in Python code for a condition. Raises TimeoutError."""
     # tests/waiting.py belongs to pytest, which is not to be in a worker.
     until_s = time.monotonic() + LIMIT_S
-    while not exists(variable):
+    while not is_true():
         if time.monotonic() > until_s:
-            raise TimeoutError(f"{os.environ[variable]}: want this file within {LIMIT_S:g} s, got none")
+            raise TimeoutError(f"want {what} within {LIMIT_S:g} s, got none")
         time.sleep(STEP_S)
 
 
 def settle() -> None:
     """Wait until the groups and stores of former iterations are destroyed, which happens in the background."""
-    until_s = time.monotonic() + LIMIT_S
-    while any(thread.name == "unbroken-destroy" for thread in threading.enumerate()):
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"old groups: want them destroyed within {LIMIT_S:g} s, they are not")
-        time.sleep(STEP_S)
+    wait_for(
+        lambda: not any(thread.name == "unbroken-destroy" for thread in threading.enumerate()), "old groups destroyed"
+    )
 
 
 def is_first(call: inprocess.CallWrapper) -> bool:
