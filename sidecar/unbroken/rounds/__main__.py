@@ -61,7 +61,7 @@ async def serve(
         if metrics is not None:
             # prometheus_client takes 80 ms to import: not before nodes can meet, and not for those who want no metrics,
             # as the rounds that torchrun's handler starts.
-            from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - see above
+            from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - 80 ms, once nodes can meet
 
             exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals))
         logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
