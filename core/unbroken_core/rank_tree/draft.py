@@ -28,6 +28,8 @@ class Draft:
         self.opened: dict[Domain, None] = {}
         """Innermost domains that were wholly spare before they were used."""
         self.holes: list[int] = []
+        self.newly_growable: list[int] = []
+        """Leaves that may be appended to the world from now on, and might not before."""
         self.old_by_rank = tree.by_rank
         self.old_size = len(tree.by_rank)
         self.old_suspects = dict(tree.suspects)
@@ -63,7 +65,7 @@ class Draft:
                 self.vacant[leaf] = rank
                 self.old_rank.setdefault(leaf, rank)
                 rank_of[leaf] = by_rank[rank] = HOLE
-                tree.may_grow[leaf] = 1
+                self._let_grow(leaf)
                 if is_lost[leaf]:
                     self.reason[leaf] = reason or RankReason.LOST
                 else:
@@ -150,7 +152,7 @@ class Draft:
             self.reason[leaf] = RankReason.STEPPED_ASIDE
             self.origin.pop(leaf, None)
             tree.rank_of[leaf] = -1
-            tree.may_grow[leaf] = 1
+            self._let_grow(leaf)
             tree.mark_spare(leaf, True)
             host = tree.host_of[leaf]
             counts[host] = counts.get(host, 0) + 1
@@ -194,6 +196,9 @@ class Draft:
     def roll_back(self) -> None:
         """Put the tree back as it was when this draft was begun."""
         tree = self.tree
+        for leaf in self.newly_growable:
+            tree.may_grow[leaf] = 0
+            tree.growable.pop(leaf, None)
         # First the counts: they compare each leaf's rank now with its rank before.
         for leaf, old in self.old_rank.items():
             is_active, was_active = tree.rank_of[leaf] >= 0, old >= 0
@@ -222,6 +227,11 @@ class Draft:
             return RankReason.SHIFTED
         # A spare that had just replaced another, and was the best donor for a gap, replaces the one of the gap.
         return RankReason.REPLACED if reason is RankReason.FILLED_GAP and self.old_rank[leaf] < 0 else reason
+
+    def _let_grow(self, leaf: int) -> None:
+        if not self.tree.may_grow[leaf]:
+            self.tree.may_grow[leaf] = 1
+            self.newly_growable.append(leaf)
 
     def _occupy(self, leaf: int, rank: int, reason: RankReason) -> None:
         tree = self.tree

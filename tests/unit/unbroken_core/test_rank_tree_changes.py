@@ -258,6 +258,17 @@ def test_undo_takes_back_a_replacement_and_a_shift() -> None:
     assert holders_after(tree) == after
 
 
+def test_spare_that_was_cut_off_in_a_plan_that_was_undone_is_not_put_in_front_of_a_new_place() -> None:
+    places = [TreeLayer("root", 1, 4, replace_from=True), TreeLayer("pod", 4, None, replace_from=True, unit=4)]
+    here = [Place(f"uid-{pod}", (f"pod-{pod}",), 4) for pod in range(2)]
+    tree = started(RankTree(places, here, lambda size: min(size, 3), keeps_whole=True))
+    tree.lose("uid-0")
+    tree.undo(tree.plan())  # uid-1 would have ranks 0 to 2, and its last worker none.
+    tree.add(Place("uid-2", ("pod-2",), 4))
+    tree.plan(use_spares=False, may_grow=True)
+    assert holders(tree) == whole(2)[:3]
+
+
 def holders_after(tree: RankTree) -> list[tuple[str, int]]:
     tree.plan()
     return holders(tree)
@@ -379,6 +390,18 @@ def counts(domain: Domain) -> Counts:
     )
 
 
+def state(tree: RankTree) -> tuple[object, ...]:
+    """Return all that a plan may change, but for what the next one is to look at."""
+    return (
+        list(tree.by_rank),
+        list(tree.rank_of),
+        counts(tree.root),
+        bytes(tree.is_spare),
+        bytes(tree.may_grow),
+        sorted(tree.growable),
+    )
+
+
 @dataclass(frozen=True)
 class Limits:
     """Numbers of each layer."""
@@ -400,16 +423,26 @@ class Life(RuleBasedStateMachine):
     """Anything may happen to a tree; what must hold, holds after each plan."""
 
     @initialize(
-        limits=LIMITS, num_pods=st.integers(1, 12), divisor=st.sampled_from([1, 1, 2, 3]), fills_gaps=st.booleans()
+        limits=LIMITS,
+        num_pods=st.integers(1, 12),
+        divisor=st.sampled_from([1, 1, 2, 3]),
+        keeps_whole=st.booleans(),
+        fills_gaps=st.booleans(),
     )
-    def begin(self, limits: Limits, num_pods: int, divisor: int, fills_gaps: bool) -> None:
+    def begin(self, limits: Limits, num_pods: int, divisor: int, keeps_whole: bool, fills_gaps: bool) -> None:
         names = ("root", "zone", "rack", "pod")
+        minima = (*limits.minima[:3], 3) if keeps_whole else limits.minima
+        unit = 3 if keeps_whole else 1
         self.layers = [
-            TreeLayer(name, low, high, *flags)
-            for name, low, high, flags in zip(names, limits.minima, limits.maxima, limits.flags, strict=True)
+            TreeLayer(name, low, high, *flags, unit)
+            for name, low, high, flags in zip(names, minima, limits.maxima, limits.flags, strict=True)
         ]
         self.tree = RankTree(
-            self.layers, pods(num_pods, 3), lambda size: size // divisor * divisor, fills_gaps=fills_gaps
+            self.layers,
+            pods(num_pods, 3),
+            lambda size: size // divisor * divisor,
+            keeps_whole=keeps_whole,
+            fills_gaps=fills_gaps,
         )
         self.divisor = divisor
         self.num_made = num_pods
@@ -458,18 +491,16 @@ class Life(RuleBasedStateMachine):
     def plan_undo_and_plan_again(self) -> None:
         tree = self.tree
         tree._forget_removed()
-        before = (list(tree.by_rank), list(tree.rank_of), counts(tree.root), sorted(tree.growable))
+        before, rank_before = state(tree), list(tree.rank_of)
         first = tree.plan()
-        after = (list(tree.by_rank), list(tree.rank_of), counts(tree.root))
-        changes = list(first)
+        after, changes = state(tree), list(first)
         if not first.shortfall:
             tree.undo(first)
-            undone = (list(tree.by_rank), list(tree.rank_of), counts(tree.root), sorted(tree.growable))
-            assert undone[:3] == before[:3]
+            assert state(tree) == before
             second = tree.plan()
-            assert (list(tree.by_rank), list(tree.rank_of), counts(tree.root)) == after
+            assert state(tree) == after
             assert list(second) == changes
-        self._check(before[1], changes, bool(first.shortfall))
+        self._check(rank_before, changes, bool(first.shortfall))
 
     def _check(self, rank_before: list[int], changes: list[RankChange], is_impossible: bool) -> None:
         tree = self.tree
@@ -485,6 +516,8 @@ class Life(RuleBasedStateMachine):
             host = tree.host_of[leaf]
             assert tree.worker(leaf) not in self.lost
             assert host.is_usable()
+        if tree.keeps_whole:
+            assert [tree.worker(leaf)[1] for leaf in tree.by_rank] == [rank % 3 for rank in ranks]
         assert all(domain.active <= domain.maximum for domain in everything(tree.root))
 
     @invariant()
