@@ -125,7 +125,7 @@ def while_interrupted(job: Job, now_s: float) -> None:
     choice = choose(view)
     match choice:
         case Wait():
-            _wait(job, interruption, choice, now_s)
+            _wait(job, interruption, choice, view.outcome, now_s)
         case Cut():
             _cut(job, interruption, choice.rung, now_s)
         case RestartJob():
@@ -300,8 +300,7 @@ def _is_kept_apart(job: Job, outcome: Outcome, possible: frozenset[Rung]) -> boo
 
 
 def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
-    interruption.was_short = interruption.was_short or isinstance(outcome, Shortage)
-    if interruption.shortage_began is None or not interruption.was_short or isinstance(outcome, Shortage):
+    if not interruption.was_short or isinstance(outcome, Shortage):
         interruption.enough_at_s = None
         return None
     if interruption.enough_at_s is None:
@@ -325,11 +324,13 @@ def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], no
     return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
 
 
-def _wait(job: Job, interruption: Interruption, choice: Wait, now_s: float) -> None:
+def _wait(job: Job, interruption: Interruption, choice: Wait, outcome: Outcome, now_s: float) -> None:
     if choice.rung is not None:
         _charge(job, interruption, choice.rung, now_s)
-    if choice.reason is Reason.BELOW_MINIMUM and interruption.shortage_began is None:
-        interruption.shortage_began = job.pod_clock.read(now_s)
+    if choice.reason is Reason.BELOW_MINIMUM:
+        interruption.was_short = interruption.was_short or isinstance(outcome, Shortage)
+        if interruption.shortage_began is None:
+            interruption.shortage_began = job.pod_clock.read(now_s)
     job.wake(choice.until_s)
     job.say(choice.reason, f"iteration {job.iteration}: {choice.message}")
 

@@ -94,7 +94,10 @@ class Interruption:
     shortage_began: float | None = None
     """Reading of the pod clock when too few pods were there; None while it has not come to that."""
     was_short: bool = False
-    """Whether no world could be made of what was ready; pods are also waited for where no rung allows the world."""
+    """Whether pods were waited for when no world could be made of what was ready.
+
+    They are also waited for where no rung allows the world, and before that too few may be ready for want of processes.
+    """
     enough_at_s: float | None = None
     """When there were enough pods again after a shortage."""
     does_hold: bool | None = None

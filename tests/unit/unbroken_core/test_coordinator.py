@@ -564,6 +564,23 @@ def test_a_pod_that_does_not_come_up_after_a_shortage_is_not_waited_for_long() -
     assert sorted(rank for pod in plans for rank in ranks(plans[pod]) if rank is not None) == [0, 1, 2, 3]
 
 
+def test_a_new_process_is_no_end_of_a_shortage_of_pods() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.PROCESS), RungBudget(Rung.POD))
+    bench = Bench(replace(SETTINGS, min_replicas=1, spares=0, rungs=rungs))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    bench.report("p1", is_leaving=True)
+    bench.worker("p0", 1, READY)
+    assert bench.status().reason is Reason.WAITING_FOR_WORKERS, "only a new process is waited for"
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    bench.worker("p0", 0, READY, incarnation=1, iteration=-1)
+    before = bench.status()
+    assert before.reason is Reason.BELOW_MINIMUM, "no rung allows the smaller world"
+    bench.step(Tick())
+    assert bench.status() == before
+
+
 def test_a_pod_that_comes_in_time_ends_the_wait() -> None:
     bench = Bench(replace(SETTINGS, spares=0))
     bench.run("p0", "p1")
