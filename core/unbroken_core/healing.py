@@ -1,10 +1,14 @@
-"""New processes for those that have ended: at once, or a moment later where a recovery goes on without them."""
+"""New processes for those that have ended: at once, or a moment later where a recovery goes on without them.
+
+And for those without a rank that do not leave what they were told to leave, which no recovery waits for.
+"""
 
 from unbroken_core.interrupting import possible_rungs
 from unbroken_core.job import Interruption, Job
 from unbroken_core.membership import Member, Place, needs_order
 from unbroken_core.messages import Respawn
-from unbroken_core.reasons import Cause, JobPhase, Rung
+from unbroken_core.planning import condemn
+from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
 
 MAX_HOLD_S = 1.0
 """So long at most a new process waits for a recovery that goes on without it."""
@@ -14,6 +18,7 @@ SETTLE_S = 0.25
 
 def heal(job: Job, now_s: float) -> None:
     """Start processes again where none is left, with a back-off for those that never get ready."""
+    _end_lingering(job, now_s)
     held_until_s = _held_until_s(job, now_s) if job.census.healing else None
     if held_until_s is not None and now_s < held_until_s:
         job.wake(held_until_s)
@@ -34,6 +39,24 @@ def heal(job: Job, now_s: float) -> None:
             job.interruption.respawned.setdefault(uid, set()).update(place.state.local_rank for place in now)
         orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
         job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
+        job.sort(member)
+
+
+def _end_lingering(job: Job, now_s: float) -> None:
+    """Give up those that have not left an earlier iteration in the time that ranks have for it."""
+    lingering = job.census.lingering
+    while lingering and job.phase is not JobPhase.FORMING:
+        member = job.census.by_uid[next(iter(lingering))]
+        late = [place for rank, place in member.places.items() if rank not in member.ranks and place.lingers]
+        due_s = max([job.planned_s, *(place.since_s for place in late)]) + job.settings.timeouts.barrier_s
+        if now_s < due_s:
+            job.wake(due_s)
+            return
+        for place in late:
+            if place.state.phase is WorkerPhase.READY:
+                place.told_incarnation = -1  # It never entered what it was told, or it would have said so by now.
+            else:
+                condemn(job, member, place)
         job.sort(member)
 
 

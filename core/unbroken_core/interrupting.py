@@ -192,8 +192,9 @@ def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) 
         return True
     for uid in list(census.leaving):
         member = census.by_uid[uid]
-        for place in member.places.values():
-            if not place.is_dead and not place.is_ready:
+        for local_rank in member.ranks:
+            place = member.places[local_rank]
+            if place.lingers:
                 waited_s = now_s - interruption.at_s
                 take_fault(job, job.fault(member, late_fault(member, place, waited_s, now_s)), now_s)
                 condemn(job, member, place)

@@ -43,6 +43,8 @@ class Place:
     """When the fault in `state` happened: when it was told first, less the age that it had then."""
     fault_detect_s: float = 0.0
     """That age."""
+    since_s: float = 0.0
+    """When its process was first heard to be in this phase of this iteration."""
     num_faults: int = 0
     last_words: str = ""
     """How the last process that ended too early has ended."""
@@ -76,6 +78,11 @@ class Place:
     def is_ready(self) -> bool:
         """Whether it waits for a plan."""
         return self.has_left and not self.is_dead
+
+    @property
+    def lingers(self) -> bool:
+        """Whether it has a process that has yet to leave."""
+        return not (self.has_left or self.is_dead)
 
     def back_off_s(self) -> float:
         """Return how long to wait before the next process is started: 0, 1, 2, 4, ... s."""
@@ -187,6 +194,8 @@ def new_member(session: str, hello: Hello, now_s: float) -> Member:
 
 def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
     before, place.state = place.state, state
+    if (before.incarnation, before.phase, before.iteration) != (state.incarnation, state.phase, state.iteration):
+        place.since_s = now_s
     if state.fault is not None and not _is_repeated(state, before):
         place.fault_at_s, place.fault_detect_s = now_s - state.fault.detect_s, state.fault.detect_s
     if state.incarnation > before.incarnation:
@@ -248,10 +257,10 @@ def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault |
 class _Health:
     """What the places of one member amount to; each is looked at once: thousands of pods may report at one instant."""
 
-    __slots__ = ("healthy", "is_broken", "is_hopeless", "is_unsettled", "needs_order", "ready")
+    __slots__ = ("healthy", "is_broken", "is_hopeless", "is_lingering", "is_unsettled", "needs_order", "ready")
 
     def __init__(self, member: Member) -> None:
-        self.is_broken = self.is_unsettled = self.is_hopeless = self.needs_order = False
+        self.is_broken = self.is_unsettled = self.is_lingering = self.is_hopeless = self.needs_order = False
         ready: list[int] = []
         healthy: list[int] = []
         for local_rank, place in member.places.items():
@@ -263,10 +272,11 @@ class _Health:
             elif place.has_left:
                 ready.append(local_rank)
                 healthy.append(local_rank)
-            else:
+            elif local_rank in member.ranks:
                 self.is_unsettled = True
-                if local_rank in member.ranks:
-                    healthy.append(local_rank)
+                healthy.append(local_rank)
+            else:
+                self.is_lingering = True
         is_usable = member.session is not None and member.out is None
         self.ready: Locals = tuple(ready) if is_usable else ()
         """Local ranks that can be given a rank now."""
@@ -297,7 +307,8 @@ class Census:
         self.broken: dict[str, None] = {}
         """Pods with a worker that has no process, or a process that is still starting."""
         self.coming: dict[str, None] = {}
-        """Pods without ranks that get ready: a process is starting, or has yet to leave what it was told to leave."""
+        """Pods with a worker without a rank that gets ready: it has yet to leave what it was told to leave, or its
+        process is starting, and no other worker of the pod has a rank."""
         self.out: dict[str, None] = {}
         self.hopeless: dict[str, None] = {}
         self.healing: dict[str, None] = {}
@@ -308,9 +319,11 @@ class Census:
         self.not_progressed: dict[str, None] = {}
         self.active: dict[str, None] = {}
         self.leaving: dict[str, None] = {}
-        """Active pods that an interruption waits for: away, or with a worker that has not left what it was told.
+        """Active pods that an interruption waits for: away, or with a rank that has not left what it was told.
 
         Pods without a process at some place are not waited for, unless pods may be split."""
+        self.lingering: OrderedDict[str, None] = OrderedDict()
+        """Pods with a worker without a rank that has not left what it was told: nobody waits for it."""
         self.homeless: OrderedDict[str, None] = OrderedDict()
         """Ready pods whose domains nobody told yet, and that had no time for it, in a job with layers."""
 
@@ -337,16 +350,17 @@ class Census:
         uid = member.uid
         is_away = is_known and member.session is None
         is_broken = is_known and health.is_broken
-        is_unsettled = is_known and health.is_unsettled
+        is_lingering = is_known and health.is_lingering and member.out is None
         _put(self.away, uid, is_away)
         _put(self.broken, uid, is_broken)
         _put(self.hopeless, uid, is_known and health.is_hopeless)
-        is_coming = not member.ranks and member.out is None and (is_broken or is_unsettled)
+        _put(self.lingering, uid, is_lingering)
+        is_coming = is_lingering or (is_broken and not member.ranks and member.out is None)
         _put(self.coming, uid, is_coming)
         may_heal = is_known and not is_away and member.out is None
         _put(self.healing, uid, may_heal and health.needs_order)
         is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not is_broken)
-        _put(self.leaving, uid, is_waited_for and (is_away or is_unsettled))
+        _put(self.leaving, uid, is_waited_for and (is_away or health.is_unsettled))
 
     def _sort_iteration(self, member: Member, iteration: int) -> None:
         uid = member.uid

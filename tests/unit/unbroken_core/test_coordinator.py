@@ -17,6 +17,7 @@ from unbroken_core.messages import (
     Observation,
     Plan,
     PodObservation,
+    RankPlan,
     Refused,
     Report,
     Respawn,
@@ -788,8 +789,6 @@ def taken_over(bench: Bench, pause_s: float = 0.0) -> tuple[Bench, list[Action]]
 
 
 def _parts() -> tuple[Any, ...]:
-    from unbroken_core.messages import RankPlan
-
     return RankPlan(0, None, RankReason.FIRST), RankPlan(1, None, RankReason.FIRST)
 
 
@@ -819,6 +818,39 @@ def test_a_process_that_is_started_again_before_its_job_is_taken_over_stays_the_
     (recovery,) = after.status().recoveries
     assert (recovery.cause, recovery.pod, recovery.rank) == (Cause.PROCESS_SIGNAL, "p0", 1)
     assert not sent(after.tick(5.0), Respawn)
+
+
+def with_a_straggler() -> tuple[Bench, list[Action]]:
+    """Return a new coordinator to which a pod comes back with a worker that never left the iteration before."""
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=4, min_ranks_per_pod=3, rungs=rungs))
+    bench.states["p0"] = [*bench.workers(READY, 1)[:3], WorkerState(3, 0, STOPPING, 0)]
+    parts = [RankPlan(local_rank, local_rank, RankReason.KEPT) for local_rank in range(3)]
+    lost = RankPlan(3, None, RankReason.LOST)
+    plan = Plan(1, 1, Role.ACTIVE, 3, "10.0.0.1", 5000, (*parts, lost))
+    actions = bench.join("p0", generation=1, plan=plan)
+    for local_rank in range(3):
+        bench.worker("p0", local_rank, RUNNING, iteration=2)
+    return bench, actions
+
+
+def test_a_worker_without_a_rank_is_not_waited_for_and_replaced_when_it_never_leaves() -> None:
+    """The rendezvous before had ordered that; with it the order was lost."""
+    bench, actions = with_a_straggler()
+    assert [ranks(plan) for plan in sent(actions, Plan).values()] == [[0, 1, 2, None]]
+    assert not sent(bench.live(119), Respawn)
+    assert sent(bench.live(2), Respawn)["p0"].places == ((3, 0),)
+    assert (bench.status().phase, bench.status().recoveries[0].cause) == (JobPhase.RUNNING, Cause.EXCEPTION)
+
+
+def test_a_worker_without_a_rank_that_leaves_late_gets_one_at_the_next_plan() -> None:
+    bench, _actions = with_a_straggler()
+    bench.live(100)
+    bench.worker("p0", 3, READY)
+    assert not sent(bench.live(100), Respawn)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    plans = [sent(bench.worker("p0", local_rank, READY), Plan) for local_rank in range(3)]
+    assert ranks(plans[-1]["p0"]) == [0, 1, 2, 3]
 
 
 def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
