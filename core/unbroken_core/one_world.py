@@ -176,13 +176,15 @@ def _is_all_known(job: Job) -> bool:
         return False
     members = job.census.by_uid
     return all(
-        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and _is_idle(member))
+        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and _is_idle(member, job.iteration))
         for uid, pod in job.observed.items()
     )
 
 
-def _is_idle(member: Member) -> bool:
-    is_inside = any(place.state.phase in _INSIDE for place in member.places.values())
+def _is_idle(member: Member, iteration: int) -> bool:
+    """Whether none of its workers trains. Who hangs in an older iteration does not: that was over when this began."""
+    states = (place.state for place in member.places.values())
+    is_inside = any(state.phase in _INSIDE and state.iteration >= iteration for state in states)
     return member.session is not None and not is_inside
 
 

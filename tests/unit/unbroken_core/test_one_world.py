@@ -6,7 +6,7 @@ import pytest
 
 from unbroken_core.coordinator import Coordinator
 from unbroken_core.events import Action, AgentDisconnected, AgentReported, Observed
-from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation, RankPlan
+from unbroken_core.messages import Heartbeat, Interrupt, Observation, Plan, PodObservation, RankPlan, WorkerState
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
@@ -203,6 +203,18 @@ def test_a_pod_of_a_newer_world_that_comes_back_late_leaves_it_before_another_on
     assert planned(bench.join("p1", generation=1, plan=newer)) == set()
     assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
     assert planned(bench.all_are(READY, 1, "p1")) == {"p0", "p1"}
+
+
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_who_hangs_in_an_older_iteration_is_in_no_world(iteration: int) -> None:
+    """The plan of iteration 2 was cut, and reached nobody before the rendezvous was lost."""
+    settings = replace(FOUR, replicas=1, spares=0, min_ranks_per_pod=1)
+    bench = Bench(settings)
+    bench.coordinator = Coordinator(settings, 0.0, 2, 2)
+    plan = Plan(1, 1, Role.ACTIVE, 1, "", 0, (RankPlan(0, 0, RankReason.KEPT), RankPlan(1, None, RankReason.LOST)))
+    bench.step(Observed(Observation({"uid-p0": PodObservation("p0", "n", ())}, is_accounted=True)))
+    bench.states["p0"] = [bench.workers(READY, 1)[0], WorkerState(1, 0, RUNNING, iteration)]
+    assert planned(bench.join("p0", generation=1, plan=plan)) == ({"p0"} if iteration == 0 else set())
 
 
 @pytest.mark.parametrize("has_entered", [False, True])
