@@ -380,7 +380,8 @@ class World:
         return WorkerPhase.RUNNING in phases and self.is_intact(iteration)
 
     def _complete(self, iteration: int, began_s: float) -> None:
-        if not self.is_intact(iteration):
+        is_same = self.training.began_s.get(iteration) == began_s  # A rendezvous without memory uses a number again.
+        if not is_same or not self.is_intact(iteration):
             self.trained_s = min(self.trained_s + self.schedule.checkpoint_s, self.schedule.work_s)
             return
         self.trained_s = self.schedule.work_s
