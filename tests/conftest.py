@@ -10,7 +10,14 @@ import os
 import re
 from collections.abc import Generator
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "unbroken", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("unbroken")
 
 NEEDS = {
     "cluster": r"UNBROKEN_TEST_KUBECONFIGS",

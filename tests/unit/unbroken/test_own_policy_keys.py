@@ -86,7 +86,7 @@ COMPOSITIONS: list[Callable[[ra.RankAssignment, ra.RankAssignment], ra.RankAssig
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=10),
     least=st.tuples(st.integers(0, 4), st.integers(0, 4)),

@@ -100,7 +100,7 @@ def read_or_refuse(text: str | bytes, expected: Any) -> None:
     repr(message).encode()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=spoilt(messages()), expected=st.sampled_from(EXPECTED), is_ascii=st.booleans(), cut=st.integers(0, 400))
 def test_spoilt_message_is_read_or_refused(data: Any, expected: Any, is_ascii: bool, cut: int) -> None:
     text = json.dumps(data, ensure_ascii=is_ascii)
@@ -109,7 +109,6 @@ def test_spoilt_message_is_read_or_refused(data: Any, expected: Any, is_ascii: b
     read_or_refuse(text[:cut], expected)
 
 
-@settings(deadline=None)
 @given(data=st.binary(max_size=200), expected=st.sampled_from(EXPECTED))
 def test_bytes_are_read_or_refused(data: bytes, expected: Any) -> None:
     read_or_refuse(data, expected)
@@ -126,7 +125,7 @@ def test_half_of_a_character_in_a_fault_costs_that_character_only() -> None:
 SETTINGS = JobSettings("digits", layers=(Layer("rack", "zone"),), timeouts=Timeouts(isolation_s=60.0))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=spoilt(st.builds(lambda: json.loads(wire.settings_to_json(SETTINGS)))))
 def test_spoilt_settings_are_taken_or_refused_by_name(data: Any) -> None:
     try:
@@ -135,7 +134,6 @@ def test_spoilt_settings_are_taken_or_refused_by_name(data: Any) -> None:
         str(error).encode()
 
 
-@settings(deadline=None)
 @given(first=spoilt(st.builds(lambda: json.loads(wire.encode(Attach(PROTOCOL, "worker", 7, 0, 1))))), rest=st.binary())
 def test_lines_on_the_socket_of_a_pod_are_taken_or_refused(first: Any, rest: bytes) -> None:
     async def scenario() -> None:
@@ -169,7 +167,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("parsers")
 
 
-@settings(deadline=None)
 @given(header=texts | st.text().map(lambda text: f"Bearer {text}"), content=st.binary(max_size=60))
 def test_only_the_token_is_accepted_whatever_the_file_becomes(folder: Path, header: str, content: bytes) -> None:
     path = folder / "token"
@@ -181,7 +178,6 @@ def test_only_the_token_is_accepted_whatever_the_file_becomes(folder: Path, head
     assert token.accepts(f"Bearer {TOKEN}")
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=300) | anything.map(lambda data: json.dumps(data).encode()))
 def test_error_file_gives_a_short_line(folder: Path, content: bytes) -> None:
     path = folder / "error.json"
@@ -197,7 +193,6 @@ def test_error_file_that_is_nested_without_end_gives_a_line(folder: Path) -> Non
     assert read_error(path) == "[" * MAX_ERROR_CHARACTERS
 
 
-@settings(deadline=None)
 @given(page=st.binary(min_size=page_bytes(2), max_size=page_bytes(2)), now_ns=st.integers(0, 2**63))
 def test_page_of_stamps_and_locks_may_say_anything(page: bytes, now_ns: int) -> None:
     slots = {rank: unpack_slot(page, rank) for rank in range(2)}
@@ -206,7 +201,6 @@ def test_page_of_stamps_and_locks_may_say_anything(page: bytes, now_ns: int) -> 
     assert all(ages(slot, now_ns).oldest_s >= 0 for slot in slots.values())
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=200) | st.text("0123456789 -\n", max_size=40).map(str.encode))
 def test_files_of_the_process_before_are_read_or_passed_over(folder: Path, content: bytes) -> None:
     (folder / "generation").write_bytes(content)
@@ -222,7 +216,6 @@ def test_number_of_thousands_of_digits_is_no_memory(folder: Path) -> None:
     assert read_memory(folder) == Memory()
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=300))
 def test_stack_of_a_worker_is_a_limited_number_of_lines(folder: Path, content: bytes) -> None:
     stack_path(folder, 0).write_bytes(content * 2)

@@ -536,10 +536,10 @@ def everything(domain: Domain) -> list[Domain]:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestLife.settings = settings(max_examples=150, stateful_step_count=25)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(num_pods=st.integers(1, 6), losses=st.lists(st.sets(st.integers(0, 23)), min_size=1, max_size=4))
 def test_gaps_that_no_spare_fills_are_filled_as_by_each_worker_for_itself(
     num_pods: int, losses: list[set[int]]
@@ -558,7 +558,7 @@ def test_gaps_that_no_spare_fills_are_filled_as_by_each_worker_for_itself(
         assert [None if rank < 0 else rank for rank in tree.rank_of] == wanted
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(order=st.permutations(range(12)))
 def test_plan_does_not_depend_on_the_order_in_which_losses_were_told(order: list[int]) -> None:
     """0.41"""

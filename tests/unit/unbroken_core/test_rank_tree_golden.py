@@ -195,7 +195,7 @@ def test_living_workers_are_numbered_in_the_order_of_the_tree() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     num_ranks=st.integers(1, 64),
     group=st.integers(1, 8),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from unbroken_core.rank_tree import TreeLayer
@@ -372,7 +372,7 @@ TWO_REGIONS = Case(
 """Spares are sought in several regions of one plan, each of them alone."""
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400)
 @example(TWO_REGIONS)
 @given(cases())
 def test_ranks_are_those_of_the_model_of_the_rules(case: Case) -> None:

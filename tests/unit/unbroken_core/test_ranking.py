@@ -461,7 +461,7 @@ def histories(draw: st.DrawFn) -> tuple[Rules, dict[str, str], list[dict[str, tu
     return rule, pods, draw(st.lists(ready, min_size=1, max_size=6))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(histories(), st.data())
 def test_every_world_is_valid(
     history: tuple[Rules, dict[str, str], list[dict[str, tuple[int, ...]]]], data: st.DataObject
@@ -501,7 +501,7 @@ def test_every_world_is_valid(
         assert limit is None or all(racks.count(rack) <= limit for rack in set(racks))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 8), st.integers(0, 8), st.data())
 def test_survivors_keep_their_ranks_while_spares_suffice(replicas: int, num_spares: int, data: st.DataObject) -> None:
     place = st.tuples(st.sampled_from(["r1", "r2"]), st.sampled_from(["a", "b"])).map("/".join)

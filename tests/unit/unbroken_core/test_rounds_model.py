@@ -68,7 +68,7 @@ def _check(fleet: Fleet) -> None:
             assert member.standing.num_waiting, f"{name} stays in round {member.running}, the newest is {newest}"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=_STEPS, minimum=st.integers(1, 3), room=st.integers(0, 2))
 def test_all_nodes_that_live_are_in_one_round_again_once_nothing_happens_any_more(
     steps: list[tuple[str, str | float]], minimum: int, room: int

@@ -63,7 +63,7 @@ def containers_of(origin: Any, arguments: tuple[Any, ...]) -> st.SearchStrategy[
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(KINDS), ids=lambda kind: kind.__name__)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -> None:
     message = data.draw(values_of(kind))
