@@ -53,7 +53,7 @@ def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> 
         old = known.session
         job.census.disconnect(known, now_s)
         job.close(old)
-    member = new_member(session, hello, now_s) if known is None else known
+    member = _new_member(job, session, hello, now_s) if known is None else known
     job.census.connect(member, session, now_s)
     member.node = hello.node or member.node
     member.can_halt = can_halt
@@ -70,6 +70,17 @@ def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> 
     inspect(job, member, now_s)
     bring_up_to_date(job, member, now_s)
     note_halted(job, member)
+
+
+def _new_member(job: Job, session: str, hello: Hello, now_s: float) -> Member:
+    """Return a member that is not new to this job if its pod was in it before."""
+    member = new_member(session, hello, now_s)
+    limit = job.settings.max_faults_per_rank
+    if limit is not None:
+        for local_rank, place in member.places.items():
+            place.num_faults = job.history.by_place.get((member.uid, local_rank), 0)
+            place.is_retired = place.num_faults > limit
+    return member
 
 
 def _over(job: Job) -> int:

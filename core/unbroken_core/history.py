@@ -138,6 +138,8 @@ class History:
         self.finished: deque[Incident] = deque(maxlen=MAX_RECOVERIES)
         self.by_rung: dict[Rung, int] = dict.fromkeys(Rung, 0)
         self.by_cause: dict[Cause, int] = dict.fromkeys(Cause, 0)
+        self.by_place: dict[tuple[str, int], int] = {}
+        """Faults by uid and local rank, where they have a limit: a pod may be lost and come back."""
         self._num_incidents = 0
         self._num_barren = 0
 

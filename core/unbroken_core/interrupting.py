@@ -156,10 +156,12 @@ def _is_firm(place: Place, iteration: int) -> bool:
 
 
 def _count_fault(job: Job, member: Member, place: Place) -> None:
-    place.num_faults += 1
+    key = (member.uid, place.state.local_rank)
     limit = job.settings.max_faults_per_rank
-    if limit is not None and place.num_faults > limit:
-        place.is_retired = True
+    if limit is not None:
+        faults = job.history.by_place
+        place.num_faults = faults[key] = faults.get(key, 0) + 1
+        place.is_retired = place.num_faults > limit
     job.sort(member)
 
 

@@ -727,6 +727,23 @@ def test_a_rank_with_too_many_faults_gives_its_place_up() -> None:
     assert ranks(plans["p2"]) == [0, 1]
 
 
+def test_faults_of_a_place_are_not_forgotten_while_its_pod_is_away() -> None:
+    bench = Bench(replace(SETTINGS, max_faults_per_rank=1, rungs=(RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD))))
+    bench.run("p0", "p1", "p2")
+    for iteration in (0, 1):
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0", "p1")
+        bench.all_are(RUNNING, iteration + 1, "p1", "p2" if iteration else "p0")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.live(60.0)
+    assert "p0" not in {pod.pod for pod in bench.status().pods}
+    bench.join("p0")
+    bench.fault("p1", 0, Cause.PROCESS_SIGNAL, GONE)
+    actions = bench.all_are(READY, 2, "p2") + bench.live(60.0)
+    assert not sent(actions, Plan)
+    assert "p0 worker 0: 2 faults, more than maxFaultsPerRank" in bench.status().message
+
+
 # ----------------------------------------------------------------------------------------------- completion, restart
 
 
