@@ -85,7 +85,7 @@ def _requirements_of(requirement: Requirement) -> list[Requirement]:
 def _direct() -> list[Requirement]:
     """Return what pyproject's [dev] asks for, as the installed distribution says it."""
     found = [Requirement(text) for text in distribution("unbroken").requires or []]
-    extras = {"dev", "operator", "sidecar", "local", "cli", "examples"}
+    extras = {"dev", "operator", "sidecar", "local", "cli", "tls", "examples"}
     direct = [item for item in found if item.marker and any(item.marker.evaluate({"extra": e}) for e in extras)]
     for item in direct:
         item.marker = None

@@ -58,7 +58,10 @@ def make_parser(
         parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
         parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
         parser.add_argument(
-            "--ca-file", type=Path, metavar="FILE", help="ca.crt of the job's Secret, for a --url of https"
+            "--ca-file",
+            type=Path,
+            metavar="FILE",
+            help="the job's authority (ca.crt of its Secret), for a --url of https",
         )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     return parser

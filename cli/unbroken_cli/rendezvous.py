@@ -20,7 +20,7 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {url!r}")
     if url.startswith("https://") and ca_file is None:
-        raise InputError("--url https://...: want --ca-file with it, ca.crt of the job's Secret")
+        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
     try:
         token = token_file.read_text().strip()
     except OSError as error:

@@ -63,7 +63,7 @@ def _connection(access: Access) -> http.client.HTTPConnection:
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     if access.authorities is None:
-        raise InputError("--url https://...: want --ca-file with it, ca.crt of the job's Secret")
+        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
     return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=_trust(access.authorities))
 
 

@@ -1,6 +1,7 @@
 """The run's side of the rendezvous API: status and observations."""
 
 import asyncio
+import ssl
 
 import aiohttp
 
@@ -14,9 +15,14 @@ _TIMEOUT = aiohttp.ClientTimeout(total=40.0)
 class RendezvousClient:
     """Talks to one rendezvous; every failure is an answer of None or False, as it may just be starting again."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, context: ssl.SSLContext | None) -> None:
+        """`context` opens connections to a rendezvous at https://; None where it speaks in clear."""
         self._url = url
-        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=context or True),
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT,
+        )
 
     async def newer_status(self, known: JobStatus | None, wait_s: float = 30.0) -> JobStatus | None:
         """Wait for a status newer than the known one, at most `wait_s`; None when there was no answer."""

@@ -1,6 +1,7 @@
 """Options of `unbroken run`, and the job that they describe."""
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -38,6 +39,8 @@ class RunOptions:
     max_replacements: int
     """Pods that may be replaced; then the run gives up as soon as fewer than the least number are left."""
     is_quiet: bool
+    is_encrypted: bool
+    """Whether agents and rendezvous speak TLS."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
@@ -71,6 +74,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         log_dir=Path(parsed.log_dir).absolute() if parsed.log_dir else None,
         max_replacements=parsed.max_replacements,
         is_quiet=parsed.quiet,
+        is_encrypted=_is_encrypted(parsed.tls),
     )
 
 
@@ -122,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     other = parser.add_argument_group("other")
     other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
     other.add_argument("--log-dir", metavar="DIR", help="keep DIR/<pod>/rank-<local>/<incarnation>.log")
+    other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="script or command, with arguments"
@@ -196,6 +201,12 @@ def _domains(text: str, layers: tuple[Layer, ...], num_pods: int) -> tuple[tuple
             names = "/".join(layer.name.upper() for layer in layers)
             raise InputError(f"--domains: want {names} for each pod, got {'/'.join(path)!r}")
     return found
+
+
+def _is_encrypted(is_wanted: bool) -> bool:
+    if is_wanted and importlib.util.find_spec("trustme") is None:
+        raise InputError("--tls: the package trustme is missing; want it: pip install 'unbroken[tls]'")
+    return is_wanted
 
 
 def _command(words: list[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unbroken.run.certificates import CertificateFiles
 from unbroken.run.children import Child
 from unbroken.run.options import RunOptions
 from unbroken_core.messages import PodObservation
@@ -49,6 +50,8 @@ class Recipes:
     options: RunOptions
     token_file: Path
     rendezvous_host: str
+    certificates: CertificateFiles | None
+    """None: the rendezvous speaks in clear."""
     base: Mapping[str, str]
     """The user's environment."""
 
@@ -60,12 +63,24 @@ class Recipes:
     @property
     def rendezvous_url(self) -> str:
         """Where agents and this run reach it."""
-        return f"http://{self.rendezvous_host}:{RENDEZVOUS_PORT}"
+        scheme = "http" if self.certificates is None else "https"
+        return f"{scheme}://{self.rendezvous_host}:{RENDEZVOUS_PORT}"
+
+    @property
+    def page_command(self) -> list[str]:
+        """What shows the run live."""
+        authority = [] if self.certificates is None else ["--ca-file", str(self.certificates.authority)]
+        return ["unbroken", "page", "--url", self.rendezvous_url, "--token-file", str(self.token_file), *authority]
 
     def rendezvous_environment(self) -> dict[str, str]:
         """Environment of the rendezvous."""
+        encryption = {}
+        if self.certificates is not None:
+            encryption["UNBROKEN_TLS_CERTIFICATE"] = str(self.certificates.certificate)
+            encryption["UNBROKEN_TLS_KEY"] = str(self.certificates.key)
         return {
             **self._common(),
+            **encryption,
             "UNBROKEN_LISTEN": f"{self.rendezvous_host}:{RENDEZVOUS_PORT}",
             "UNBROKEN_METRICS_LISTEN": f"{self.rendezvous_host}:{METRICS_PORT}",
         }
@@ -77,9 +92,11 @@ class Recipes:
 
     def agent_environment(self, pod: Pod) -> dict[str, str]:
         """Environment of a pod's agent."""
+        trust = {} if self.certificates is None else {"UNBROKEN_RENDEZVOUS_CA": str(self.certificates.authority)}
         return {
             **self._common(),
             **self._identity(pod),
+            **trust,
             "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
             "UNBROKEN_METRICS_LISTEN": f"{pod.address}:{AGENT_METRICS_PORT}",
             "UNBROKEN_DOMAINS": "/".join(pod.domains),
@@ -126,6 +143,8 @@ class Recipes:
         }
 
 
-def make_recipes(options: RunOptions, token_file: Path, rendezvous_host: str) -> Recipes:
+def make_recipes(
+    options: RunOptions, token_file: Path, rendezvous_host: str, certificates: CertificateFiles | None
+) -> Recipes:
     """Return the recipes for this process' environment."""
-    return Recipes(options, token_file, rendezvous_host, dict(os.environ))
+    return Recipes(options, token_file, rendezvous_host, certificates, dict(os.environ))

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 
 from unbroken.run.addresses import AddressBlock
+from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import RendezvousClient
 from unbroken.run.narration import narrate
@@ -16,6 +18,7 @@ from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.tls import client_context
 
 _RETRY_S = 0.1
 _PATIENCE_S = 1.0
@@ -37,9 +40,14 @@ class Supervisor:
         self._token_file = folder / "token"
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(token)
-        self._recipes = make_recipes(options, self._token_file, block.rendezvous)
+        certificates = context = None
+        if options.is_encrypted:
+            settings = options.settings
+            certificates = write_certificates(folder, block.rendezvous, settings.job, settings.namespace)
+            context = client_context(certificates.authority.read_text())
+        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
         self._children = Children()
-        self._client = RendezvousClient(self._recipes.rendezvous_url, token)
+        self._client = RendezvousClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None
         self._pods: list[Pod] = []
         self._num_made = 0
@@ -63,7 +71,7 @@ class Supervisor:
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
         self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
-        self._say(f"see it live: unbroken page --url {self._recipes.rendezvous_url} --token-file {self._token_file}")
+        self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from tests.waiting import LIMIT_S, wait_until
 
+from unbroken_core.tls import client_context
+
 WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
 
 
@@ -96,19 +98,25 @@ class RunningJob:
         (found,) = [part for part in self.parts(module) if part.environ().get("UNBROKEN_POD") == pod]
         return found
 
+    def private(self, name: str) -> Path:
+        """Return the path of a file in the run's own folder."""
+        (folder,) = self.temporary.glob("unbroken-*")
+        return folder / name
+
     def request(self, path: str, token: str | None = None, data: bytes | None = None) -> tuple[int, bytes]:
         """Ask the rendezvous; `token` None means the right one."""
         listen = self.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_LISTEN"]
-        (token_file,) = self.temporary.glob("unbroken-*/token")
-        right = token_file.read_text()
+        right = self.private("token").read_text()
+        authority = self.private("ca.crt")
+        context = client_context(authority.read_text()) if authority.exists() else None
         request = urllib.request.Request(
-            f"http://{listen}{path}",
+            f"{'http' if context is None else 'https'}://{listen}{path}",
             data=data,
             method="GET" if data is None else "PUT",
             headers={"Authorization": f"Bearer {right if token is None else token}"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=30, context=context) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -1,9 +1,15 @@
 """`unbroken run` with real processes, sockets and gloo: faults of every part, seen from the outside."""
 
+import http.client
+import json
 import os
 import re
+import shlex
 import signal
+import ssl
+import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -58,9 +64,48 @@ def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
     """1.25"""
     job = start_job("--pods", "2", "--reconnect-timeout", "30", workload=workload)
     before = job.wait_started(0, 2)
+    kill_and_wait(job, part)
+    check_uninterrupted(job, before)
+
+
+@pytest.mark.timeout(200)
+def test_encrypted_run_goes_on_with_its_authority_after_rendezvous_and_agent_were_killed(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--reconnect-timeout", "30", "--tls", workload="wrapped")
+    before = job.wait_started(0, 2)
+    authority = job.private("ca.crt").read_text()
+    check_refusals(job)
+    kill_and_wait(job, "unbroken.rendezvous")
+    kill_and_wait(job, "unbroken.agent")
+    check_refusals(job)
+    assert job.private("ca.crt").read_text() == authority
+    command = re.search(r"see it live: unbroken (page .*)", job.text())
+    assert command is not None
+    page = [sys.executable, "-m", "unbroken", *shlex.split(command[1]), "-o", "json"]
+    with subprocess.Popen(page, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["job"] == "sidecar-workload"
+        process.terminate()
+    check_uninterrupted(job, before)
+
+
+def check_refusals(job: Any) -> None:
+    """Nobody speaks in clear with the rendezvous of an encrypted run, nor trusts it without the run's authority."""
+    listen = job.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_LISTEN"]
+    right = {"Authorization": f"Bearer {job.private('token').read_text()}"}
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(urllib.request.Request(f"http://{listen}/v1/status", headers=right), timeout=30)
+    with pytest.raises(urllib.error.URLError) as caught:
+        urllib.request.urlopen(urllib.request.Request(f"https://{listen}/v1/status", headers=right), timeout=30)
+    assert isinstance(caught.value.reason, ssl.SSLCertVerificationError)
+    assert job.status()["job"] == "sidecar-workload"
+
+
+def kill_and_wait(job: Any, part: str) -> None:
+    """Kill one process of a part of two pods; return when another one has taken its place, and the job trains."""
     victim = job.parts(part)[0]
+    num_before = job.text().count("SIGKILL: started again")
     victim.kill()
-    job.wait_for(lambda: "SIGKILL: started again" in job.text(), "restart")
+    job.wait_for(lambda: job.text().count("SIGKILL: started again") > num_before, "restart")
 
     def is_taken_over() -> bool:
         parts = job.parts(part)
@@ -73,6 +118,10 @@ def test_killed_agent_or_rendezvous_comes_back_without_an_interruption(
         return status["phase"] == "running" and [pod["is_connected"] for pod in status["pods"]] == [True, True]
 
     job.wait_for(is_taken_over, "adoption of the running workers")
+
+
+def check_uninterrupted(job: Any, before: dict[int, int]) -> None:
+    """The job ends well, and every worker has trained from its first step to its last."""
     assert job.complete() == 0
     finished = {event.rank: (event.iteration, event.pid) for event in job.events("finished")}
     assert finished == {rank: (0, pid) for rank, pid in before.items()}

@@ -7,7 +7,9 @@ from tests.handshake import shakes_hands
 
 from unbroken.agent.authority import GRACE_S, AuthorityFile
 from unbroken.rendezvous.certificate import ServerCertificate
+from unbroken.run.certificates import write_certificates
 from unbroken_core.errors import InputError
+from unbroken_core.tls import server_name
 from unbroken_operator.certificates import Certificates, make_certificates
 
 NAME = "digits-rendezvous.ml.svc"
@@ -75,6 +77,24 @@ def test_an_agent_trusts_the_former_authority_until_all_pods_have_the_new_one(tm
     now_s = GRACE_S
     assert trusted(authority) == 1
     assert authority.context() is authority.context(), "sessions are kept by it"
+
+
+@pytest.mark.parametrize("job", ["digits", "a--b", "ab--c", "xn--a", "x" * 52])
+def test_a_run_vouches_for_the_address_and_the_name_of_its_rendezvous(tmp_path: Path, job: str) -> None:
+    files = write_certificates(tmp_path, "127.0.7.1", job, "default")
+    context = ServerCertificate(files.certificate, files.key).context
+    authority = files.authority.read_text()
+    assert shakes_hands(context, authority, "127.0.7.1"), "the run itself and `unbroken page`"
+    assert shakes_hands(context, authority, server_name(job, "default")), "agents"
+    assert not shakes_hands(context, authority, "127.0.7.2")
+    assert not shakes_hands(context, make_certificates([NAME]).authority, "127.0.7.1")
+
+
+def test_a_run_keeps_the_key_of_its_rendezvous_to_its_user_and_writes_no_other(tmp_path: Path) -> None:
+    files = write_certificates(tmp_path, "127.0.7.1", "digits", "default")
+    assert files.key.stat().st_mode & 0o777 == 0o600
+    assert [path for path in tmp_path.iterdir() if "PRIVATE KEY" in path.read_text()] == [files.key]
+    assert files.key.read_text().count("BEGIN") == 1
 
 
 def trusted(authority: AuthorityFile) -> int:

@@ -1,5 +1,6 @@
 """Options and narration of `unbroken run`, and the packages that an init container copies."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_bad_option_says_what_was_seen_and_wanted(arguments: list[str], message:
     with pytest.raises(InputError) as caught:
         read_options(arguments)
     assert str(caught.value) == message
+
+
+def test_encryption_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not read_options(["true"]).is_encrypted
+    assert read_options(["--tls", "true"]).is_encrypted
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    assert not read_options(["true"]).is_encrypted
+    with pytest.raises(InputError) as caught:
+        read_options(["--tls", "true"])
+    assert str(caught.value) == "--tls: the package trustme is missing; want it: pip install 'unbroken[tls]'"
 
 
 STATUS = JobStatus(PROTOCOL, "j", 1, 1, JobPhase.RUNNING, Reason.TRAINING, "", 0, 8, 2, 0, (), {}, {}, (), -1, None)
