@@ -257,10 +257,21 @@ def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault |
 class _Health:
     """What the places of one member amount to; each is looked at once: thousands of pods may report at one instant."""
 
-    __slots__ = ("healthy", "is_broken", "is_hopeless", "is_lingering", "is_unsettled", "needs_order", "ready")
+    __slots__ = (
+        "has_lost_rank",
+        "healthy",
+        "is_broken",
+        "is_hopeless",
+        "is_lingering",
+        "is_unsettled",
+        "needs_order",
+        "ready",
+    )
 
     def __init__(self, member: Member) -> None:
         self.is_broken = self.is_unsettled = self.is_lingering = self.is_hopeless = self.needs_order = False
+        self.has_lost_rank = False
+        """Whether a place with a rank is among the broken ones: in an interruption that fault is known."""
         ready: list[int] = []
         healthy: list[int] = []
         for local_rank, place in member.places.items():
@@ -268,6 +279,7 @@ class _Health:
                 self.is_hopeless = True
             if place.is_dead:
                 self.is_broken = True
+                self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
                 self.needs_order = self.needs_order or needs_order(place)
             elif place.has_left:
                 ready.append(local_rank)
@@ -321,7 +333,8 @@ class Census:
         self.leaving: dict[str, None] = {}
         """Active pods that an interruption waits for: away, or with a rank that has not left what it was told.
 
-        Pods without a process at some place are not waited for, unless pods may be split."""
+        Pods without a process at a place with a rank are not waited for, unless pods may be split: their fault is
+        known. One without a process at another place may be the culprit, and has yet to tell or to be lost."""
         self.lingering: OrderedDict[str, None] = OrderedDict()
         """Pods with a worker without a rank that has not left what it was told: nobody waits for it."""
         self.homeless: OrderedDict[str, None] = OrderedDict()
@@ -359,7 +372,7 @@ class Census:
         _put(self.coming, uid, is_coming)
         may_heal = is_known and not is_away and member.out is None
         _put(self.healing, uid, may_heal and health.needs_order)
-        is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not is_broken)
+        is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not health.has_lost_rank)
         _put(self.leaving, uid, is_waited_for and (is_away or health.is_unsettled))
 
     def _sort_iteration(self, member: Member, iteration: int) -> None:

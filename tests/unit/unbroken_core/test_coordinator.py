@@ -442,6 +442,28 @@ def test_a_silent_pod_is_lost_after_the_heartbeat_timeout() -> None:
     assert sent(actions, Interrupt)["p1"].cause is Cause.HEARTBEAT_LOST
 
 
+@pytest.mark.parametrize(("is_silent", "cause"), [(False, Cause.POD_LOST), (True, Cause.HEARTBEAT_LOST)])
+def test_a_lost_pod_is_blamed_though_its_worker_without_a_rank_starts(is_silent: bool, cause: Cause) -> None:
+    """Nothing that its other workers had to tell is known."""
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, spares=0, min_replicas=1, max_ranks=3, rungs=rungs))
+    for pod in ("p0", "p1"):
+        bench.join(pod)
+    bench.all_are(RUNNING, 0, "p0")
+    bench.worker("p1", 0, RUNNING, iteration=0)
+    assert bench.status().phase is JobPhase.RUNNING
+    bench.worker("p1", 1, GONE, Fault(Cause.PROCESS_SIGNAL, -1, "killed by signal 9 (SIGKILL)"))
+    session = bench.sessions.pop("p1")
+    if not is_silent:
+        bench.step(AgentDisconnected(session))
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    actions = bench.all_are(READY, 0, "p0") + bench.live(31)
+    assert ranks(sent(actions, Plan)["p0"]) == [0, 1]
+    bench.all_are(RUNNING, 1, "p0")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.pod, recovery.rank) == (cause, "p1", None)
+
+
 @pytest.mark.parametrize("gone", [Cause.POD_LEAVING, Cause.POD_LOST, Cause.NODE_LOST])
 def test_a_pod_that_the_operator_reports_gone_is_replaced_at_once(gone: Cause) -> None:
     bench = Bench()
