@@ -28,7 +28,7 @@ $(STAMP): requirements-dev.lock pyproject.toml tools/setup.sh
 	@touch $@
 
 test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, simulation, integration (ARGS=pytest arguments)
-	$(PYTEST) -n 2 --dist worksteal -m 'not cluster and not soak' tests/unit tests/contract tests/simulation tests/integration \
+	$(PYTEST) -n 3 --dist worksteal -m 'not cluster and not soak' tests/unit tests/contract tests/simulation tests/integration \
 	    --junitxml=$(REPORT) $(ARGS)
 
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
@@ -89,7 +89,7 @@ dashboards-test: $(STAMP) ## Try alerts with promtool, and each panel on a Prome
 	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
-	$(PYTEST) -n 2 tests/e2e --junitxml=$(REPORT) $(ARGS)
+	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or tell the story of one seed (SEED=number)
 	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
