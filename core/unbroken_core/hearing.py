@@ -193,10 +193,14 @@ def hear(job: Job, session: str, message: Union[Report, Heartbeat], now_s: float
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
     job.is_changed = True
+    is_entering = member.uid in job.census.not_entered
     _update(job, member, message.workers, now_s)
     hear_script(job, member)
     hear_exits(job, member)
     job.sort(member)
+    if is_entering and member.uid not in job.census.not_entered:
+        # Not before the plan, whatever it says, and not in the future.
+        job.progress.enter(min(max(now_s - message.entered_ago_s, job.planned_s), now_s))
     inspect(job, member, now_s)
     note_halted(job, member)
 

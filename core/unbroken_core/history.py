@@ -3,6 +3,7 @@
 All times are seconds of the coordinator's clock; they become wall-clock text only in a status.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -208,6 +209,8 @@ class Progress:
         self._world_size = 0
         self._stopped_s: float | None = None
         self._lost_rank_s = 0.0
+        self._entered_s = -math.inf
+        """When the last pod had entered an iteration."""
 
     def has_gained(self, now_s: float) -> bool:
         """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
@@ -219,8 +222,16 @@ class Progress:
         self._step_before = self.max_step
         return has_gained
 
+    def enter(self, at_s: float) -> None:
+        """All workers of a pod had entered an iteration by then; it may be told a moment later."""
+        self._entered_s = max(self._entered_s, at_s)
+
+    def entered_s(self, planned_s: float, now_s: float) -> float:
+        """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
+        return self._entered_s if self._entered_s >= planned_s else now_s
+
     def run(self, now_s: float, world_size: int) -> None:
-        """All workers have entered an iteration."""
+        """All workers are known to have entered an iteration."""
         self._run_s = now_s
         if self._first_run_s is None:
             self._first_run_s = now_s

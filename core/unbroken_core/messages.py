@@ -202,6 +202,8 @@ class Report:
     workers: tuple[WorkerState, ...]
     is_leaving: bool = False
     """The pod was told to end (SIGTERM); its ranks should move."""
+    entered_ago_s: float = 0.0
+    """So long ago the last of those that this tells to be in a new iteration was told to enter it."""
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,9 @@ def finish(job: Job, outcome: JobPhase, reason: Reason, message: str) -> None:
 def _run(job: Job, now_s: float) -> None:
     incident = job.history.running
     if incident is not None:
-        incident.add_phase(Phase.ENTER, now_s - job.planned_s)
-        job.history.close(now_s)
+        entered_s = job.progress.entered_s(job.planned_s, now_s)
+        incident.add_phase(Phase.ENTER, entered_s - job.planned_s)
+        job.history.close(entered_s)
     job.former = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world_size)
     job.running_s = now_s

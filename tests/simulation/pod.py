@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 ATTACHED = (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
 INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
+ENTRY_GATHER_S = 0.05
+"""So long an agent may wait with the news that its workers have entered an iteration."""
 
 
 @dataclass
@@ -108,6 +110,8 @@ class Pod:
         """Since when nobody had heard the rendezvous for its workers then."""
         self.is_muted = False
         """The network swallows what it says, without closing its connection."""
+        self.entered_s: float | None = None
+        """When its workers entered an iteration, while that is not told yet."""
         self.one_way = ""
         """The one direction that is lost: "up" to the rendezvous, or "down"."""
         self.lost_since_s: float | None = world.now_s
@@ -146,7 +150,7 @@ class Pod:
         if self.connection is None:
             self.world.after(self.world.random.uniform(0.2, 1.0), self.connect, f"{self.name} connects again")
             return
-        self.seq = 0
+        self.seq, self.entered_s = 0, None
         settings = self.world.settings
         hello = Hello(
             PROTOCOL,
@@ -174,7 +178,19 @@ class Pod:
         """Tell the state of all workers."""
         if self.is_alive and self.is_agent_up and self.is_welcome:
             self.seq += 1
-            self.say(Report(self.seq, self.states(), self.is_leaving))
+            ago_s = 0.0 if self.entered_s is None else self.world.now_s - self.entered_s
+            self.entered_s = None
+            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s))
+
+    def report_entry(self) -> None:
+        """Tell that workers have entered an iteration, a moment later or with the next news."""
+        self.entered_s, connection = self.world.now_s, self.connection
+
+        def tell() -> None:
+            if self.entered_s is not None and self.connection == connection:
+                self.report()
+
+        self.world.after(ENTRY_GATHER_S, tell, "")
 
     def heartbeat(self) -> None:
         """Say that there is nothing to say."""
@@ -418,7 +434,7 @@ class Pod:
                 worker.step, worker.order, worker.halted, worker.saved = -1, None, None, None
                 worker.is_held = worker.has_gone_back = False
                 self.world.entered(self, worker, plan)
-        self.report()
+        self.report_entry()
 
     def _leave(self, worker: Worker) -> None:
         self.world.ledger.check_leave(self, worker)

@@ -11,7 +11,8 @@ from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
 _GATHER_S = 0.05
-"""Workers that leave an iteration together, or halt, are told of together if it takes no longer than this."""
+"""So long news may wait. Workers that leave an iteration together, or halt, are told of together if it takes no longer;
+and that workers were told to enter the next one is told when they form their groups no more, which takes all cores."""
 
 
 class Speech:
@@ -30,6 +31,10 @@ class Speech:
         self._said_s = join_by_s
         self._unsaid_since_s: float | None = None
         """Since when something is not told that may wait."""
+        self._num_entered = 0
+        """Workers that were told to enter an iteration, which is not told yet."""
+        self._entered_s = 0.0
+        """When the last of them was."""
         self._fault_since_s: dict[tuple[int, Fault], float] = {}
         """When each fault that is there now was noted: it was as old then as it says."""
 
@@ -74,7 +79,7 @@ class Speech:
     def greet(self, workers: tuple[WorkerState, ...], now_s: float) -> tuple[WorkerState, ...]:
         """Note that Hello is said now; return the workers as it tells of them."""
         self._is_hello_sent = True
-        self._said, self._is_leaving_said, self._said_s = workers, False, now_s
+        self._said, self._is_leaving_said, self._said_s, self._num_entered = workers, False, now_s, 0
         return tuple(self._aged(state, now_s) for state in workers)
 
     def next_word(
@@ -86,6 +91,10 @@ class Speech:
         """
         if not self.is_welcome:
             return None
+        num_entered = len(_entered(workers, self._said))
+        if num_entered > self._num_entered:
+            self._entered_s = now_s
+        self._num_entered = num_entered
         has_news = bool(_changed(workers, self._said)) or is_leaving != self._is_leaving_said
         may_wait = has_news and is_leaving == self._is_leaving_said and self._may_wait(workers, is_waited_for)
         if may_wait and self._is_early(now_s):
@@ -98,14 +107,19 @@ class Speech:
         if not has_news:
             return Heartbeat(self._seq, max(worker.step for worker in workers))
         self._said, self._is_leaving_said = workers, is_leaving
-        return Report(self._seq, workers, is_leaving)
+        self._num_entered = 0
+        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0)
 
     def _may_wait(self, workers: tuple[WorkerState, ...], is_waited_for: bool) -> bool:
         """Return whether all news is that workers did what others of this pod are about to do as well.
 
-        They left an iteration, and the next plan waits for all; or they halt after a step.
+        They left an iteration, and the next plan waits for all; or they halt after a step. That they were told to enter
+        an iteration may wait, too: the rendezvous has ordered it.
         """
         changed = _changed(workers, self._said)
+        entered = _entered(workers, self._said)
+        if entered and len(entered) == len(changed):
+            return not any(worker.fault or worker.has_progress or worker.halted for worker in entered)
         if is_waited_for and not self._is_leaving_said and all(map(_is_plainly_ready, changed)):
             return True
         return all(worker.halted is not None for worker in changed) and _are_halting(workers, self._said)
@@ -121,6 +135,15 @@ class Speech:
             return state
         age_s = now_s - self._fault_since_s.get((state.local_rank, state.fault), now_s)
         return replace(state, fault=replace(state.fault, detect_s=state.fault.detect_s + age_s))
+
+
+def _entered(workers: tuple[WorkerState, ...], said: tuple[WorkerState, ...]) -> list[WorkerState]:
+    """Return the workers of which it is news that they are in their iteration."""
+    return [
+        worker
+        for worker, former in zip(workers, said, strict=True)
+        if worker.phase is WorkerPhase.RUNNING and worker.iteration > former.iteration
+    ]
 
 
 def _is_plainly_ready(worker: WorkerState) -> bool:

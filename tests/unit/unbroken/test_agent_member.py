@@ -113,12 +113,13 @@ class Pod:
             self.step(WorkerSaid(rank, incarnation, ready(rank)))
 
     def run(self) -> None:
-        """Bring both workers of an in-process job into iteration 0."""
+        """Bring both workers of an in-process job into iteration 0; the rendezvous has been told."""
         self.join()
         self.start_workers()
         self.hear(plan(0))
         for rank in (0, 1):
             self.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+        self.after(0.06)
 
 
 def empty(local_rank: int, port: int = 700) -> ProcessState:
@@ -230,9 +231,47 @@ def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> No
     pod.start_workers()
     actions = pod.hear(plan(0))
     enters = [TellWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0)) for rank in (0, 1)]
-    assert [action for action in actions if isinstance(action, TellWorker)] == enters
-    assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
+    assert actions == enters
+    assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
     assert pod.hear(plan(0)) == []
+
+
+def test_entry_is_told_when_groups_are_formed_with_its_age() -> None:
+    """The workers need the cores to form their groups; the recovery is recorded as long as it was."""
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.hear(plan(0))
+    due_s = pod.member.next_deadline_s
+    assert due_s == pytest.approx(pod.now_s + 0.05)
+    assert pod.after(0.04) == []
+    (told,) = pod.after(0.02)
+    assert isinstance(told, TellRendezvous)
+    assert isinstance(told.message, Report)
+    assert told.message.entered_ago_s == pytest.approx(0.06)
+    assert pod.after(0.1) == []
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        pytest.param(WorkerReport(WorkerPhase.RUNNING, 0, has_progress=True), id="progress"),
+        pytest.param(WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 0, "boom")), id="fault"),
+        pytest.param(WorkerReport(WorkerPhase.COMPLETED, 0), id="completed"),
+    ],
+)
+def test_other_news_takes_an_entry_along_that_is_not_told_yet(report: WorkerReport) -> None:
+    pod = Pod()
+    pod.join()
+    pod.start_workers()
+    pod.hear(plan(0))
+    pod.now_s += 0.03
+    told = [action.message for action in pod.step(WorkerSaid(0, 0, report)) if isinstance(action, TellRendezvous)]
+    (message,) = told
+    assert isinstance(message, Report)
+    assert [state.phase for state in message.workers] == [report.phase, WorkerPhase.RUNNING]
+    assert message.entered_ago_s == pytest.approx(0.03)
+    assert not [action for action in pod.after(0.1) if isinstance(action, TellRendezvous)]
 
 
 def test_spare_is_told_its_part_and_stays_ready() -> None:
@@ -682,7 +721,7 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "UNBROKEN_IN_PROCESS": "0",
     }
-    assert phases(actions) == [(WorkerPhase.RUNNING, 0, 0)] * 2
+    assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
 
 
 def test_spare_of_a_process_job_starts_nothing() -> None:

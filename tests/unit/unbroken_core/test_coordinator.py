@@ -88,9 +88,9 @@ class Bench:
             for local in range(self.settings.ranks_per_pod)
         ]
 
-    def report(self, pod: str, is_leaving: bool = False) -> list[Action]:
+    def report(self, pod: str, is_leaving: bool = False, entered_ago_s: float = 0.0) -> list[Action]:
         self.seq += 1
-        message = Report(self.seq, tuple(self.states[pod]), is_leaving)
+        message = Report(self.seq, tuple(self.states[pod]), is_leaving, entered_ago_s)
         return self.step(AgentReported(self.sessions[pod], message))
 
     def all_are(self, phase: WorkerPhase, iteration: int, *pods: str) -> list[Action]:
@@ -989,6 +989,34 @@ def test_first_progress_is_measured_once_all_have_pinged() -> None:
         bench.states[pod] = [replace(state, has_progress=True) for state in bench.states[pod]]
         bench.report(pod)
     assert bench.status().recoveries[0].phase_s["first-progress"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "enter_s"),
+    [
+        pytest.param((0.0, 0.0), 0.5, id="told at once"),
+        pytest.param((0.125, 0.375), 0.25, id="told later: the last to enter counts, not the last to tell"),
+        pytest.param((60.0, 70.0), 0.0, id="older than the plan"),
+        pytest.param((-1.0, -1.0), 0.5, id="in the future"),
+    ],
+)
+def test_recovery_is_over_when_the_last_pod_has_entered_however_late_that_is_told(
+    ages_s: tuple[float, float], enter_s: float
+) -> None:
+    """What is recorded is what happened."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.now_s += 0.375
+    bench.states["p0"] = bench.workers(RUNNING, 1)
+    bench.report("p0", entered_ago_s=ages_s[0])
+    bench.now_s += 0.125
+    bench.states["p1"] = bench.workers(RUNNING, 1)
+    bench.report("p1", entered_ago_s=ages_s[1])
+    (recovery,) = bench.status().recoveries
+    assert recovery.phase_s["enter"] == pytest.approx(enter_s)
+    assert bench.status().phase is JobPhase.RUNNING
 
 
 def test_the_revision_rises_with_changes_only() -> None:
