@@ -248,6 +248,8 @@ class CallWrapper:
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
         self._leftovers.collect()
+        # The job forms, or a pod joins it; but for a process that was started again at its place the others wait.
+        self._practise(has_time=self._place.incarnation == 0)
         if self._state is not None and self._state.active_rank == 0:
             # It will most likely be rank 0 again: all others wait for its store.
             self._endpoint.serve()
@@ -276,9 +278,14 @@ class CallWrapper:
                 self._drop_endpoint()
                 self._endpoint = Endpoint(self._place.pod_address)
             self._report(WorkerPhase.READY)
-            if enter.rank is None and not self._is_practised:
-                self._is_practised = True
-                self._leftovers.bury(rehearse())
+            self._practise(has_time=enter.rank is None)
+
+    def _practise(self, has_time: bool) -> None:
+        """Do once what the first recovery would otherwise be the first to do."""
+        if has_time and not self._is_practised:
+            self._is_practised = True
+            # Now, while nobody waits: not in the middle of a first recovery.
+            self._leftovers.bury(rehearse(), after_s=0.0)
 
     def _answer(self, question: Question | None) -> None:
         """Say who shall be which rank, in the words of the script."""

@@ -28,12 +28,12 @@ class Leftovers:
         """Hold on to these until `collect`: what drops the last reference to a group waits for its slow end."""
         self._objects += objects
 
-    def bury(self, objects: list[Any]) -> None:
-        """Destroy these in the background, when the iteration that begins has come up.
+    def bury(self, objects: list[Any], after_s: float = BURY_AFTER_S) -> None:
+        """Destroy these in the background, when the iteration that begins has come up, or after another time.
 
         A store is closed with the GIL held: nobody could join the others meanwhile.
         """
-        self._undertaker.bury(objects, BURY_AFTER_S)
+        self._undertaker.bury(objects, after_s)
 
     def freeze(self) -> None:
         """Spare every later collection the objects that exist before the function first runs (70 ms with torch).

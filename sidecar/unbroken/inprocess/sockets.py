@@ -12,21 +12,24 @@ without it gloo ends the process.
 """
 
 import ctypes
+import errno
 import functools
 import os
 import socket
 import struct
 import sys
 import time
+from collections.abc import Collection
 
 GLOO_THREAD = "gloo_tcp_loop"
 _EPOLL = "anon_inode:[eventpoll]"
+_EPOLL_CTL_DEL = 2
 _ATTEMPTS = 40
 """gloo's loop is awake now and then (it looks around every 10 ms); look again so often."""
 
 # Plain calls on descriptors: a socket object would make them non-blocking under socket.setdefaulttimeout().
 # PyDLL keeps the GIL: none of these calls blocks.
-_libc = ctypes.PyDLL(None)
+_libc = ctypes.PyDLL(None, use_errno=True)
 
 # Kept: a type that is made anew each time is slow, and garbage in cycles, which costs a restart another collection.
 _Address = ctypes.c_char * 128
@@ -40,12 +43,17 @@ _held: list[int] = []
 """Copies of gloo's descriptors."""
 
 
-def shut_gloo_connections() -> int:
+def gloo_connections() -> list[int]:
+    """Return the descriptors of all connections of gloo in this process."""
+    return [descriptor for descriptor in _gloo_descriptors() if _peer(descriptor) is not None]
+
+
+def shut_gloo_connections(but: Collection[int] = ()) -> int:
     """Let every read on a connection of gloo in this process see its end; return how many connections there were.
 
-    Call `release_connections` once all ranks have left the iteration.
+    Call `release_connections` once all ranks have left the iteration. Connections in `but` are left alone.
     """
-    connections = [descriptor for descriptor in _gloo_descriptors() if _peer(descriptor) is not None]
+    connections = [descriptor for descriptor in gloo_connections() if descriptor not in but]
     for descriptor in connections:
         try:
             _held.append(os.dup(descriptor))
@@ -85,12 +93,30 @@ def _found_by_objects() -> list[int]:
         return []
     found: list[int] = []
     try:
-        for epoll in (int(name) for name in _names("/proc/self/fd") if _link(int(name)) == _EPOLL):
+        for epoll in _epolls():
             registered = _registered(epoll)
             if any(_pointer_at(memory, data) in tables for _, data in registered):
                 found += [descriptor for descriptor, _ in registered]
     finally:
         os.close(memory)
+    return found
+
+
+def _epolls() -> list[int]:
+    """Return all epoll descriptors.
+
+    Asked to forget a descriptor that none of them knows, an epoll answers that it does not know it, and anything else
+    that it is no epoll: a quarter of the time that reading all links in /proc/self/fd takes.
+    """
+    unknown = os.eventfd(0)
+    found: list[int] = []
+    try:
+        for descriptor in map(int, _names("/proc/self/fd")):
+            _libc.epoll_ctl(descriptor, _EPOLL_CTL_DEL, unknown, None)
+            if ctypes.get_errno() == errno.ENOENT:
+                found.append(descriptor)
+    finally:
+        os.close(unknown)
     return found
 
 

@@ -1,9 +1,16 @@
+import datetime
+import logging
+import os
+import select
 import sys
+import threading
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from unbroken.inprocess import sockets
 from unbroken.inprocess.rehearsal import rehearse
 
 
@@ -28,3 +35,63 @@ def test_group_of_the_script_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "init_process_group", fail)
     assert rehearse() == []
+
+
+def make_pair() -> list[Any]:
+    """Return both ranks' groups of gloo, connected in this process."""
+    store = dist.HashStore()  # type: ignore[attr-defined] # torch does not export it by name
+    groups: dict[int, Any] = {}
+
+    def join(rank: int) -> None:
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=30))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [groups[0], groups[1]]
+
+
+def add_up(groups: list[Any]) -> list[float]:
+    """Return what each rank has after an all_reduce of ones."""
+    tensors = [torch.ones(1) for _ in groups]
+    for work in [group.allreduce([tensor]) for group, tensor in zip(groups, tensors, strict=True)]:
+        work.wait()
+    return [float(tensor) for tensor in tensors]
+
+
+def test_rehearsal_ends_a_collective_as_an_abort_does(caplog: pytest.LogCaptureFixture) -> None:
+    """R2: the first fault of a job costs no more than the next; the tables for C++ exceptions are read by then."""
+    caplog.set_level(logging.DEBUG, "unbroken.inprocess.rehearsal")
+    left = rehearse()
+    assert "rehearsed: error=" in caplog.text
+    assert "no rehearsal" not in caplog.text
+    assert len(left) == 3
+    assert not dist.is_initialized()
+    left.clear()
+    assert sockets.gloo_connections() == []
+    assert sockets._held == []
+
+
+def test_groups_that_the_script_made_itself_outlive_the_rehearsal() -> None:
+    groups = make_pair()
+    before = sockets.gloo_connections()
+    assert len(before) == 2
+    rehearse().clear()
+    assert sockets.gloo_connections() == before
+    assert add_up(groups) == [2.0, 2.0]
+
+
+def test_looking_for_epolls_finds_all_and_takes_nothing_off_them() -> None:
+    reader, writer = os.pipe()
+    with select.epoll() as first, select.epoll() as second:
+        first.register(reader, select.EPOLLIN)
+        second.register(reader, select.EPOLLIN)
+        before = os.listdir("/proc/self/fd")  # noqa: PTH208 - numbers, not paths
+        assert {first.fileno(), second.fileno()} <= set(sockets._epolls())
+        assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 - numbers, not paths
+        os.write(writer, b"x")
+        assert [first.poll(0), second.poll(0)] == [[(reader, select.EPOLLIN)]] * 2
+    os.close(reader)
+    os.close(writer)
