@@ -195,7 +195,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Report:
-    """Workers of a pod as they are now; sent at once when anything but `step` changed."""
+    """Workers of a pod as they are now; sent when anything but `step` changed, within 50 ms if that may wait."""
 
     seq: int
     """Counts up in a connection, Report and Heartbeat together."""
