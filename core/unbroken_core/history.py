@@ -190,7 +190,8 @@ class Progress:
     """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
 
     Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
-    first time; it begins with the step before in the same iteration, or with the instant when all workers had entered.
+    first time; it begins with the step before in the same iteration, or when all workers were known to have
+    entered.
     Steps that a restart repeats do not count, nor does the time between the last new step and a fault. Without steps,
     all running time counts.
 

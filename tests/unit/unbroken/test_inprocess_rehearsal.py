@@ -4,6 +4,7 @@ import os
 import select
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def test_group_of_the_script_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "init_process_group", fail)
     assert rehearse() == []
+
+
+def test_rehearsal_without_a_device_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of its two ranks; what fails says so when it is needed."""
+    monkeypatch.setattr(dist.ProcessGroupGloo, "create_device", fail)
+    assert len(rehearse()) == 1
+    for thread in threading.enumerate():
+        if thread.name == "unbroken-rehearsal":
+            thread.join(30.0)
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def make_pair() -> list[Any]:
@@ -88,9 +101,9 @@ def test_looking_for_epolls_finds_all_and_takes_nothing_off_them() -> None:
     with select.epoll() as first, select.epoll() as second:
         first.register(reader, select.EPOLLIN)
         second.register(reader, select.EPOLLIN)
-        before = os.listdir("/proc/self/fd")  # noqa: PTH208 - numbers, not paths
+        before = set(Path("/proc/self/fd").iterdir())
         assert {first.fileno(), second.fileno()} <= set(sockets._epolls())
-        assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 - numbers, not paths
+        assert set(Path("/proc/self/fd").iterdir()) == before
         os.write(writer, b"x")
         assert [first.poll(0), second.poll(0)] == [[(reader, select.EPOLLIN)]] * 2
     os.close(reader)
