@@ -25,6 +25,7 @@ NEEDS = {
     "prometheus": r"\bpromtool\b",
     "chromium": r"\bchromium\b",
     "netns": r"network namespaces",
+    "gpu": r"\bGPUs?\b",
 }
 """Pattern that finds each need in the reason of a skip."""
 

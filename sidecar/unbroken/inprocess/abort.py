@@ -27,11 +27,11 @@ class Abort(abc.ABC):
 class AbortTorchDistributed(Abort):
     """Ends all collectives and store operations of torch.distributed in this process.
 
-    NCCL communicators are aborted, gloo's connections and those to the iteration's store are shut down. The groups
-    leave torch's registry; they are destroyed later, in the background.
+    NCCL's communicators, and those of other devices, are aborted; gloo's connections and those to the iteration's store
+    are shut down. The groups leave torch's registry later, and are destroyed in the background.
 
     Args:
-        timeout: time box for NCCL's aborts; what has not ended by then is left to timeouts.hard.
+        timeout: time box for these aborts; what has not ended by then is left to timeouts.hard.
         flight_recorder_dir: folder for what torch's flight recorder knows, written before anything is aborted; default:
             the environment's UNBROKEN_FLIGHT_RECORDER_DIR. Off without either.
     """
@@ -55,9 +55,11 @@ class AbortTorchDistributed(Abort):
             return state
         self._flight_recorder.dump(state)
         free_sockets()
-        if not groups.abort_nccl(self.timeout.total_seconds()):
+        if not groups.abort_communicators(self.timeout.total_seconds()):
             logger.error(
-                "NCCL not aborted in time: timeout=%gs rank=%s", self.timeout.total_seconds(), state.active_rank
+                "communicators not aborted in time: timeout=%gs rank=%s",
+                self.timeout.total_seconds(),
+                state.active_rank,
             )
         return state
 

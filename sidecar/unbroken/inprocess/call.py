@@ -22,7 +22,7 @@ from unbroken.inprocess import entry, failure
 from unbroken.inprocess.breaker import Breaker
 from unbroken.inprocess.endpoint import Endpoint
 from unbroken.inprocess.env_store import interruptible_env
-from unbroken.inprocess.environment import Place, export
+from unbroken.inprocess.environment import Place, export, survive_nccl_errors
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
 from unbroken.inprocess.gate import Gate, Outcome, RankShouldRestart
 from unbroken.inprocess.groups import name_apart, take_groups
@@ -163,6 +163,7 @@ class CallWrapper:
         entry.refuse_a_group()
         entry.refuse_after_the_end()
         stop_reverse_lookups()
+        survive_nccl_errors()
         self._gate.install()
         self._leftovers.freeze()
         _live.add(self)

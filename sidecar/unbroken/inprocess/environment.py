@@ -1,5 +1,6 @@
-"""Variables: what the launcher tells the process, and what the wrapper tells the function."""
+"""Variables: what the launcher tells the process, and what the wrapper tells the function and torch."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,13 @@ from pathlib import Path
 
 from unbroken.inprocess.exception import NoAgentError
 from unbroken_core.pod_messages import Enter
+
+logger = logging.getLogger(__name__)
+
+NCCL_ERRORS_END_PROCESS = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+"""torch's own, on by default: an error of NCCL ends the process, up to a minute later, from a thread of torch's."""
+_OFF = frozenset({"0", "n", "no", "f", "false"})
+"""What torch reads as off, in any case."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +83,18 @@ def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
 def export(place: Place, plan: Enter) -> None:
     """Set the variables of an iteration in this process."""
     os.environ.update(variables(place, plan, os.environ.get("TORCHELASTIC_RUN_ID") or "unbroken"))
+
+
+def survive_nccl_errors() -> None:
+    """Let torch leave the process alone when NCCL fails, in groups that are made from now on.
+
+    The loss of a peer is such an error; torch would end a process whose function has long been started again. A value
+    that is set stays, with a warning.
+    """
+    value = os.environ.setdefault(NCCL_ERRORS_END_PROCESS, "0")
+    if value.lower() not in _OFF:
+        logger.warning(
+            "torch ends this process after an error of NCCL, also after a restart: %s=%s, want 0",
+            NCCL_ERRORS_END_PROCESS,
+            value,
+        )

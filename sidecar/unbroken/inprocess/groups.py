@@ -4,10 +4,7 @@ import logging
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -18,16 +15,12 @@ NAMES_EACH = 1_000_000
 """More groups than any function makes."""
 
 
-def abort_nccl(timeout_s: float) -> bool:
-    """Abort every NCCL communicator, all at once, each from a thread of its own; return whether all have ended.
+def abort_communicators(timeout_s: float) -> bool:
+    """Abort NCCL's communicators, or another device's, all at once, each from a thread of its own.
 
-    In parallel, because an abort may wait for the other communicators' kernels.
+    Returns whether all have ended. In parallel, because an abort may wait for the other communicators' kernels.
     """
-    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
-
-    if not dist.is_initialized() or not dist.is_nccl_available():
-        return True
-    backends = [backend for group in list(dist.distributed_c10d._world.pg_names) for backend in _nccl_backends(group)]
+    backends = [backend for group in current_groups() for backend in _device_backends(group)]
     threads = [
         threading.Thread(target=_abort_backend, args=(backend,), name=f"unbroken-abort-{number}", daemon=True)
         for number, backend in enumerate(backends)
@@ -40,6 +33,11 @@ def abort_nccl(timeout_s: float) -> bool:
     return not any(thread.is_alive() for thread in threads)
 
 
+def holds_device(thing: Any) -> bool:
+    """Return whether this is a group that may hold tensors of a device: those of collectives that were aborted."""
+    return bool(_device_backends(thing))
+
+
 def current_groups() -> list[Any]:
     """Return all groups. Whoever holds them keeps their slow end (10 ms a peer with gloo) out of the main thread."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
@@ -49,21 +47,15 @@ def current_groups() -> list[Any]:
 def take_groups() -> list[Any]:
     """Empty torch's registry of groups, so that init_process_group works again; return the groups, still alive.
 
-    Quick: what is slow is dropping the last reference (10 ms a peer with gloo), see `Undertaker`.
+    Quick: what is slow is dropping the last reference (10 ms a peer with gloo), see `Undertaker`. Nothing is shut down
+    in order, as `destroy_process_group` would do it: that waits for collectives that nobody will finish, and, after an
+    error of NCCL, a minute for its watchdog. Also after an init_process_group that was interrupted half-way: it has
+    counted itself already, and the next group would have another name here than on the other ranks, which would wait
+    for each other for ever.
     """
     groups = current_groups()
     if not groups and "torch.distributed" not in sys.modules:
         return []
-    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
-
-    try:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    except Exception as error:
-        # A group that does not shut down must not keep the next iteration out.
-        logger.warning("group not shut down: error=%s", error)
-    # Also after an init_process_group that was interrupted half-way: it has counted itself already, and the next group
-    # would have another name here than on the other ranks, which would wait for each other for ever.
     _empty_registry()
     _unhook()
     return groups
@@ -94,6 +86,8 @@ def _empty_registry() -> None:
         world.pg_to_tag,
         world.tags_to_pg,
         world.pg_coalesce_state,
+        # Of torchcomms, which older torch does not know.
+        getattr(world, "comms", []),
     ):
         registry.clear()
     c10d._unregister_all_process_groups()  # type: ignore[attr-defined] # not exported by name
@@ -115,16 +109,17 @@ def _unhook() -> None:
     sys.excepthook = hook
 
 
-def _nccl_backends(group: "torch.distributed.ProcessGroup") -> list[Any]:
-    import torch  # noqa: PLC0415 - the package's import must stay cheap
-    import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
-
-    try:
-        backend = group._get_backend(torch.device("cuda"))
-    except RuntimeError:
-        # This group has no backend for CUDA tensors.
-        return []
-    return [backend] if isinstance(backend, dist.distributed_c10d.ProcessGroupNCCL) else []
+def _device_backends(group: Any) -> list[Any]:
+    """Return a group's backends but gloo's, each once; nothing for anything else than a group."""
+    gloo = getattr(sys.modules.get("torch.distributed"), "ProcessGroupGloo", ())
+    found: list[Any] = []
+    for device in getattr(group, "_device_types", ()):
+        backend = group._get_backend(device)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around each.
+        backend = getattr(backend, "wrapped_pg", backend)
+        if not isinstance(backend, gloo) and not any(backend is other for other in found):
+            found.append(backend)
+    return found
 
 
 def _abort_backend(backend: Any) -> None:
@@ -144,10 +139,13 @@ class Undertaker:
     def __init__(self) -> None:
         self._burials: list[_Burial] = []
 
-    def bury(self, objects: list[Any], after_s: float = 0.0) -> None:
-        """Destroy these soon; the caller keeps no reference. Waits only when too many are being destroyed."""
+    def bury(self, objects: list[Any], after_s: float = 0.0, wait_s: float = 0.0) -> bool:
+        """Destroy these after a while; the caller keeps no reference. Waits for older ones when there are too many.
+
+        Waits for these for at most `wait_s`, and returns whether they are gone.
+        """
         if not objects:
-            return
+            return True
         self._burials = [burial for burial in self._burials if burial.is_alive()]
         if len(self._burials) >= MAX_DESTROYING:
             self._burials[0].hurry()
@@ -155,6 +153,8 @@ class Undertaker:
         burial = _Burial(objects, after_s)
         burial.start()
         self._burials.append(burial)
+        burial.join(wait_s)
+        return not burial.is_alive()
 
     def join(self, timeout_s: float) -> None:
         """Wait until all are destroyed, at most so long; nothing is put off any more."""

@@ -1,12 +1,17 @@
 """What an iteration leaves behind: old groups and stores, and garbage in cycles."""
 
 import gc
+import logging
 import sys
 from typing import Any
 
-from unbroken.inprocess.groups import Undertaker
+from unbroken.inprocess.groups import Undertaker, holds_device
+
+logger = logging.getLogger(__name__)
 
 MAX_COLLECTIONS = 3
+DEVICE_WAIT_S = 1.0
+"""The function is to find the device's memory free; after an error of NCCL, torch's watchdog keeps it for a minute."""
 GOODBYE_S = 5.0
 BURY_AFTER_S = 1.0
 
@@ -73,4 +78,6 @@ class Leftovers:
 
     def _bury_all(self) -> None:
         objects, self._objects = self._objects, []
-        self._undertaker.bury(objects)
+        wait_s = DEVICE_WAIT_S if any(map(holds_device, objects)) else 0.0
+        if not self._undertaker.bury(objects, wait_s=wait_s) and wait_s > 0:
+            logger.warning("old groups may still hold memory of their device: waited=%gs", wait_s)

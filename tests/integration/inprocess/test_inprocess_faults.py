@@ -52,6 +52,8 @@ def test_exception_restarts_all_workers_in_their_processes(tmp_path: Path, num_w
         # In the first iteration a rank may be interrupted before it writes.
         started = [(event.rank, event.values["world"]) for event in job.events("started") if event.values["iteration"]]
         assert sorted(started) == [(rank, float(num_workers)) for rank in range(num_workers)]
+        # 2.30: torch would end each process that has heard of an error of NCCL, a minute after its restart.
+        assert {event.values["nccl"] for event in job.events("started")} == {"0"}
         fault = next(report.fault for _, report in job.reports if report.fault is not None)
         assert fault.detail == "ValueError: injected"
         assert "in train" in fault.stack[-1]

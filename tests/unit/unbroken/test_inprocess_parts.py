@@ -21,7 +21,13 @@ from unbroken.agent.page import StampPage
 from unbroken.inprocess import exception, failure, leftovers
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
 from unbroken.inprocess.call import CallWrapper
-from unbroken.inprocess.environment import Place, read_place, variables
+from unbroken.inprocess.environment import (
+    NCCL_ERRORS_END_PROCESS,
+    Place,
+    read_place,
+    survive_nccl_errors,
+    variables,
+)
 from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
 from unbroken.inprocess.gate import Gate, RankShouldRestart
 from unbroken.inprocess.groups import MAX_DESTROYING, Undertaker
@@ -203,6 +209,23 @@ def test_variables_are_those_of_torchrun() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "2",
         "TORCHELASTIC_RUN_ID": "job",
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "is_warned"), [(None, False), ("0", False), ("False", False), ("1", True), ("yes", True)]
+)
+def test_torch_is_to_leave_the_process_alone_when_nccl_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, value: str | None, is_warned: bool
+) -> None:
+    """2.30: unless the user has said otherwise, and then says what comes of it."""
+    monkeypatch.setenv(NCCL_ERRORS_END_PROCESS, "")
+    if value is None:
+        monkeypatch.delenv(NCCL_ERRORS_END_PROCESS)
+    else:
+        monkeypatch.setenv(NCCL_ERRORS_END_PROCESS, value)
+    survive_nccl_errors()
+    assert os.environ[NCCL_ERRORS_END_PROCESS] == (value or "0")
+    assert (f"after a restart: {NCCL_ERRORS_END_PROCESS}={value}, want 0" in caplog.text) == is_warned
 
 
 def test_place_needs_the_launchers_variables() -> None:

@@ -2,13 +2,15 @@
 
 import sys
 
-from . import calls, faults, interruptions, losses, plugins, waits
+from . import calls, faults, gpu, interruptions, losses, plugins, waits
 
 
 def main(name: str) -> None:
     """Run one workload. Raises LookupError when there is none of this name, or more than one."""
     found = [
-        vars(theme)[name] for theme in (calls, faults, interruptions, losses, plugins, waits) if name in vars(theme)
+        vars(theme)[name]
+        for theme in (calls, faults, gpu, interruptions, losses, plugins, waits)
+        if name in vars(theme)
     ]
     if len(found) != 1:
         raise LookupError(f"workload: want the name of one function, got {name!r}, which {len(found)} modules have")

@@ -20,7 +20,8 @@ def exception_once() -> None:
     @inprocess.Wrapper()
     def train(call: inprocess.CallWrapper, extra: int) -> str:
         world = start()
-        note("started", iteration=call.iteration, world=world, extra=extra)
+        nccl = os.environ.get("TORCH_NCCL_RETHROW_CUDA_ERRORS")
+        note("started", iteration=call.iteration, world=world, extra=extra, nccl=nccl)
         if is_first(call):
             if my_rank() == 1:
                 raise ValueError("injected")
