@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent / ".cache" / "recovery"
 PEER = "nvidia-resiliency-ext==0.4.1"
 PEER_NEEDS = ("nvidia-ml-py", "pynvml", "defusedxml", "packaging", "psutil>=6", "pyyaml")
+KINDS = ("exception", "kill", "pods", "spare", *HANGS)
 SYSTEMS = ("unbroken", "nvrx-tight", "nvrx-default", "nvrx-documented", "floor")
 JOB_TIMEOUT_S = 600.0
 
@@ -123,12 +125,12 @@ def end_session(process: "subprocess.Popen[bytes]") -> None:
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Run everything, the systems of one size in turn."""
     rows: list[Row] = []
-    for kind in arguments.kinds.split(","):
+    for kind in arguments.kinds:
         for size in map(int, arguments.sizes.split(",")):
             if kind == "kill" and size < 3:
                 # One survivor has nobody to do a collective with.
                 continue
-            for system in arguments.systems.split(","):
+            for system in arguments.systems:
                 if kind != "exception" and system == "floor":
                     # The floor of all kinds is that of an exception: there is nothing to detect.
                     continue
@@ -159,12 +161,22 @@ def measure_one(job: Job, num_jobs: int, is_loud: bool) -> Row:
     return Row(job.kind, job.size, job.system, tuple(found))
 
 
+def _some_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        words = text.split(",")
+        if unknown := sorted(set(words) - set(known)):
+            raise argparse.ArgumentTypeError(f"want some of {','.join(known)}, got {','.join(unknown)}")
+        return words
+
+    return parse
+
+
 def main() -> None:
     """Measure, print the table, write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="2,4,8,16", help="workers (%(default)s)")
-    parser.add_argument("--kinds", default="exception,kill", help="faults (%(default)s)")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="%(default)s")
+    parser.add_argument("--kinds", type=_some_of(KINDS), default="exception,kill", help="faults (%(default)s)")
+    parser.add_argument("--systems", type=_some_of(SYSTEMS), default=",".join(SYSTEMS), help="%(default)s")
     parser.add_argument("--faults", type=int, default=10, help="exceptions a job (%(default)s)")
     parser.add_argument("--kill-jobs", type=int, default=3, help="jobs with one kill each (%(default)s)")
     parser.add_argument("--json", type=Path, help="file for all figures")
