@@ -47,12 +47,13 @@ def _can_halt(job: Job) -> Iterator[bool]:
 def note_halted(job: Job, member: Member) -> None:
     """Note what a pod has said while ranks are about to move."""
     move = job.move
-    if move is None or move.order is None or member.uid not in move.pending:
+    if move is None or move.order is None or member.uid not in job.census.active:
         return
     states = [member.places[local_rank].state for local_rank in member.ranks]
     if any(state.phase is WorkerPhase.COMPLETED for state in states):
+        # Also one that has answered before: it stands after no step any more.
         move.is_ending = True
-    elif all(_has_obeyed(state, move.order, move.wants) for state in states):
+    elif member.uid in move.pending and all(_has_obeyed(state, move.order, move.wants) for state in states):
         del move.pending[member.uid]
 
 

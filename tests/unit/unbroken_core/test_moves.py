@@ -84,6 +84,16 @@ def test_planned_move_waits_until_all_ranks_stand_after_one_step_and_have_saved(
     assert (ranks(plans["p2"]), ranks(plans["p0"])) == ([0, 1], [None, None])
 
 
+def test_rank_that_returns_once_it_has_answered_lets_all_go_on_at_once() -> None:
+    """Nobody can stand after a step with it; the others are not kept waiting until the next message."""
+    bench = MovingBench()
+    first = order_of(bench.report("p0", is_leaving=True))
+    bench.answer("p0", first, 5, 6)
+    released = order_of(bench.worker("p0", 0, COMPLETED))
+    assert released.step == NO_STEP
+    assert bench.answer("p1", first, 6, 6) == []
+
+
 def test_ranks_that_all_stand_at_the_first_question_are_asked_to_save_at_once() -> None:
     bench = MovingBench()
     first = order_of(bench.report("p0", is_leaving=True))
