@@ -49,9 +49,9 @@ def take_groups() -> list[Any]:
 
     Quick: what is slow is dropping the last reference (10 ms a peer with gloo), see `Undertaker`. Nothing is shut down
     in order, as `destroy_process_group` would do it: that waits for collectives that nobody will finish, and, after an
-    error of NCCL, a minute for its watchdog. Also after an init_process_group that was interrupted half-way: it has
-    counted itself already, and the next group would have another name here than on the other ranks, which would wait
-    for each other for ever.
+    error of NCCL, a minute for its watchdog. An init_process_group that was interrupted half-way is forgotten, too: it
+    has counted itself already, and the next group would have another name here than on the other ranks, which would
+    wait for each other for ever.
     """
     groups = current_groups()
     if not groups and "torch.distributed" not in sys.modules:
@@ -114,7 +114,11 @@ def _device_backends(group: Any) -> list[Any]:
     gloo = getattr(sys.modules.get("torch.distributed"), "ProcessGroupGloo", ())
     found: list[Any] = []
     for device in getattr(group, "_device_types", ()):
-        backend = group._get_backend(device)
+        try:
+            backend = group._get_backend(device)
+        except RuntimeError:
+            # Groups of one's own class need not be made of backends.
+            continue
         # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around each.
         backend = getattr(backend, "wrapped_pg", backend)
         if not isinstance(backend, gloo) and not any(backend is other for other in found):

@@ -52,19 +52,28 @@ class Group:
             self._destroy()
 
 
+class OwnGroup:
+    """A group of a class of the user's own, which has no backends."""
+
+    _device_types = (torch.device("cuda"),)
+
+    def _get_backend(self, device: torch.device) -> Backend:
+        raise RuntimeError(f"no backend for {device}")
+
+
 @pytest.fixture
-def register() -> Iterator[Callable[[Group], None]]:
+def register() -> Iterator[Callable[[Any], None]]:
     """Put a double into torch's registry."""
     names: Any = c10d._world.pg_names
 
-    def add(group: Group) -> None:
+    def add(group: Any) -> None:
         names[group] = f"double-{len(names)}"
 
     yield add
     groups.take_groups()
 
 
-def test_communicators_are_aborted_all_at_once(register: Callable[[Group], None]) -> None:
+def test_communicators_are_aborted_all_at_once(register: Callable[[Any], None]) -> None:
     """2.10: an abort may wait for the kernels of another communicator."""
     others = threading.Barrier(3)
     for _ in range(3):
@@ -74,7 +83,7 @@ def test_communicators_are_aborted_all_at_once(register: Callable[[Group], None]
 
 
 def test_abort_that_does_not_end_is_given_up_by_name(
-    register: Callable[[Group], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    register: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """2.10: timeouts.hard then ends the process."""
     monkeypatch.delenv("MASTER_PORT", raising=False)
@@ -87,7 +96,7 @@ def test_abort_that_does_not_end_is_given_up_by_name(
     end.set()
 
 
-def test_abort_that_fails_hinders_no_other(register: Callable[[Group], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_abort_that_fails_hinders_no_other(register: Callable[[Any], None], caplog: pytest.LogCaptureFixture) -> None:
     """2.20"""
 
     def fail() -> None:
@@ -96,8 +105,10 @@ def test_abort_that_fails_hinders_no_other(register: Callable[[Group], None], ca
     done = threading.Event()
     register(Group(abort=fail))
     register(Group(abort=done.set))
+    register(OwnGroup())
     assert groups.abort_communicators(LIMIT_S)
     assert done.is_set()
+    assert not groups.holds_device(OwnGroup())
     assert "communicator not aborted: error=unhandled system error" in caplog.text
 
 
@@ -116,7 +127,7 @@ def test_backend_of_a_device_is_found_beside_gloo(monkeypatch: pytest.MonkeyPatc
     assert not dist.is_initialized()
 
 
-def test_backend_is_aborted_behind_the_wrapper_for_debugging(register: Callable[[Group], None]) -> None:
+def test_backend_is_aborted_behind_the_wrapper_for_debugging(register: Callable[[Any], None]) -> None:
     """2.10: TORCH_DISTRIBUTED_DEBUG=DETAIL puts one around gloo's, too, which is no device's for that."""
     aborted = threading.Event()
     group = Group(abort=lambda: pytest.fail("the wrapper's own abort was called"))
