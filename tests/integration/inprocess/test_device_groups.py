@@ -5,7 +5,6 @@ Real NCCL is tried in test_gpu.py, where there are GPUs.
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -157,20 +156,29 @@ def test_group_is_taken_without_an_orderly_shutdown(monkeypatch: pytest.MonkeyPa
     assert len(groups.take_groups()) == 1
 
 
-def test_function_starts_when_the_groups_of_the_device_are_gone() -> None:
+def test_function_starts_when_the_groups_of_the_device_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.17: they hold the tensors of collectives that were aborted."""
-    gone = threading.Event()
+    is_waited_for, gone = threading.Event(), threading.Event()
+    join = threading.Thread.join
+
+    def note_and_join(burial: threading.Thread, timeout: float | None = None) -> None:
+        if timeout:
+            is_waited_for.set()
+        join(burial, timeout)
 
     def destroy() -> None:
-        time.sleep(0.05)  # what plays the slow end; the test waits for nothing by it
+        is_waited_for.wait(LIMIT_S)
         gone.set()
 
+    monkeypatch.setattr(groups._Burial, "join", note_and_join)
+    monkeypatch.setattr(leftovers, "DEVICE_WAIT_S", LIMIT_S)
     left = Leftovers()
     left.keep([Group(destroy=destroy)])
     left.expect_garbage()
     left.collect()
-    assert gone.is_set()
+    is_gone = gone.is_set()
     left.close()
+    assert is_gone
 
 
 def test_group_that_does_not_go_is_told_and_not_waited_for(

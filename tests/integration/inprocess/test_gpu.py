@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
 def need_gpus(number: int) -> None:
-    """Skip the test where there are fewer."""
+    """Skip the test where there are fewer: nothing but GPUs runs NCCL. UNBROKEN_REQUIRE=gpu makes that a failure."""
     if number > NUM_GPUS:
         pytest.skip(f"needs GPUs and a torch with NCCL: want {number}, got {NUM_GPUS}")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d_types
 import torch.distributed as dist
 
 from unbroken.inprocess import sockets
@@ -52,7 +53,7 @@ def test_rehearsal_without_a_device_says_nothing(
 
 def make_pair() -> list[Any]:
     """Return both ranks' groups of gloo, connected in this process."""
-    store = dist.HashStore()  # type: ignore[attr-defined] # torch does not export it by name
+    store = c10d_types.HashStore()
     groups: dict[int, Any] = {}
 
     def join(rank: int) -> None:

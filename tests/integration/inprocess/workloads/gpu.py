@@ -89,6 +89,7 @@ def sick_gpu() -> None:
             if os.environ["TEST_SICKNESS"] == "assert":
                 torch.zeros(4, device=device)[torch.tensor([9], device=device)]
             else:
+                # The kernel is the fault: nobody waits for it.
                 torch.cuda._sleep(SPIN_CYCLES)
             raise ValueError("injected")
         dist.barrier()
