@@ -95,6 +95,8 @@ class Forking:
         self._command, self._modules, self._environment = command, modules, dict(environment)
         self._tie, self._complain = tie, complain
         self._phase = Phase.GONE
+        self._is_missed = False
+        """Whether a worker was to be forked while no fork server ran."""
         self._num_servers = 0
         self._pid = 0
         self._control: socket.socket | None = None
@@ -109,6 +111,7 @@ class Forking:
         """Start the fork server where none runs; a failure is told, and switches it off."""
         if self._phase is not Phase.GONE or self._pid:
             return
+        self._is_missed = False
         if self._num_servers >= _MAX_SERVERS:
             self.switch_off(f"ended {_MAX_SERVERS} times")
             return
@@ -249,7 +252,8 @@ class Forking:
     def ask(self, local_rank: int, environment: Mapping[str, str], now_s: float) -> bool:
         """Fork a worker as soon as possible; return whether that is tried. `advance` tells what came of it."""
         if self._phase is Phase.GONE:
-            # For the next one: this one has waited long enough.
+            # For the next one: this one has waited long enough. Later, when the old one is still to be reaped.
+            self._is_missed = True
             self.start_server(now_s)
             return False
         if self._phase is Phase.OFF:
@@ -269,6 +273,8 @@ class Forking:
     def advance(self, now_s: float) -> list[Outcome]:
         """Do what can be done now; return which workers were started, and which must be started otherwise."""
         self._listen()
+        if self._is_missed:
+            self.start_server(now_s)
         if self._phase is Phase.IMPORTING and now_s >= self._overdue_at_s:
             self.switch_off(f"has not imported {', '.join(self._modules)} in {IMPORT_LIMIT_S:g} s")
         outcomes = [self._advance(start, now_s) for start in list(self._starts.values())]

@@ -12,7 +12,10 @@ import psutil
 import pytest
 from tests.integration.sidecar.test_launcher_processes import AgentDouble
 from tests.processes import is_gone
+from tests.waiting import wait_until
 
+from unbroken.launch.forking import Forking
+from unbroken.launch.python_command import parse_command
 from unbroken_core.pod_messages import End, Shutdown
 
 Begin = Callable[..., AgentDouble]
@@ -195,6 +198,37 @@ def test_worker_is_started_by_itself_while_the_fork_server_is_away(begin: Begin,
     agent.spawn(2, UNBROKEN_HOW="code")
     assert agent.wait_exit(0, 2).exit_code == 7
     assert agent.text().count("fork server") == 1
+
+
+def test_fork_server_that_has_ended_is_followed_by_another_as_soon_as_it_is_reaped(tmp_path: Path) -> None:
+    """Its socket is closed a moment before it can be reaped; a worker that is to start between them is the last one."""
+    command = parse_command([sys.executable, write_script(tmp_path, ENDS)])
+    assert command is not None
+    forking = Forking(command, ("decimal",), os.environ, lambda: None, lambda _reason: None)
+    others = set(psutil.Process().children())
+
+    def own() -> list[psutil.Process]:
+        return [child for child in psutil.Process().children() if child not in others]
+
+    try:
+        forking.start_server(0.0)
+        (first,) = own()
+        first.kill()
+        # Seen, and not reaped: what it is while a worker is to start.
+        wait_until(lambda: first.status() == psutil.STATUS_ZOMBIE, "the end of the fork server")
+        forking.advance(1.0)
+        assert not forking.ask(0, os.environ, 1.0)
+        forking.advance(1.0)
+        assert own() == [first]
+        assert forking.note_end(first.pid)
+        os.waitpid(first.pid, 0)
+        forking.advance(2.0)
+        (second,) = own()
+        assert second != first
+    finally:
+        forking.close()
+        for child in own():
+            os.waitpid(child.pid, 0)
 
 
 def test_fork_server_that_stands_still_is_given_up_and_its_worker_started_once(begin: Begin, tmp_path: Path) -> None:
