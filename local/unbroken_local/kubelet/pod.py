@@ -74,6 +74,7 @@ class PodRunner:
         """Take note of the newest object."""
         has_new_labels = any(pod["metadata"].get(k) != self.pod["metadata"].get(k) for k in ("labels", "annotations"))
         self.pod = pod
+        self._writer.observe(pod)
         if pod["metadata"].get("deletionTimestamp"):
             grace = pod["metadata"].get("deletionGracePeriodSeconds")
             self._is_deleting = True

@@ -1,4 +1,7 @@
-"""Writes a pod's status when it changed, and only then; the newest one wins, failures are tried again."""
+"""Writes a pod's status when it changed, and only then; the newest one wins, failures are tried again.
+
+What others make of it meanwhile is taken back: who calls a node silent that has just come back says so of its pods too.
+"""
 
 import asyncio
 import logging
@@ -21,6 +24,7 @@ class StatusWriter:
         self._path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
         self._build = build
         self._written: Json | None = None
+        self._written_version = 0
         self._touched = asyncio.Event()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -30,6 +34,14 @@ class StatusWriter:
     def touch(self) -> None:
         """The status may have changed."""
         self._touched.set()
+
+    def observe(self, pod: Json) -> None:
+        """The API server has this object now; older ones than the last that was written say nothing."""
+        if self._written is None or int(pod["metadata"]["resourceVersion"]) <= self._written_version:
+            return
+        if _own(pod.get("status") or {}) != _own(self._written):
+            self._written = None
+            self._touched.set()
 
     def pause(self) -> None:
         """Write nothing until `resume`."""
@@ -74,7 +86,7 @@ class StatusWriter:
             if status is None or self._is_closed or status == self._written:
                 return True
             try:
-                await self._client.merge_patch(
+                pod = await self._client.merge_patch(
                     f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": status}
                 )
             except ApiError as error:
@@ -82,7 +94,7 @@ class StatusWriter:
                     return True  # Gone: the watch will say so.
                 log.warning("status not written: pod=%s error=%s", self._path, error)
                 return False
-            self._written = status
+            self._written, self._written_version = status, int(pod["metadata"]["resourceVersion"])
             return True
 
     async def delete_pod(self) -> bool:
@@ -103,3 +115,8 @@ class StatusWriter:
                 log.warning("pod not deleted: pod=%s error=%s", self._path, error)
                 return False
         return True
+
+
+def _own(status: Json) -> dict[str, str]:
+    """Return what the conditions that are the kubelet's say, by type."""
+    return {c["type"]: c["status"] for c in status.get("conditions") or [] if c["type"] in OWNED_CONDITIONS}

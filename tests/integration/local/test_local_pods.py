@@ -327,6 +327,16 @@ def test_readiness_follows_the_probe_and_liveness_restarts_the_container(space: 
     wait_until(lambda: space.read("starts").split().count("start") >= 2, "another start")
 
 
+def test_readiness_that_others_deny_is_said_again(space: Space) -> None:
+    """As happens to a node that comes back at the moment in which its silence is noticed."""
+    space.run("p", sh("sleep 600"), terminationGracePeriodSeconds=0)
+    conditions = space.wait_ready("p")["status"]["conditions"]
+    denied = [{**c, "status": "False"} if c["type"] == "Ready" else c for c in conditions]
+    pod = space.bench.patch(f"{space.pods}/p/status", {"status": {"conditions": denied}})
+    assert not is_ready(pod["status"])
+    space.wait_ready("p")
+
+
 def test_a_startup_probe_holds_the_others_and_http_probes_ask_the_pod(space: Space) -> None:
     server = (
         "import os, http.server as h, time; time.sleep(0.5)\n"
