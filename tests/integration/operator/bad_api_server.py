@@ -13,8 +13,6 @@ from aiohttp import web
 
 from unbroken_operator.kube import load_connection
 
-from .operator_bench import free_port
-
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
 
 
@@ -94,10 +92,9 @@ class BadApiServer:
             application.router.add_route("*", "/{path:.*}", answer)
             runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
-            port = free_port()
             try:
-                await web.TCPSite(runner, "127.0.0.1", port).start()
-                yield self._kubeconfig(port)
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
+                yield self._kubeconfig(runner.addresses[0][1])
             finally:
                 self._is_over.set()
                 await runner.cleanup()

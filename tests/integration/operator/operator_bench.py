@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import itertools
 import os
+import random
 import signal
 import socket
 import ssl
@@ -32,6 +33,8 @@ from unbroken_operator.schema import custom_resource_definition, without_cel
 JsonObject = dict[str, Any]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _addresses = itertools.count(2)
+# In an order of this process' own, so that others that look at the same time seldom find the same.
+_ports = iter(random.sample(range(16384, 24576), 8192))
 
 
 class Bench:
@@ -220,10 +223,15 @@ async def install_crd(kube: Kube) -> None:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that was free just now."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+    """Return a port of 127.0.0.1 that was free just now, another one each time.
+
+    None of those from which the kernel takes one for every connection: it is listened at seconds later, or again.
+    """
+    while True:
+        port = next(_ports)
+        with socket.socket() as listening, contextlib.suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
 class OperatorProcess:
