@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from unbroken_core.messages import Observation, PodObservation
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.wire import settings_to_json
-from unbroken_operator import layout
+from unbroken_operator import layout, rendezvous_client
 from unbroken_operator.admission import Accepted, admit
 from unbroken_operator.certificates import Certificates, make_certificates
 from unbroken_operator.errors import RendezvousUnreachable
@@ -23,7 +23,6 @@ from unbroken_operator.rendezvous_client import RendezvousClient, Target
 
 TOKEN = "0123456789abcdef" * 4
 HOST = "digits-rendezvous.ml.svc"
-LIMIT_S = 60.0
 JOB = {
     "metadata": {"name": "digits", "namespace": "ml", "uid": "uid-of-digits"},
     "spec": {
@@ -32,6 +31,13 @@ JOB = {
         "template": {"spec": {"containers": [{"name": "t", "image": "torch:2", "command": ["python3", "t.py"]}]}},
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a rendezvous on a busy machine more time than one in a cluster has."""
+    for limit in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):
+        monkeypatch.setattr(rendezvous_client, limit, LIMIT_S)
 
 
 @contextlib.contextmanager
@@ -62,7 +68,7 @@ def rendezvous(folder: Path, certificates: Certificates | None = None) -> Iterat
         assert process.poll() is None, log.read_text()
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(LIMIT_S)
 
 
 async def is_listening(address: str) -> bool:
