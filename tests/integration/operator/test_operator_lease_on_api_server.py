@@ -34,7 +34,8 @@ def test_the_next_operator_leads_when_the_first_stalls_and_no_pod_is_touched(kub
 
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
-            arguments = ("--namespace", made.namespace, "--lease", f"{made.namespace}/operator", "--lease-seconds", "5")
+            lease = ("--lease", f"{made.namespace}/operator", "--lease-seconds", "10")
+            arguments = ("--namespace", made.namespace, *lease)
             await made.apply("digits", replicas=2)
             with operator(made, *arguments, wanted_status=3) as first:
                 await made.wait_for_pods("digits-0", "digits-1")
