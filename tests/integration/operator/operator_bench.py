@@ -25,7 +25,7 @@ from unbroken_core.tls import server_context
 from unbroken_core.wire import decode, encode
 from unbroken_operator import layout
 from unbroken_operator.certificates import Certificates
-from unbroken_operator.errors import KubeConflict, KubeNotFound
+from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from unbroken_operator.kube import Kube, collection_path
 from unbroken_operator.manifests import certificates_of, token_of
 from unbroken_operator.schema import custom_resource_definition, without_cel
@@ -215,11 +215,14 @@ async def install_crd(kube: Kube) -> None:
         await kube.merge(f"{CRDS}/{layout.CRD_NAME}", crd)
 
     async def look() -> bool:
-        found = await kube.get(f"{CRDS}/{layout.CRD_NAME}")
-        conditions = (found.get("status") or {}).get("conditions") or ()
-        return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
+        # The CRD's own status says so a moment before it is true.
+        try:
+            await kube.list(collection_path(layout.PLURAL, "default", layout.API_VERSION))
+        except (KubeNotFound, KubeUnavailable):
+            return False
+        return True
 
-    await eventually(look, "the CRD is established")
+    await eventually(look, "an API server that serves jobs")
 
 
 def free_port() -> int:

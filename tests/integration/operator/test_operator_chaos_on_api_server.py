@@ -76,7 +76,11 @@ async def _promote_while_etcd_dies(made: Bench, plane: ControlPlane) -> None:
         await rendezvous.say(report(pods, 1))
 
         async def is_running() -> bool:
-            return (await made.condition("digits", "Running")).get("status") == "True"
+            try:
+                return (await made.condition("digits", "Running")).get("status") == "True"
+            except KubeError:
+                # An API server that has just started serves pods before it serves jobs.
+                return False
 
         await eventually(is_running, "Running")
         plane.etcd.kill()

@@ -101,7 +101,12 @@ def test_a_job_gets_its_objects_and_takes_them_along_while_no_operator_runs(kube
                 for pod in await made.pods():
                     metadata = pod["metadata"]
                     assert (metadata["labels"]["team"], metadata["annotations"]["example.com/note"]) == ("vision", "x")
-                (rendezvous,) = await made.pods(layout.RENDEZVOUS)
+
+                async def rendezvous_pods() -> list[dict[str, Any]]:
+                    # It is created beside the others.
+                    return await made.pods(layout.RENDEZVOUS)
+
+                (rendezvous,) = await eventually(rendezvous_pods, "the rendezvous pod")
                 assert rendezvous["spec"]["nodeSelector"] == {"pool": "cpu"}
 
                 async def is_settled() -> bool:
@@ -146,7 +151,12 @@ def test_the_report_of_the_rendezvous_becomes_status_labels_and_one_event(kubeco
                         return (await made.condition("digits", "Running")).get("status") == "True"
 
                     await eventually(is_running, "Running")
-                    assert set(rendezvous.observations[-1].pods) == {pod["metadata"]["uid"] for pod in pods}
+
+                    async def is_observed() -> bool:
+                        seen = [set(item.pods) for item in rendezvous.observations[-1:]]
+                        return seen == [{pod["metadata"]["uid"] for pod in pods}]
+
+                    await eventually(is_observed, "an Observation of all pods")
                     promoted = [pods[0], pods[2], pods[1]]
                     counts = {"restarts_by_rung": {"pod": 1}, "restarts_by_cause": {"process-signal": 1}}
                     await rendezvous.say(report(promoted, 2, recoveries=(RECOVERY,), iteration=1, **counts))
