@@ -5,9 +5,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from unbroken.inprocess import halting
 from unbroken.inprocess.halting import Halting
 from unbroken.inprocess.progress import Progress
 from unbroken_core import stamps
@@ -119,12 +121,15 @@ def test_ping_inside_of_an_atomic_section_or_without_a_step_does_not_wait(
     script.join()
 
 
-def test_nobody_waits_longer_than_the_order_says(script: Script) -> None:
+def test_nobody_waits_longer_than_the_order_says(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent, or the rendezvous, may be gone for good."""
+    now_s = 1000.0
+    monkeypatch.setattr(halting, "time", SimpleNamespace(monotonic=lambda: now_s))
     script.halting.obey(replace(ASK, within_s=0.2))
     script.answer()
     script.start(lambda: script.ping(1))
     assert script.answer() == Halted(1, 1, 1, is_held=True)
+    now_s += 0.2
     script.join()
     assert script.answer() == Halted(1, 1, 1)
 
