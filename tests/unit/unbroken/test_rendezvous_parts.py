@@ -43,6 +43,13 @@ def test_changed_token_file_is_read_again_and_a_missing_one_changes_nothing(tmp_
     assert token.accepts(f"Bearer {TOKEN[::-1]}0")
 
 
+def put(path: Path, text: str) -> None:
+    """Replace the file as a kubelet does: one that is written again in the same tick may look as before."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 def test_replaced_token_is_good_until_every_kubelet_has_brought_the_new_one(tmp_path: Path) -> None:
     path, now_s = tmp_path / "token", [1000.0]
     path.write_text(TOKEN)
@@ -53,13 +60,13 @@ def test_replaced_token_is_good_until_every_kubelet_has_brought_the_new_one(tmp_
         return [text for text in tokens if token.accepts(f"Bearer {text}")]
 
     assert accepted() == tokens[:1]
-    path.write_text(tokens[1])
+    put(path, tokens[1])
     assert token.accepts(f"Bearer {TOKEN}")
     now_s[0] += GRACE_S - 1.0
     assert accepted() == tokens[:2]
     now_s[0] += 1.0
     assert accepted() == tokens[1:2]
-    path.write_text(tokens[2])
+    put(path, tokens[2])
     assert accepted() == tokens[1:]
     assert not token.accepts("Bearer ")
 

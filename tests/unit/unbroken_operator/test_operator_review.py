@@ -161,10 +161,13 @@ def test_an_unreadable_review_is_answered_as_a_failed_call(body: bytes) -> None:
     assert text.endswith("\n")
 
 
-def write(made: Certificates, folder: Path) -> None:
-    """Put a certificate where the kubelet would."""
-    (folder / "tls.crt").write_text(made.certificate)
-    (folder / "tls.key").write_text(made.key)
+def write(made: Certificates, folder: Path, *keys: str) -> None:
+    """Put a certificate, or these of its files, where the kubelet would, in new files: times may be coarse."""
+    texts = {"tls.crt": made.certificate, "tls.key": made.key}
+    for key in keys or texts:
+        fresh = folder / f"{key}.new"
+        fresh.write_text(texts[key])
+        fresh.replace(folder / key)
 
 
 def test_a_certificate_may_come_late_and_be_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +180,7 @@ def test_a_certificate_may_come_late_and_be_replaced(tmp_path: Path, caplog: pyt
     write(first, tmp_path)
     assert certificate.look()
     assert shakes_hands(certificate.context, first.authority)
-    (tmp_path / "tls.crt").write_text(second.certificate)
+    write(second, tmp_path, "tls.crt")
     assert certificate.look()
     assert shakes_hands(certificate.context, first.authority), "half of the new one has arrived: the old one is shown"
     write(second, tmp_path)
