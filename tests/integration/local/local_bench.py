@@ -203,6 +203,11 @@ class Space:
             "\n"
         )
 
+    def wait_lines(self, name: str, number: int) -> list[str]:
+        """Wait until a file of the shared folder has so many whole lines: a container runs before it writes them."""
+        wait_until(lambda: self.read(name).count("\n") >= number, f"{number} lines in file {name}")
+        return self.read(name).splitlines()
+
     def log(self, pod: Json, container: str, restarts: int = 0) -> str:
         """Return what a container wrote."""
         metadata = pod["metadata"]

@@ -254,10 +254,11 @@ def test_a_pod_whose_node_was_down_for_a_moment_is_started_again(sidecar_space: 
     space = sidecar_space
     space.run("p", sh("echo run >> /shared/runs; sleep 600"), nodeSelector={"rack": "b"})
     space.wait_ready("p")
+    space.wait_lines("runs", 1)
     space.bench.node("fail", "gpu-2")
     space.bench.node("recover", "gpu-2")
     space.wait("p", lambda s: container(s).get("restartCount", 0) >= 1 and is_ready(s), "it runs again")
-    assert len(space.read("runs").split()) >= 2
+    space.wait_lines("runs", 2)
 
 
 def test_many_pods_start_together_in_the_time_of_a_few(builtin_space: Space) -> None:
