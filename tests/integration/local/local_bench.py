@@ -133,7 +133,8 @@ class Space:
         body = {
             "metadata": {"name": name, "labels": labels or {}},
             "spec": {
-                "terminationGracePeriodSeconds": 5,
+                # Whoever obeys SIGTERM ends long before: nobody is killed for being slow on a busy machine.
+                "terminationGracePeriodSeconds": 60,
                 "automountServiceAccountToken": False,
                 "containers": list(containers),
                 "volumes": volumes,
