@@ -41,6 +41,7 @@ CLIENT = (
     "    except OSError:\n"
     "        time.sleep(0.05)\n"
 )
+WEB_PORTS = [{"name": "http", "containerPort": 8080}]
 
 
 def python(script: str, **env: str) -> Json:
@@ -51,7 +52,7 @@ def python(script: str, **env: str) -> Json:
 
 def web(**more: Any) -> Json:
     probe = {"httpGet": {"port": 8080}, "periodSeconds": 1, "timeoutSeconds": 30}
-    return {**python(SERVER), "readinessProbe": probe, "ports": [{"name": "http", "containerPort": 8080}], **more}
+    return {**python(SERVER), "readinessProbe": probe, "ports": WEB_PORTS, **more}
 
 
 def uncached_get(url: str) -> str:
@@ -124,11 +125,13 @@ def test_a_service_refuses_connections_while_nobody_listens_in_its_pod(builtin_s
     found = space.bench.get(f"/api/v1/namespaces/{space.name}/services/web")
     assert found is not None
     address = (found["spec"]["clusterIP"], 80)
-    space.run("one", {**web(), **python(LISTENS_FOR_A_WORD)}, labels={"app": "web"})
+    # No probe: it would say the word before the test does.
+    space.run("one", {**python(LISTENS_FOR_A_WORD), "ports": WEB_PORTS}, labels={"app": "web"})
 
     def answer() -> str:
         try:
-            with socket.create_connection(address, timeout=5) as client:
+            # The pod answers once: who did not wait for it would never hear it.
+            with socket.create_connection(address, timeout=LIMIT_S) as client:
                 client.sendall(b"end")
                 return client.recv(10).decode()
         except ConnectionRefusedError:
