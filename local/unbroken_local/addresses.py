@@ -4,6 +4,8 @@
     127.N.1-127.x    pods, one after the other, so that an address is not used again soon
     127.N.128-254.x  services
 
+127.96.0.0/16 is no block: the built-in API servers of this machine give its addresses to Services.
+
 Linux binds all of 127.0.0.0/8 without any configuration; macOS does not.
 """
 
@@ -15,7 +17,7 @@ from collections.abc import Iterator
 from unbroken_core.errors import UnbrokenError
 
 KUBELET_PORTS = (10250, 20250, 30250)
-BLOCKS = tuple(number for number in range(64, 255) if number != 97)
+BLOCKS = tuple(number for number in range(64, 255) if number != 96)
 
 
 class AddressError(UnbrokenError):

@@ -2,7 +2,8 @@
 
 import base64
 import binascii
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Container
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -258,12 +259,24 @@ def quality_of_service(spec: Document) -> str:
     return "Guaranteed" if guaranteed else "Burstable"
 
 
+def _free_address(uid: str, taken: Container[Any]) -> str:
+    """Return an address for the Service of this uid.
+
+    The uid says where to look first: clusters on one machine share its loopback, and all that count from the first
+    address would give the same ones.
+    """
+    num_hosts = SERVICE_NETWORK.num_addresses - 2
+    first = zlib.crc32(uid.encode())
+    candidates = (str(SERVICE_NETWORK[1 + (first + step) % num_hosts]) for step in range(num_hosts))
+    return next(text for text in candidates if text not in taken)
+
+
 def _allocate(document: Document, store: Store) -> None:
     spec = document["spec"]
     others = [stored.document["spec"] for _, stored in store.current(("", "services"))]
     if spec["type"] != "ExternalName" and not spec.get("clusterIP"):
         taken = {entry.get("clusterIP") for entry in others}
-        spec["clusterIP"] = next(text for text in map(str, SERVICE_NETWORK.hosts()) if text not in taken)
+        spec["clusterIP"] = _free_address(str(document["metadata"]["uid"]), taken)
     if spec.get("clusterIP"):
         spec["clusterIPs"] = [spec["clusterIP"]]
     if spec["type"] in ("NodePort", "LoadBalancer"):

@@ -1,9 +1,14 @@
 """The pure parts of the API server: store, selectors, patches, columns, rules."""
 
+from ipaddress import IPv4Network
+from typing import Any
+
 import pytest
 
+from unbroken_local.addresses import BLOCKS
+from unbroken_local.apiserver.defaults import SERVICE_NETWORK, complete_create
 from unbroken_local.apiserver.jsonpath import find
-from unbroken_local.apiserver.kinds import version_order
+from unbroken_local.apiserver.kinds import Catalogue, version_order
 from unbroken_local.apiserver.ownership import fields_from_json, fields_to_json, path_text
 from unbroken_local.apiserver.patches import merge_patch, strategic_merge
 from unbroken_local.apiserver.problems import ApiProblem
@@ -123,3 +128,21 @@ def test_reserved_names_are_escaped_in_rules() -> None:
     assert rules is not None
     assert list(rule_violations(rules, {"namespace": "x", "a-b": 1}, None, "")) == []
     assert len(list(rule_violations(rules, {"namespace": "y", "a-b": 1}, None, ""))) == 1
+
+
+def _new_service(uid: str, store: Store) -> dict[str, Any]:
+    catalogue = Catalogue()
+    resource = catalogue.find("", "v1", "services")
+    assert resource is not None
+    service: dict[str, Any] = {"metadata": {"name": uid, "uid": uid}, "spec": {"type": "ClusterIP"}}
+    complete_create(resource, service, store, catalogue)
+    return service
+
+
+def test_services_of_two_clusters_on_one_machine_have_addresses_of_their_own() -> None:
+    first, second = (_new_service(uid, Store())["spec"]["clusterIP"] for uid in ("u-1", "u-2"))
+    assert first != second
+    store = Store()
+    store.put(("", "services"), ("n", "other"), {"metadata": {"uid": "u-0"}, "spec": {"clusterIP": first}})
+    assert _new_service("u-1", store)["spec"]["clusterIP"] not in (first, second)
+    assert not any(SERVICE_NETWORK.overlaps(IPv4Network(f"127.{number}.0.0/16")) for number in BLOCKS)
