@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import environment_of, words_of
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken_core.tls import client_context
@@ -86,16 +87,12 @@ class RunningJob:
 
     def parts(self, module: str) -> list[psutil.Process]:
         """Return the processes of one part: unbroken.agent, unbroken.launch or unbroken.rendezvous."""
-        found = []
-        for process in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.Error):
-                if module in process.cmdline():
-                    found.append(process)
-        return found
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if module in words_of(child) and environment_of(child)]
 
     def part_of_pod(self, module: str, pod: str) -> psutil.Process:
         """Return the agent or launcher of one pod."""
-        (found,) = [part for part in self.parts(module) if part.environ().get("UNBROKEN_POD") == pod]
+        (found,) = [part for part in self.parts(module) if environment_of(part).get("UNBROKEN_POD") == pod]
         return found
 
     def private(self, name: str) -> Path:

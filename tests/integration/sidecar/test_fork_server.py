@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.integration.sidecar.test_launcher_processes import AgentDouble
-from tests.processes import is_gone
+from tests.processes import is_gone, words_of
 from tests.waiting import wait_until
 
 from unbroken.launch.forking import Forking
@@ -107,7 +107,7 @@ def write_script(folder: Path, text: str) -> str:
 def servers(agent: AgentDouble) -> list[psutil.Process]:
     """Return the fork servers of a launcher."""
     children = psutil.Process(agent.process.pid).children()
-    return [child for child in children if any(word.endswith("fork_server.py") for word in child.cmdline())]
+    return [child for child in children if any(word.endswith("fork_server.py") for word in words_of(child))]
 
 
 def facts_of(agent: AgentDouble) -> tuple[list[str], list[str]]:
