@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +80,15 @@ def test_death_and_exit_code_are_known_before_the_process_is_reaped(
     page: Path, watch: DeathWatch, deaths: "queue.Queue[tuple[int, int]]"
 ) -> None:
     """Two processes at the same place, one after the other; an exit code as well as a signal. 2.22 1.27"""
+    others = set(threading.enumerate())
     with worker(page, 1) as process:
         watch.watch(1, 4)
         watch.watch(1, 4)
         process.send_signal(signal.SIGKILL)
         assert deaths.get(timeout=LIMIT_S) == (1, 4)
         wait_until(lambda: exit_status(process.pid) == signal.SIGKILL, "SIGKILL in /proc")
+    # It tells of the death before it ends itself, and until then nobody else watches the place.
+    wait_until(lambda: set(threading.enumerate()) <= others, "the end of the watcher's thread")
     body = "import threading; threading.Thread(target=lambda: (sys.stdin.readline(), os._exit(3))).start()"
     with worker(page, 1, body) as process:
         watch.watch(1, 5)
@@ -165,6 +169,11 @@ def kill(workers: Workers) -> None:
     wait_until(lambda: exit_status(pid) is not None, "exit status in /proc")
 
 
+def reap(workers: Workers) -> None:
+    """Reap the process: how it ends can be seen before it can be waited for."""
+    wait_until(workers.reap, "a process that can be reaped")
+
+
 def test_next_process_waits_until_the_one_before_is_reaped(tmp_path: Path) -> None:
     """Its exit code is told at once; what it holds may be all that there is."""
     workers = Workers(config(tmp_path), Console(1), Console(2))
@@ -179,7 +188,7 @@ def test_next_process_waits_until_the_one_before_is_reaped(tmp_path: Path) -> No
     workers.spawn(Spawn(0, 1, {}), 0.0)
     workers.start_waiting(0.0)
     assert told(workers) == (0, -9, True)
-    assert workers.reap()
+    reap(workers)
     assert told(workers) == (0, -9, False)
     workers.start_waiting(0.0)
     assert told(workers) == (1, None, True)
@@ -187,7 +196,7 @@ def test_next_process_waits_until_the_one_before_is_reaped(tmp_path: Path) -> No
     workers.inspect(Inspect(0, 1))
     workers.spawn(Spawn(0, 2, {}), 0.0)
     workers.end_all(0.0, time.monotonic())
-    assert workers.reap()
+    reap(workers)
     workers.start_waiting(0.0)
     assert told(workers) == (1, -9, False), "the pod ends: nothing is started any more"
     for place in workers._workers:
