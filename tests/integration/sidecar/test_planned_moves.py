@@ -33,7 +33,7 @@ def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have
 ) -> None:
     """The node of one pod is cordoned for a while; another pod is deleted, and goes once its rank has moved."""
     monkeypatch.setenv("UNBROKEN_DRAIN", "100")
-    job = start_job("--pods", "2", "--spares", "1", "--last-call", "20", workload="wrapped", command=[str(WORKLOAD)])
+    job = start_job("--pods", "2", "--spares", "1", "--last-call", "60", workload="wrapped", command=[str(WORKLOAD)])
 
     def wait_trained(iteration: int) -> None:
         job.wait_for(lambda: all(len(made_by(tmp_path, rank, iteration)) > 2 for rank in range(2)), f"{iteration}")
@@ -76,7 +76,7 @@ def test_job_that_lost_a_pod_grows_back_after_a_step_that_all_have_saved(
     start_job: Callable[..., Any], tmp_path: Path
 ) -> None:
     """No spare: one rank trains on alone, until the pod that comes instead is ready."""
-    shape = ("--pods", "2", "--min-pods", "1", "--grow-back", "0.5", "--last-call", "20")
+    shape = ("--pods", "2", "--min-pods", "1", "--grow-back", "0.5", "--last-call", "60")
     job = start_job(*shape, workload="wrapped", command=[str(WORKLOAD)])
 
     def has_trained(iteration: int) -> bool:
