@@ -1,7 +1,7 @@
 """What a person at the terminal is told: the differences between two statuses, one line each. Pure."""
 
 from unbroken_core.messages import JobStatus, Recovery
-from unbroken_core.reasons import JobPhase
+from unbroken_core.reasons import Cause, JobPhase
 
 
 def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
@@ -25,11 +25,16 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
     lines = []
     for recovery in after.recoveries:
         old = known.get(recovery.number)
-        if old is None:
+        if old is None or _culprit(old) != _culprit(recovery):
+            # What comes first may be a consequence: its agent was quicker than the culprit's.
             lines.append(_fault(recovery))
         if recovery.ended_at and (old is None or not old.ended_at):
             lines.append(_recovered(recovery))
     return lines
+
+
+def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str]:
+    return recovery.cause, recovery.rank, recovery.pod
 
 
 def _fault(recovery: Recovery) -> str:
