@@ -332,16 +332,18 @@ class Workers:
         """Copy the stacks that were written into the logs of their processes."""
         for worker in self._workers:
             if worker.log_stack_at_s is not None and now_s >= worker.log_stack_at_s:
-                self._log_stack(worker)
+                # One that got no processor has not written yet: it is looked at again until it has, or ends.
+                worker.log_stack_at_s = None if self._log_stack(worker) else now_s + _LOG_STACK_AFTER_S
 
-    def _log_stack(self, worker: _Worker) -> None:
-        worker.log_stack_at_s = None
+    def _log_stack(self, worker: _Worker) -> bool:
+        """Copy what was written; return whether there was anything, or never will be."""
         try:
             text = stack_path(self._config.directory, worker.local_rank).read_bytes()[:MAX_STACK_BYTES]
         except OSError:
-            return
+            return True
         if text and worker.log is not None:
             worker.log.write(b"[unbroken.launch] no progress; the main thread stands at\n" + text)
+        return bool(text)
 
     def inspect(self, order: Inspect) -> None:
         """Look whether a process is ending, which takes as long as freeing its memory does, and how."""
@@ -373,6 +375,7 @@ class Workers:
 
     def _note_exit(self, worker: _Worker, exit_code: int) -> None:
         if worker.log_stack_at_s is not None:
+            worker.log_stack_at_s = None
             self._log_stack(worker)
         worker.exit_code, worker.kill_at_s = exit_code, None
         self._note_last_words(worker, exit_code)

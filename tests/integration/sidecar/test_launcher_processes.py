@@ -215,6 +215,28 @@ def test_stack_of_a_process_that_holds_the_gil_is_written_into_its_log(start: Be
     assert log.read_bytes().count(b"no progress; the main thread stands at\n") == 1
 
 
+def test_stack_that_is_written_late_is_in_the_log_all_the_same(start: Begin, tmp_path: Path) -> None:
+    """A worker that gets no processor handles the signal when it does."""
+    code = (
+        "import os, pathlib, signal, time\n"
+        "from unbroken_core.stacks import stack_path\n"
+        "path = stack_path(pathlib.Path(os.environ['UNBROKEN_DIR']), 0)\n"
+        "path.touch()\n"
+        "def write(*_):\n"
+        "    time.sleep(0.7)\n"
+        "    path.write_text('stands here')\n"
+        "signal.signal(signal.SIGUSR1, write)\n"
+        "print('on', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    agent = start(python(code), UNBROKEN_LOG_DIR=str(tmp_path / "logs"))
+    agent.spawn()
+    agent.wait_output("on")
+    agent.say(DumpStack(0, 0, int(signal.SIGUSR1)))
+    log = tmp_path / "logs" / "digits-0" / "rank-0" / "0.log"
+    agent.wait_until(lambda: b"no progress; the main thread stands at\nstands here" in log.read_bytes(), "the stack")
+
+
 def test_process_that_does_not_handle_the_signal_is_not_asked_for_its_stack(start: Begin) -> None:
     agent = start(python("import time; print('runs', flush=True); time.sleep(1000)"))
     agent.spawn()
