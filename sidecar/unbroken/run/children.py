@@ -10,6 +10,10 @@ from pathlib import Path
 
 from unbroken.launch.lineage import adopt_orphans, die_with_parent
 
+_LEFTOVERS_S = 5.0
+"""So long a process may take to end that was killed: what it holds, a GPU's memory, the next run may need."""
+_PAUSE_S = 0.01
+
 
 class Child:
     """One process that this run started."""
@@ -83,15 +87,14 @@ class Children:
         if alive:
             await asyncio.wait([child.ended for child in alive], timeout=5.0)
 
-    def kill_leftovers(self) -> None:
-        """Kill all descendants; those that ended parents left behind were adopted by this process."""
-        for _ in range(10):
-            found = _descendants(os.getpid())
-            if not found:
-                return
+    async def kill_leftovers(self) -> None:
+        """Kill all descendants, and wait for their ends; those of ended parents were adopted by this process."""
+        until_s = self._loop.time() + _LEFTOVERS_S
+        while (found := _descendants(os.getpid())) and self._loop.time() < until_s:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_PAUSE_S)
             self._reap()
 
 

@@ -269,7 +269,7 @@ class Supervisor:
         rest = [*agents, *([self._rendezvous] if self._rendezvous is not None else [])]
         await self._children.stop(rest, _GRACE_S)
         await self._client.close()
-        self._children.kill_leftovers()
+        await self._children.kill_leftovers()
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
