@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from tests.processes import is_gone
 from tests.soak.victims import SCRIPT, Done, make_fault
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / SCRIPT
@@ -89,15 +90,17 @@ def _flat(options: Mapping[str, object]) -> list[str]:
     return [str(word) for option in options.items() for word in option]
 
 
-def _break(chance: random.Random, process: subprocess.Popen[bytes], outcome: Outcome, started_s: float) -> set[int]:
-    """Make faults until the job ends or time is up; return the ids of all processes that it had."""
+def _break(
+    chance: random.Random, process: subprocess.Popen[bytes], outcome: Outcome, started_s: float
+) -> set[psutil.Process]:
+    """Make faults until the job ends or time is up; return all processes that it had."""
     run = psutil.Process(process.pid)
     mean_gap_s = chance.choice((0.6, 1.5, 4.0))
     pods, _, ranks_per_pod = outcome.shape
-    seen: set[int] = set()
+    seen: set[psutil.Process] = set()
     while process.poll() is None and (at_s := time.monotonic() - started_s) < LIMIT_S:
         with contextlib.suppress(psutil.Error):
-            seen.update(child.pid for child in run.children(recursive=True))
+            seen.update(run.children(recursive=True))
             if at_s < FAULTS_UNTIL_S:
                 fault = make_fault(chance, run, outcome.folder / "control", pods * ranks_per_pod, at_s)
                 outcome.faults += [fault] if fault else []
@@ -107,7 +110,7 @@ def _break(chance: random.Random, process: subprocess.Popen[bytes], outcome: Out
     return seen
 
 
-def _judge(process: subprocess.Popen[bytes], seen: set[int], outcome: Outcome) -> None:
+def _judge(process: subprocess.Popen[bytes], seen: set[psutil.Process], outcome: Outcome) -> None:
     text = (outcome.folder / "output").read_text(errors="replace")
     outcome.num_recoveries = text.count("recovered ")
     if process.poll() is None:
@@ -121,14 +124,12 @@ def _judge(process: subprocess.Popen[bytes], seen: set[int], outcome: Outcome) -
         result = json.loads((outcome.folder / "ck" / "result.json").read_text())
         if not result["steps_add_up"] or result["steps"] != STEPS:
             outcome.violations.append(f"want each of {STEPS} steps applied once and in order, got {result}")
-    outcome.violations += [f"process {pid} outlived the job" for pid in seen if _is_left(pid)]
+    outcome.violations += [f"process {child.pid} outlived the job" for child in seen if _is_left(child)]
 
 
-def _is_left(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+def _is_left(process: psutil.Process) -> bool:
+    # Its number may be another one's by now, of which a job with many faults uses thousands.
+    return process.is_running() and not is_gone(process.pid)
 
 
 def _keep_evidence(process: subprocess.Popen[bytes], folder: Path) -> None:
