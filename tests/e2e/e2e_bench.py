@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.operator.operator_bench import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from unbroken_local.demo.observer import Observer
 from unbroken_local.demo.snapshot import Snapshot
@@ -82,7 +82,7 @@ class Bench:
         text = await self.cluster.kubectl("get", "events", "-n", namespace, "-o", "json")
         return [item for item in json.loads(text)["items"] if item["involvedObject"].get("name") == name]
 
-    async def wait_event(self, namespace: str, name: str, text: str, limit_s: float = 30.0) -> Json:
+    async def wait_event(self, namespace: str, name: str, text: str, limit_s: float = LIMIT_S) -> Json:
         """Return the first Event about a job whose reason or message holds `text`. Fails when there is none in time."""
         found: list[Json] = []
 

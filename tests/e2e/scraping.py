@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import yaml
 from tests.integration.chart.test_chart import CHART, rendered
 from tests.integration.operator.operator_bench import free_port
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from unbroken_local.demo.tools import Service
 
@@ -37,7 +36,9 @@ class Prometheus:
 
     def get(self, path: str, **words: str) -> Any:
         """Return the data of an answer."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(words)}", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(words)}", timeout=LIMIT_S
+        ) as answer:
             return json.load(answer)["data"]
 
     def values(self, expression: str, since_s: float | None = None) -> list[float]:
@@ -58,10 +59,10 @@ class Prometheus:
         async def look() -> bool:
             try:
                 return bool(await asyncio.to_thread(self.values, expression))
-            except urllib.error.URLError:
-                return False  # It is starting.
+            except OSError:
+                return False  # It is starting, or busy.
 
-        await eventually(look, expression, 60.0, lambda: self._service.log.read_text()[-2000:], pause_s=0.2)
+        await eventually(look, expression, describe=lambda: self._service.log.read_text()[-2000:], pause_s=0.2)
 
 
 def scrape_configs(helm: str, targets: Path, operator_port: int) -> Iterator[Json]:

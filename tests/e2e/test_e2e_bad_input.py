@@ -6,6 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+from tests.waiting import LIMIT_S
 
 from .e2e_bench import Bench, CommandError, Json, condition, job
 
@@ -84,7 +85,7 @@ def test_contradictory_job_is_refused_by_the_api_server_or_else_by_the_operator(
                 assert named in refusal
                 return
             async with bench.observe(namespace, name) as observer:
-                seen = await observer.wait("a verdict", lambda now: bool(condition(now, "Admitted")), 30.0)
+                seen = await observer.wait("a verdict", lambda now: bool(condition(now, "Admitted")), LIMIT_S)
             admitted = condition(seen, "Admitted")
             assert (admitted["status"], admitted["reason"]) == ("False", "InvalidSpec")
             assert named in admitted["message"]
@@ -144,7 +145,7 @@ def test_job_that_does_not_fit_the_cluster_says_so_in_a_condition_and_an_event(
         document = job(name, ["sleep", "600"], **{"restart": TORCHRUN_RUNGS, **spec})
         async with bench.namespace(name) as namespace, bench.observe(namespace, name) as observer:
             await bench.apply(namespace, document)
-            seen = await observer.wait(reason, lambda now: condition(now, kind).get("reason") == reason, 60.0)
+            seen = await observer.wait(reason, lambda now: condition(now, kind).get("reason") == reason, LIMIT_S)
             assert condition(seen, kind)["status"] == "False"
             assert named in condition(seen, kind)["message"]
             await bench.wait_event(namespace, name, reason)
@@ -157,7 +158,7 @@ def test_script_that_fails_at_once_fails_the_job_with_its_reason(bench: Bench) -
         command = ["python", "-c", "raise SystemExit(3)"]
         async with bench.namespace("exits") as namespace, bench.observe(namespace, "exits") as observer:
             await bench.apply(namespace, job("exits", command, restart=TORCHRUN_RUNGS))
-            end = await observer.wait("the end", lambda now: now.state == "Failed", 60.0)
+            end = await observer.wait("the end", lambda now: now.state == "Failed", LIMIT_S)
             assert condition(end, "Failed")["status"] == "True"
             assert condition(end, "Failed")["reason"] == "RestartBudgetExhausted"
             status = await bench.status(namespace, "exits")
@@ -181,8 +182,8 @@ def test_two_jobs_of_one_name_in_two_namespaces_complete_without_a_process_group
         ):
             await bench.apply(one, job("same", PYTHON, restart=TORCHRUN_RUNGS))
             await bench.apply(two, job("same", ["python", "-c", "raise SystemExit(4)"], restart=TORCHRUN_RUNGS))
-            done = await first.wait("the first job's end", lambda now: now.state in {"Complete", "Failed"}, 60.0)
-            failed = await second.wait("the second job's end", lambda now: now.state in {"Complete", "Failed"}, 60.0)
+            done = await first.wait("the first job's end", lambda now: now.state in {"Complete", "Failed"}, LIMIT_S)
+            failed = await second.wait("the second job's end", lambda now: now.state in {"Complete", "Failed"}, LIMIT_S)
             assert (done.state, failed.state) == ("Complete", "Failed")
 
     asyncio.run(scenario())

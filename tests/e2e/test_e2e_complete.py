@@ -4,13 +4,11 @@ import asyncio
 import json
 
 import pytest
-from tests.waiting import eventually
+from tests.waiting import LIMIT_S, eventually
 
 from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, Json, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
-
-LIMIT_S = 60.0
 
 
 async def ended_containers(bench: Bench, namespace: str) -> dict[str, Json]:

@@ -67,7 +67,7 @@ def test_every_panel_shows_something_of_a_job_with_faults(bench: Bench, tmp_path
             async def look() -> bool:
                 return not await asyncio.to_thread(empty)
 
-            await eventually(look, "data in every panel", 30.0, lambda: "\n".join(empty()), pause_s=1.0)
+            await eventually(look, "data in every panel", describe=lambda: "\n".join(empty()), pause_s=1.0)
             rules = [rule for group in server.get("rules")["groups"] for rule in group["rules"]]
             assert {rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"} == {}
 
@@ -84,7 +84,7 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     async def are_running() -> bool:
         return await discover(bench, targets, NAMESPACE) == ["Running"] * 4
 
-    await eventually(are_running, "three training pods and the rendezvous", 60.0, pause_s=0.5)
+    await eventually(are_running, "three training pods and the rendezvous", pause_s=0.5)
     for expression in ("unbroken_step > 1", "sum(unbroken_agent_connected) == 3", 'unbroken_ranks{role="spare"} == 1'):
         await server.wait(expression)
     (targets.parent / "raise-1").touch()

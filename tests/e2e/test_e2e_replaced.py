@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from tests.waiting import eventually
 
-from .e2e_bench import ON_ONE_REAL_SERVER, Bench, job
+from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, job
 
 pytestmark = [pytest.mark.timeout(300), ON_ONE_REAL_SERVER]
 
@@ -12,11 +13,15 @@ NAME = "replaced"
 
 
 async def training_pods(bench: Bench) -> list[str]:
-    """Return the training pods that run and are not being deleted."""
+    """Return the training pods that run and are not being deleted, once the kubelet has said that one does."""
     columns = "jsonpath={range .items[*]}{.metadata.name} {.status.phase} {.metadata.deletionTimestamp}{'\\n'}{end}"
     selector = f"unbroken.dev/job={NAME},unbroken.dev/component=trainer"
-    text = await bench.cluster.kubectl("get", "pods", "-n", NAME, "-l", selector, "-o", columns)
-    return [line.split()[0] for line in text.splitlines() if line.split()[1:] == ["Running"]]
+
+    async def look() -> list[str]:
+        text = await bench.cluster.kubectl("get", "pods", "-n", NAME, "-l", selector, "-o", columns)
+        return [line.split()[0] for line in text.splitlines() if line.split()[1:] == ["Running"]]
+
+    return await eventually(look, "a training pod", pause_s=KUBECTL_PAUSE_S)
 
 
 def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(bench: Bench) -> None:

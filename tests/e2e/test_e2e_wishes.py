@@ -106,7 +106,9 @@ def test_a_changed_template_is_rolled_out_pod_by_pod_when_the_job_says_so(bench:
                     seen[name] = item["metadata"]["labels"].get("example.com/version", "old")
                 return list(seen.values()) == ["2", "2"] and not old & set(seen)
 
-            await eventually(are_new, "two pods of the new template, and no other", 20.0, lambda: f"there are {seen}")
+            await eventually(
+                are_new, "two pods of the new template, and no other", LIMIT_S, lambda: f"there are {seen}"
+            )
             assert status["restarts"] == {"total": 1, "byRung": {"pod": 1}, "byCause": {"pod-leaving": 1}}
 
     asyncio.run(scenario())
