@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.waiting import LIMIT_S, wait_until
 
@@ -18,11 +19,7 @@ from .e2e_bench import ROOT
 
 def started_by(pid: int) -> list[int]:
     """Return all descendants of a process."""
-    found = [pid]
-    for parent in found:  # grows while it is walked
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(word) for word in task.read_text().split()]
-    return found
+    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def worker_of(run: int, pod: str, local_rank: int) -> int | None:
