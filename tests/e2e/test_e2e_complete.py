@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from tests.waiting import LIMIT_S, eventually
+
+from unbroken_local.demo.snapshot import Snapshot
 
 from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, Bench, Json, job
 
@@ -31,15 +34,26 @@ async def ended_containers(bench: Bench, namespace: str) -> dict[str, Json]:
     return statuses
 
 
-def test_every_container_of_a_complete_job_has_ended_well(bench: Bench) -> None:
+def is_all_there(now: Snapshot) -> bool:
+    """Whether the job trains with its spare, as kubelet and rendezvous say."""
+    is_running = all(pod.phase == "Running" for pod in now.pods)
+    return is_running and now.is_training and now.num_ready_spares == 1
+
+
+def test_every_container_of_a_complete_job_has_ended_well(bench: Bench, tmp_path: Path) -> None:
     """The agents, too: an Error beside a Completed looks like a fault to whoever looks at the pods."""
 
     async def scenario() -> None:
-        command = ["python", "-c", "print('hello')"]
+        # A spare that has not started when the job is complete is deleted, and ends in no way.
+        may_end = tmp_path / "may-end"
+        wait = f"import pathlib, time\nwhile not pathlib.Path({str(may_end)!r}).exists(): time.sleep(0.1)"
+        command = ["python", "-c", wait]
         rungs = {"rungs": [{"name": "process", "limit": 1}]}
         async with bench.namespace("ends-well") as namespace, bench.observe(namespace, "ends-well") as observer:
             await bench.apply(namespace, job("ends-well", command, replicas=4, spares={"count": 1}, restart=rungs))
-            end = await observer.wait("the end", lambda now: now.state in {"Complete", "Failed"}, 90.0)
+            await observer.wait("a job with a ready spare", is_all_there, LIMIT_S)
+            may_end.touch()
+            end = await observer.wait("the end", lambda now: now.state in {"Complete", "Failed"}, LIMIT_S)
             assert end.state == "Complete"
             codes = {
                 name: status["state"]["terminated"]["exitCode"]
