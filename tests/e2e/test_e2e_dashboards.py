@@ -78,6 +78,8 @@ async def break_a_job(bench: Bench, server: Prometheus, targets: Path) -> None:
     """Run a job, let a worker raise and a pod go."""
     command = [sys.executable, str(Path(__file__).with_name("dashboard_workload.py"))]
     document = job(NAME, command, replicas=2, spares={"count": 1})
+    # Nothing hangs here: each fault more would be counted.
+    document["spec"]["timeouts"] |= {"softSeconds": 30, "hardSeconds": 40}
     document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "FLAGS", "value": str(targets.parent)}]
     await bench.apply(NAMESPACE, document)
 
