@@ -198,8 +198,12 @@ class _Listener:
             while True:
                 await self._wait_for_somebody()
                 self._is_deserted.clear()
-                server = await asyncio.start_server(self._serve, sock=self._socket, limit=BUFFER_BYTES, backlog=512)
+                server = await asyncio.start_server(
+                    self._serve, sock=self._socket, limit=BUFFER_BYTES, backlog=512, start_serving=False
+                )
                 try:
+                    # Within: who is cancelled in here has it in the event loop already.
+                    await server.start_serving()
                     await self._is_deserted.wait()
                 finally:
                     server.close()
