@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.clusters import kubeconfig_of
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from .kube_target import LACKS, Target, pod
 
@@ -34,7 +34,7 @@ def builtin_kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
         yield path
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(LIMIT_S) == 0
         assert "Traceback" not in (folder / "log").read_text()
 
 

@@ -19,7 +19,7 @@ import urllib3
 import yaml
 
 Document = dict[str, Any]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 # What a real server cannot show, and why. A test names what it needs; the built-in server has all of it.
 LACKS: dict[str, dict[str, str]] = {
@@ -171,7 +171,7 @@ class Target:
 
     def watch(self, path: str, **query: Any) -> Iterator[Document]:
         """Yield the events of a watch until the server ends it. Close the iterator to end it earlier."""
-        query.setdefault("timeoutSeconds", 20)
+        query.setdefault("timeoutSeconds", 50)
         url = f"{self.url}{path}?watch=true&{urlencode(query)}"
         headers = {"Authorization": f"Bearer {self.token}", "Accept": query.pop("accept", "application/json")}
         reply = self.pool.request("GET", url, headers=headers, preload_content=False, timeout=PATIENCE_S)
@@ -200,6 +200,7 @@ def config_map(name: str, **data: str) -> Document:
 
 
 def pod(name: str, **spec: Any) -> Document:
+    """Return a pod. A node that it names should be its test's own: where a node is not there for a while, pods go."""
     container = {"name": "main", "image": "example.test/image:1"}
     # A node selector that no node has: where a scheduler runs, it leaves the pod alone.
     whole = {"containers": [container], "nodeSelector": {"contract": "none"}, **spec}

@@ -10,7 +10,7 @@ from typing import Any
 import kubernetes
 import pytest
 import yaml
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from .kube_target import Document, Target, config_map, definition, needs, pod
 
@@ -36,11 +36,19 @@ def widgets(target: Target) -> Iterator[str]:
     schema = {"type": "object", "properties": {"spec": WIDGET_SPEC}}
     crd = definition(schema, additionalPrinterColumns=[{"name": "Size", "type": "integer", "jsonPath": ".spec.size"}])
     target.kubectl("create", "-f", "-", stdin=json.dumps(crd))
-    target.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}", "--timeout=30s")
-    group = crd["spec"]["group"]
+    # `kubectl wait` gives up on a definition of which nothing is said yet.
+    name, group = crd["metadata"]["name"], crd["spec"]["group"]
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}"
+    wait_until(lambda: target.get(path).ok().get("status", {}).get("conditions"), "something is said of the kind")
+    target.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=50s")
     wait_until(lambda: target.get(f"/apis/{group}/v1/widgets").code == 200, "the kind is served")
-    # kubectl keeps what it discovered; this makes it look again.
-    target.kubectl("api-resources", code=None)
+
+    def is_known() -> bool:
+        # It may fail because of another test's kind that is just going. It makes kubectl look again, which keeps what
+        # it discovered; a kind that is served may not be discovered yet.
+        return f"widgets.{group}" in target.kubectl("api-resources", "-o", "name", code=None).stdout.split()
+
+    wait_until(is_known, "kubectl knows the kind")
     yield group
     target.kubectl("delete", f"crd/{crd['metadata']['name']}", "--wait=false")
 
@@ -59,7 +67,7 @@ def test_kubectl_applies_gets_and_deletes(target: Target, namespace: str, widget
     assert header.split() == ["NAME", "SIZE"]
     assert row.split() == ["w", "2"]
     assert "Size:" in target.kubectl("describe", *scope, kind, "w").stdout
-    assert "deleted" in target.kubectl("delete", *scope, kind, "w", "--timeout=20s").stdout
+    assert "deleted" in target.kubectl("delete", *scope, kind, "w", "--timeout=50s").stdout
     assert "NotFound" in target.kubectl("get", *scope, kind, "w", code=1).stderr
 
 
@@ -120,12 +128,16 @@ def test_kubectl_patches_and_labels_a_pod(target: Target, namespace: str) -> Non
     assert found["metadata"]["labels"] == {"a": "b"}
     assert found["spec"]["containers"][0]["image"] == "example.test/image:2"
     assert "Name:" in target.kubectl("describe", *scope, "pod/p").stdout
-    target.kubectl("delete", *scope, "pod/p", "--grace-period=0", "--force", "--timeout=20s")
+    target.kubectl("delete", *scope, "pod/p", "--grace-period=0", "--force", "--timeout=50s")
 
 
 def test_kubectl_lists_what_it_can_ask_for(target: Target, widgets: str) -> None:
-    text = target.kubectl("api-resources", "--no-headers").stdout
-    kinds = {line.split()[-1] for line in text.splitlines()}
+    def listed() -> str | None:
+        # It fails when another test's kind goes while it asks for group after group.
+        done = target.kubectl("api-resources", "--no-headers", code=None)
+        return done.stdout if done.returncode == 0 else None
+
+    kinds = {line.split()[-1] for line in wait_until(listed, "the whole list").splitlines()}
     assert kinds >= {"Pod", "Node", "Namespace", "ConfigMap", "Secret", "Service", "Lease", "Widget"}
 
 
@@ -190,7 +202,7 @@ def test_python_client_watches(target: Target, namespace: str, api: Any) -> None
     core.delete_namespaced_config_map("a", namespace)
     stream = watch.Watch()
     found = []
-    events = stream.stream(core.list_namespaced_config_map, namespace, resource_version=revision, timeout_seconds=20)
+    events = stream.stream(core.list_namespaced_config_map, namespace, resource_version=revision, timeout_seconds=50)
     for event in events:
         if event["object"].metadata.name == "a":
             found.append(event["type"])
@@ -258,7 +270,7 @@ def test_kopf_sees_what_is_there_and_what_changes(target: Target, namespace: str
     thread.start()
     path = f"/apis/{widgets}/v1/namespaces/{namespace}/widgets"
     try:
-        assert ready.wait(30)
+        assert ready.wait(LIMIT_S)
         body: Document = yaml.safe_load(widget(widgets, "w", 1))
         target.post(path, body).ok(201)
         wait_until(lambda: ("created", 1) in seen, "kopf sees the creation")
@@ -271,5 +283,5 @@ def test_kopf_sees_what_is_there_and_what_changes(target: Target, namespace: str
         assert ("deleted", None) in seen
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(LIMIT_S)
     assert not thread.is_alive()

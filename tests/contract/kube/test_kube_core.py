@@ -200,7 +200,8 @@ def test_lease_is_renewed(target: Target, namespace: str) -> None:
 
 @needs("core-tables")
 def test_pods_are_printed_with_their_state(target: Target, namespace: str) -> None:
-    target.post(pods(namespace), pod("p", nodeName="n1")).ok(201)
+    node = f"{namespace}-node"
+    target.post(pods(namespace), pod("p", nodeName=node)).ok(201)
     status = {
         "phase": "Running",
         "podIP": "127.1.0.1",
@@ -222,7 +223,7 @@ def test_pods_are_printed_with_their_state(target: Target, namespace: str) -> No
     assert names == ["Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"]
     cells = table["rows"][0]["cells"]
     assert [str(cell) for cell in cells[:4]] == ["p", "1/1", "Running", "0"]
-    assert cells[5:] == ["127.1.0.1", "n1", "<none>", "<none>"]
+    assert cells[5:] == ["127.1.0.1", node, "<none>", "<none>"]
     target.delete(f"{pods(namespace)}/p", gracePeriodSeconds=30)
     assert target.call("GET", f"{pods(namespace)}/p", headers=TABLE).ok()["rows"][0]["cells"][2] == "Terminating"
     target.delete(f"{pods(namespace)}/p", gracePeriodSeconds=0)

@@ -409,7 +409,10 @@ def test_apply_makes_and_shares_custom_objects(target: Target, make: Make) -> No
 
 def test_custom_kind_is_discovered(target: Target, make: Make) -> None:
     widgets = make({}, subresources={"status": {}})
-    found = target.get(f"/apis/{widgets.group}/v1").ok()
+    # A real server takes objects of a kind before it tells of the kind, and of its group.
+    path = f"/apis/{widgets.group}/v1"
+    wait_until(lambda: target.get(path).code == 200, "the group's version is told")
+    found = target.get(path).ok()
     entries = {entry["name"]: entry for entry in found["resources"]}
     assert entries["widgets"]["shortNames"] == ["wdg"]
     assert entries["widgets"]["categories"] == ["things"]
@@ -424,8 +427,11 @@ def test_custom_kind_is_discovered(target: Target, make: Make) -> None:
         "watch",
     }
     assert entries["widgets/status"]["verbs"]
-    groups = {entry["name"] for entry in target.get("/apis").ok()["groups"]}
-    assert widgets.group in groups
+
+    def is_told() -> bool:
+        return widgets.group in {entry["name"] for entry in target.get("/apis").ok()["groups"]}
+
+    wait_until(is_told, "the group is told")
 
 
 def test_two_versions_show_one_object(target: Target, namespace: str) -> None:

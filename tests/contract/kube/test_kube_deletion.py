@@ -52,7 +52,7 @@ def test_deletion_whose_precondition_fails_is_a_conflict(target: Target, namespa
 @needs("core-strategies")
 def test_pod_on_a_node_is_given_its_grace(target: Target, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
-    target.post(path, pod("p", nodeName="some-node", terminationGracePeriodSeconds=40)).ok(201)
+    target.post(path, pod("p", nodeName=f"{namespace}-node", terminationGracePeriodSeconds=40)).ok(201)
     waiting = target.delete(f"{path}/p").ok()
     assert waiting["kind"] == "Pod"
     assert waiting["metadata"]["deletionGracePeriodSeconds"] == 40
@@ -74,7 +74,7 @@ def test_pod_without_a_node_goes_at_once(target: Target, namespace: str) -> None
 @needs("core-strategies")
 def test_finished_pod_goes_at_once(target: Target, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
-    target.post(path, pod("p", nodeName="some-node")).ok(201)
+    target.post(path, pod("p", nodeName=f"{namespace}-node")).ok(201)
     target.merge(f"{path}/p/status", {"status": {"phase": "Succeeded"}}).ok()
     target.delete(f"{path}/p").ok()
     assert target.get(f"{path}/p").code == 404

@@ -62,8 +62,9 @@ def test_field_selectors_choose(target: Target, labelled: str, namespace: str) -
 def test_pods_are_selected_by_node_and_phase(target: Target, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
     target.post(path, pod("free")).ok(201)
-    target.post(path, pod("placed", nodeName="some-node")).ok(201)
-    assert names(target.get(path, fieldSelector="spec.nodeName=some-node").ok()) == ["placed"]
+    node = f"{namespace}-node"
+    target.post(path, pod("placed", nodeName=node)).ok(201)
+    assert names(target.get(path, fieldSelector=f"spec.nodeName={node}").ok()) == ["placed"]
     assert names(target.get(path, fieldSelector="spec.nodeName=").ok()) == ["free"]
     assert names(target.get(path, fieldSelector="status.phase=Pending").ok()) == ["free", "placed"]
     assert names(target.get(path, fieldSelector="status.phase!=Pending").ok()) == []
@@ -190,7 +191,7 @@ def test_revision_before_the_history_is_gone(target: Target, namespace: str) -> 
 
 
 def test_revision_of_the_future_is_refused(target: Target, namespace: str) -> None:
-    future = int(target.get(maps(namespace)).ok()["metadata"]["resourceVersion"]) + 1000
+    future = int(target.get(maps(namespace)).ok()["metadata"]["resourceVersion"]) + 10**6  # Others write meanwhile.
     refused = target.get(maps(namespace), resourceVersion=future)
     assert refused.code == 504
     assert refused.body["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
