@@ -20,7 +20,7 @@ from tests.answers import ask
 from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
-from tools.browser import Browser, Tab, find_chromium
+from tools.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.addresses import AddressBlock
 from unbroken_cli.door import Answer, Door
@@ -36,7 +36,7 @@ SETTINGS = JobSettings(
     ranks_per_pod=2,
     layers=(Layer("rack", "test/rack"), Layer("node", "test/node")),
     no_progress_limit=None,
-    timeouts=Timeouts(heartbeat_s=600, soft_s=3600, hard_s=7200, barrier_s=14400, startup_s=600),
+    timeouts=Timeouts(heartbeat_s=600, soft_s=3600, hard_s=7200, barrier_s=14400, startup_s=600, last_call_s=600),
 )
 
 
@@ -99,7 +99,14 @@ def _request(origin: str, path: str, token: str | None, **headers: str) -> urlli
 
 def see(tab: Tab, expression: str, what: str) -> Any:
     """Wait until JavaScript in the page is true, and return its value."""
-    return wait_until(lambda: tab.look(expression), what, describe=lambda: str(tab.look("document.body.innerText")))
+
+    def look() -> Any:
+        try:
+            return tab.look(expression)
+        except BrowserError:
+            return None  # The door leads on to the page: a question on the way finds neither.
+
+    return wait_until(look, what, describe=lambda: str(tab.look("document.body.innerText")))
 
 
 def is_state(word: str) -> str:
