@@ -8,13 +8,14 @@ from unbroken_local.kube import Json
 from unbroken_local.kube.client import ApiError, KubeClient
 
 NAMESPACE = "default"
-LIMIT_S = 4.0
-ACCOUNT_LIMIT_S = 10.0
+LIMIT_S = 10.0
+"""A scheduler judges at once; one on a busy machine, later. Two of them would give the same resources away."""
+ACCOUNT_LIMIT_S = 30.0
 """A control plane that has just started refuses pods until their service account is there."""
 
 
 async def has_scheduler(client: KubeClient) -> bool:
-    """Return whether some scheduler judges pods. Takes up to 4 s, longer while pods are refused. Raises ApiError."""
+    """Return whether some scheduler judges pods. Takes up to 10 s, longer while pods are refused. Raises ApiError."""
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     name = f"unbroken-scheduler-probe-{uuid.uuid4().hex[:8]}"
     await _create(client, pods, name)
