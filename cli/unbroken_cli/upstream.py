@@ -22,7 +22,7 @@ from unbroken_core.tls import client_context
 API_PORT = 29600
 _ANSWER_S = 40.0
 """A rendezvous answers the page within 20 s, and a busy one later."""
-_FORWARD_S = 20.0
+_FORWARD_S = 40.0
 _MAX_BYTES = 64 << 20
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
 

@@ -15,7 +15,7 @@ from unbroken_core.errors import InputError
 from unbroken_local.cluster import LocalCluster
 
 SOCKET_NAME = "control.sock"
-ANSWER_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 30.0
 
 
 class ControlServer:
