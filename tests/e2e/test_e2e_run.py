@@ -74,7 +74,7 @@ def test_example_survives_an_exception_and_a_killed_worker_without_kubernetes(tm
     control, checkpoints = tmp_path / "control", tmp_path / "checkpoints"
     control.mkdir()
     (control / "step-seconds").write_text("0.1")
-    shape = ["--pods", "2", "--spares", "1", "--ranks-per-pod", "2", "--soft-timeout", "10"]
+    shape = ["--pods", "2", "--spares", "1", "--ranks-per-pod", "2", "--soft-timeout", "30"]
     script = [str(ROOT / "examples" / "digits.py"), f"--checkpoints={checkpoints}", f"--control={control}"]
     with Run(tmp_path / "output.log", *shape, *script, "--steps=300") as run:
         run.wait("training with a spare", lambda text: "2 spare" in text and any(checkpoints.glob("step-*.pt")))
