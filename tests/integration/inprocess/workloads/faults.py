@@ -11,11 +11,12 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
-from .script import is_first, my_rank, note, settle, start, total, wait_for_file
+from .script import bind_no_port_twice, is_first, my_rank, note, settle, start, total, wait_for_file
 
 
 def exception_once() -> None:
     """Rank 1 raises while the others are inside all_reduce."""
+    bind_no_port_twice()
 
     @inprocess.Wrapper()
     def train(call: inprocess.CallWrapper, extra: int) -> str:

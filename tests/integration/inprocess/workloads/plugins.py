@@ -4,7 +4,7 @@ import os
 
 from unbroken import inprocess
 
-from .script import note, one_fault, tell_outcome
+from .script import bind_no_port_twice, note, one_fault, tell_outcome
 
 
 class Noting(inprocess.initialize.Initialize, inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
@@ -69,6 +69,7 @@ def health_fails_after_fault() -> None:
 
 def limited() -> None:
     """Fails for ever, under a RetryController of four iterations."""
+    bind_no_port_twice()
 
     @inprocess.Wrapper(initialize=inprocess.initialize.RetryController(max_iterations=4))
     def train() -> None:

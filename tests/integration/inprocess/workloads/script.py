@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from unbroken import inprocess
+from unbroken.inprocess.endpoint import Endpoint
 
 HANG_S = 3600.0
 """A hang that only an interruption ends; no test waits so long."""
@@ -73,6 +74,24 @@ def settle() -> None:
     wait_for(
         lambda: not any(thread.name == "unbroken-destroy" for thread in threading.enumerate()), "old groups destroyed"
     )
+
+
+def bind_no_port_twice() -> None:
+    """Let no two endpoints of this process have the same port: the system gives one out again now and then."""
+    used: set[int] = set()
+    bind = Endpoint.__init__
+
+    def bind_another(endpoint: Endpoint, host: str) -> None:
+        bind(endpoint, host)
+        taken = []
+        while endpoint.port in used:
+            taken.append(endpoint._socket)
+            bind(endpoint, host)
+        for listener in taken:
+            listener.close()
+        used.add(endpoint.port)
+
+    Endpoint.__init__ = bind_another  # type: ignore[method-assign, assignment] # on purpose
 
 
 def is_first(call: inprocess.CallWrapper) -> bool:
