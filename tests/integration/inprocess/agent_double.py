@@ -66,11 +66,13 @@ class Policy:
     does_interrupt: bool = True
     """False: the test says leave()."""
     soft_s: float | None = None
-    """Interrupt when a worker in the function has a MAIN stamp older than this."""
+    """Interrupt the first iteration when a worker in the function has a MAIN stamp older than this; the time before the
+    event `hangs` does not count, in which a busy machine may be slow to bring the workers together."""
     alone_s: float | None = None
     """Workers leave when the double is away for so long."""
     hard_s: float | None = None
-    """End a worker whose stamp is older than this while the iteration is interrupted."""
+    """End a worker whose stamp is older than this once all others have left the interrupted iteration, however long a
+    busy machine takes over that."""
 
 
 @dataclass
@@ -132,7 +134,8 @@ class AgentDouble:
 
     def wait_for_end(self, limit_s: float = LIMIT_S) -> dict[int, int | None]:
         """Wait until every worker has ended; return exit codes by local rank."""
-        self.wait_for(lambda: not any(worker.is_alive for worker in self.workers.values()), "all ended", limit_s)
+        # A copy: the double's thread changes it meanwhile.
+        self.wait_for(lambda: not any(worker.is_alive for worker in list(self.workers.values())), "all ended", limit_s)
         return {rank: worker.exit_code for rank, worker in self.workers.items()}
 
     def wait_for_event(self, name: str, count: int = 1, limit_s: float = LIMIT_S) -> list[Event]:
@@ -190,7 +193,7 @@ class AgentDouble:
 
     def describe(self) -> str:
         """Say what is the matter."""
-        phases = {rank: (worker.phase.value, worker.exit_code) for rank, worker in self.workers.items()}
+        phases = {rank: (worker.phase.value, worker.exit_code) for rank, worker in list(self.workers.items())}
         return f"phase={self.phase} iteration={self.iteration} workers={phases} events={self.events()[-8:]}"
 
     # ---------------------------------------------------------------------------------------------- processes
@@ -216,8 +219,7 @@ class AgentDouble:
             if worker.writer is not None:
                 worker.writer.close()
             if worker.is_alive and worker.pid:
-                os.kill(worker.pid, signal.SIGCONT)
-                os.kill(worker.pid, signal.SIGKILL)
+                _end(worker)
         if self._connections:
             await asyncio.wait(self._connections, timeout=STOP_S)
         if self._zygote is not None:
@@ -327,13 +329,8 @@ class AgentDouble:
     def _decide(self) -> None:
         living = self._living()
         if self.phase in (JobPhase.FORMING, JobPhase.INTERRUPTED):
-            are_ready = [
-                worker.report is not None
-                and worker.report.phase is WorkerPhase.READY
-                and (worker.report.iteration >= self.iteration or worker.rank is None)
-                for worker in living
-            ]
-            if living and all(are_ready) and (self.iteration >= 0 or len(living) == self.policy.num_workers):
+            are_there = self.iteration >= 0 or len(living) == self.policy.num_workers
+            if living and are_there and all(map(self._is_ready, living)):
                 self._plan(living)
         elif self.phase is JobPhase.PLANNED:
             if all(worker.phase is not WorkerPhase.READY for worker in living if worker.rank is not None):
@@ -343,6 +340,12 @@ class AgentDouble:
             worker.phase is WorkerPhase.COMPLETED for worker in living if worker.rank is not None
         ):
             self.release(JobPhase.COMPLETE)
+
+    def _is_ready(self, worker: Worker) -> bool:
+        report = worker.report
+        if report is None or report.phase is not WorkerPhase.READY:
+            return False
+        return report.iteration >= self.iteration or worker.rank is None
 
     def _plan(self, living: list[Worker]) -> None:
         self.phase = JobPhase.PLANNED
@@ -382,7 +385,10 @@ class AgentDouble:
     # ---------------------------------------------------------------------------------------------- stamps
 
     async def _watch_stamps(self, soft_s: float) -> None:
-        while True:
+        while not self.events("hangs"):
+            await asyncio.sleep(0.05)
+        began_ns = time.monotonic_ns()
+        while self.iteration <= 0:
             await asyncio.sleep(0.05)
             page = (self.folder / "stamps").read_bytes()
             now_ns = time.monotonic_ns()
@@ -392,11 +398,18 @@ class AgentDouble:
                     continue
                 if not slot.flags & stamps.FLAG_IN_FUNCTION or slot.flags & stamps.FLAG_PROTECTION_OFF:
                     continue
-                age_s = (now_ns - min(slot.main_ns, slot.alive_ns)) / 1e9
-                if slot.flags & stamps.FLAG_PING_ARMED:
-                    age_s = max(age_s, (now_ns - slot.ping_ns) / 1e9)
+                age_s = (now_ns - max(min(slot.main_ns, slot.alive_ns), began_ns)) / 1e9
                 if self.phase is JobPhase.RUNNING and age_s > soft_s:
                     await self._interrupt(Cause.SOFT_TIMEOUT, worker.rank, f"no progress for {age_s:.1f} s")
-                elif self.policy.hard_s is not None and age_s > self.policy.hard_s:
-                    os.kill(worker.pid, signal.SIGCONT)
-                    os.kill(worker.pid, signal.SIGKILL)
+                elif self.policy.hard_s is not None and age_s > self.policy.hard_s and self._is_last_inside(worker):
+                    _end(worker)
+
+    def _is_last_inside(self, worker: Worker) -> bool:
+        return all(self._is_ready(other) for other in self._living() if other is not worker)
+
+
+def _end(worker: Worker) -> None:
+    """Kill a worker, also one that is stopped; it may have ended, which is told a moment later."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker.pid, signal.SIGCONT)
+        os.kill(worker.pid, signal.SIGKILL)

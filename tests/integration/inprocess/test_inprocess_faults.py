@@ -173,7 +173,7 @@ def test_worker_that_connects_to_a_store_whose_server_died_is_freed(tmp_path: Pa
 @pytest.mark.parametrize("how", ["holding the GIL", "stopped", "in C", "in an atomic section", "in finally"])
 def test_hang_that_cannot_be_interrupted_costs_only_the_hanging_process(tmp_path: Path, how: str) -> None:
     """2.22, 2.23: the others are freed at the soft timeout; who is still stuck at the hard one is ended."""
-    policy = Policy(3, 3, does_respawn=True, soft_s=0.8, hard_s=1.6)
+    policy = Policy(3, 3, does_respawn=True, soft_s=1.2, hard_s=1.8)
     with start(tmp_path, "hangs", policy, TEST_HANG=how) as job:
         job.wait_for_event("hangs")
         pids = {rank: worker.pid for rank, worker in job.workers.items()}
