@@ -265,7 +265,8 @@ def test_base_exception_ends_the_worker_and_restarts_the_others(tmp_path: Path, 
     with start(tmp_path, "odd_exception", Policy(3, 3), TEST_RAISE=what) as job:
         assert sorted(job.wait_for_end().values()) == [0, 0, code]
         assert values(job) == [2, 2]
-        assert job.faults()[0] == (1, Cause.BASE_EXCEPTION)
+        # Not the first for sure: its end is one for the others, and the double may hear those of them sooner.
+        assert [cause for rank, cause in job.faults() if rank == 1] == [Cause.BASE_EXCEPTION]
         assert len(job.events("raised")) == 1
 
 
