@@ -91,7 +91,8 @@ def test_abort_that_does_not_end_is_given_up_by_name(
     register(Group(abort=done.set))
     assert AbortTorchDistributed(timeout=timedelta(seconds=0.2))(STATE) is STATE
     assert "communicators not aborted in time: timeout=0.2s rank=3" in caplog.text
-    assert done.is_set()
+    # Begun as well: whether it has come so far in that time is the machine's affair.
+    assert done.wait(LIMIT_S)
     end.set()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.waiting import LIMIT_S
 
 from unbroken.inprocess import flight_recorder
 from unbroken.inprocess.abort import AbortTorchDistributed
@@ -16,7 +17,8 @@ from unbroken.inprocess.state import FrozenState, Mode
 
 @pytest.fixture
 def reduced(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A group of one rank that has reduced something."""
+    """A group of one rank that has reduced something, on a machine whose disk may be slow."""
+    monkeypatch.setattr(flight_recorder, "DUMP_TIMEOUT_S", LIMIT_S)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     store = torch._C._distributed_c10d.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
