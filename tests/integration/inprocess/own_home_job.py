@@ -46,7 +46,7 @@ class Job:
         self.folder = folder
         # Not below pytest's own folder: the path of a Unix socket must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="ubh-", dir="/tmp"))
-        self.port = _free_port()
+        self._claim, self.port = _claim_ports()
         self.processes: list[Process] = []
         self._forks: Forks | None = None
 
@@ -56,13 +56,16 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             if process.poll() is None:
+                # Those of a torchrun would go on without it, and keep the machine busy for the tests that follow.
+                below = _below(process.pid)
                 process.kill()
+                _kill_all(below)
             process.wait()
         if self._forks is not None:
             self._forks.close()
-        for left in self.all_processes():
-            left.kill()
+        _kill_all(self.all_processes())
         shutil.rmtree(self.temporary, ignore_errors=True)
+        self._claim.close()
 
     # ---------------------------------------------------------------------------------------------------------- start
 
@@ -78,12 +81,14 @@ class Job:
         variables: Callable[[int], Mapping[str, str]] = lambda _: {},
         *,
         is_forked: bool = True,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         """Start workers with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `variables` adds some by rank.
 
-        Forked ones differ from those that an interpreter starts in nothing but the time that torch takes to import.
+        All of them, or those of `ranks`. Forked ones differ from those that an interpreter starts in nothing but the
+        time that torch takes to import.
         """
-        for rank in range(num_workers):
+        for rank in range(num_workers) if ranks is None else ranks:
             base = {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(num_workers),
@@ -118,7 +123,8 @@ class Job:
     def events(self, name: str) -> list[Event]:
         """Return the script's events of one name so far."""
         path = self.folder / "events"
-        lines = path.read_text().splitlines() if path.exists() else []
+        # The last line may not be there to its end.
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
         split = [line.split(" ", 4) for line in lines]
         return [
             Event(word, int(rank), int(it), int(pid), value) for word, rank, it, pid, value in split if word == name
@@ -136,6 +142,16 @@ class Job:
                 found[words[words.index("unbroken.home") + 1]].append(process)
         return found
 
+    def num_guests(self) -> int:
+        """Return how many workers the host processes have taken in."""
+        found = 0
+        for host in self.home_processes()["host"]:
+            with contextlib.suppress(psutil.Error):
+                at_door = [one for one in host.net_connections("unix") if str(one.laddr).endswith("/home.sock")]
+                # One of them is the door itself.
+                found += max(len(at_door) - 1, 0)
+        return found
+
     def all_processes(self) -> list[psutil.Process]:
         """Return the same in one list."""
         found = self.home_processes()
@@ -144,6 +160,15 @@ class Job:
     def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
         """Wait for a condition and return its value; fails with all output when it does not come."""
         return wait_until(is_true, what, limit_s, self.text)
+
+    def wait_for_world(self, size: int) -> None:
+        """Wait until all of a world of this size have started in one iteration, whichever that is."""
+
+        def is_there() -> bool:
+            in_world = [event for event in self.events("started") if f"/{size}@" in event.value]
+            return any(sum(one.iteration == event.iteration for one in in_world) == size for event in in_world)
+
+        self.wait_for(is_there, f"a world of {size}")
 
     def wait_for_started(self, iteration: int, count: int) -> list[Event]:
         """Wait until so many workers run an iteration."""
@@ -184,14 +209,34 @@ class Job:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in paths if path.is_file())
 
 
-def _free_port() -> int:
-    """Return a port with free ones behind it, below those that the system gives out."""
+def _below(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(pid).children(recursive=True))
+    return []
+
+
+def _kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _claim_ports() -> tuple[socket.socket, int]:
+    """Return the first of some free ports, below those that the system gives out, and what keeps other jobs off them.
+
+    The first is MASTER_PORT, at which nobody listens but the socket that is returned.
+    """
     while True:
-        number = random.randrange(20000, 30000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(number, number + NUM_PORTS):
+        number = random.randrange(20000, 30000, NUM_PORTS)
+        try:
+            claim = socket.create_server(("127.0.0.1", number))
+        except OSError:
+            continue
+        try:
+            with contextlib.ExitStack() as stack:
+                for port in range(number + 1, number + NUM_PORTS):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-        return number
+        except OSError:
+            claim.close()
+            continue
+        return claim, number

@@ -7,6 +7,8 @@ import datetime
 import os
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ import torch
 import torch.distributed as dist
 
 from unbroken import inprocess
+from unbroken.inprocess import residence
+from unbroken.inprocess.home import Invitation
+from unbroken.inprocess.options import Options
 
 FIRST_RANK = os.environ.get("RANK", "-1")
 MODE = sys.argv[1] if len(sys.argv) > 1 else "exception"
@@ -21,18 +26,27 @@ SHORT = {
     "soft_timeout": datetime.timedelta(seconds=4),
     "hard_timeout": datetime.timedelta(seconds=8),
     "barrier_timeout": datetime.timedelta(seconds=60),
-    "termination_grace_time": datetime.timedelta(seconds=1),
+    # No test waits for it: who is told to end does.
+    "termination_grace_time": datetime.timedelta(seconds=30),
 }
 MEET_S = 120.0
-SHORTEST = {
-    **SHORT,
-    "heartbeat_timeout": datetime.timedelta(seconds=8),
-    "barrier_timeout": datetime.timedelta(seconds=12),
-}
+
+
+def alone(barrier_s: float) -> dict[str, datetime.timedelta]:
+    """Return options for a job whose workers wait for somebody who does not come. Nothing in it hangs."""
+    return {
+        "soft_timeout": datetime.timedelta(seconds=barrier_s - 2),
+        "hard_timeout": datetime.timedelta(seconds=barrier_s - 1),
+        "heartbeat_timeout": datetime.timedelta(seconds=8),
+        "barrier_timeout": datetime.timedelta(seconds=barrier_s),
+    }
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "hang": SHORT,
-    "missing": SHORTEST,
-    "adrift": SHORTEST,
+    # Within this time the host process and the root must be up, to know who is missing.
+    "missing": alone(24),
+    "adrift": alone(12),
     "abort": {"initialize": inprocess.initialize.RetryController(max_iterations=3)},
     "unhealthy": {"health_check": inprocess.Compose(inprocess.health_check.FaultCounter(max_rank_faults=0))},
     "spare": {"rank_assignment": inprocess.Compose(inprocess.rank_assignment.MaxActiveWorldSize(2))},
@@ -54,6 +68,17 @@ def meet(name: str, count: int) -> None:
         if time.monotonic() > until_s:
             raise TimeoutError(f"{name}: want it of {count} workers within {MEET_S:g} s")
         time.sleep(0.01)
+
+
+def form_in_time() -> None:
+    """Let the job form for as long as a busy machine takes: barrier_timeout, short here, is the limit for that, too."""
+    invite = residence._invitation
+
+    def invite_for_long(options: Options, environment: Mapping[str, str]) -> Invitation:
+        found = invite(options, environment)
+        return replace(found, limit_s=MEET_S, timeouts=replace(found.timeouts, startup_s=MEET_S))
+
+    residence._invitation = invite_for_long
 
 
 def total() -> int:
@@ -86,6 +111,8 @@ def train(call: inprocess.CallWrapper) -> str:
 def main() -> None:
     """Call the wrapped function and note how it ended."""
     wrapped = inprocess.Wrapper(**OPTIONS.get(MODE, {}))(train)
+    if MODE == "adrift":
+        form_in_time()
     if MODE == "missing":
         if FIRST_RANK == "1":
             return

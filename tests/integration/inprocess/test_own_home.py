@@ -82,8 +82,9 @@ def test_hosts_meet_at_the_first_one(job: Job) -> None:
 def test_hosts_may_have_different_numbers_of_workers(job: Job) -> None:
     """2.5, 2.20: nobody says how many there are."""
     job.plain(3, "exception", lambda rank: {"GROUP_RANK": str(rank // 2)})
-    job.wait_for(lambda: len(job.home_processes()["host"]) == 2, "two host processes")
     job.wait()
+    # Each has written a log. They themselves may all have ended by now.
+    assert len(list(job.folder.glob("logs/home-*"))) == 2
     assert job.values() == ["0 in 1", "1 in 1", "2 in 1"]
     job.wait_for_nobody()
 
@@ -172,7 +173,8 @@ def test_nothing_is_left_when_the_whole_job_is_killed(job: Job, victims: str) ->
 def test_stopped_worker_is_ended_and_the_others_go_on(job: Job) -> None:
     """2.22: the timeouts are those of the wrapper's options; SIGTERM, SIGCONT, SIGKILL."""
     job.plain(3, "hang")
-    job.wait_for_started(0, 3)
+    # In iteration 0, or in a later one where it took the machine longer than the soft timeout to bring them together.
+    job.wait_for_world(3)
     job.processes[1].send_signal(signal.SIGSTOP)
     job.wait_for(lambda: job.processes[1].poll() is not None, "end of the stopped worker")
     job.wait_for(
@@ -251,7 +253,10 @@ def test_port_in_use_is_passed_over(job: Job) -> None:
 def test_ports_in_use_are_named(job: Job) -> None:
     """2.5, 2.20: a store that cannot be made is an error of the call."""
     with occupied(job.port + 2, 8):
-        job.plain(2, "exception")
+        # Who comes when the others have heard it already finds nobody, and waits for rank 0.
+        job.plain(2, "exception", ranks=[1])
+        job.wait_for(lambda: job.num_guests() == 1, "rank 1 with its host process")
+        job.plain(2, "exception", ranks=[0])
         job.wait([1, 1])
     for event in job.events("raised"):
         assert event.value.startswith("RestartError: job of 2 workers: ports ")
