@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import signal
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,13 @@ import pytest
 from tests.integration.inprocess.forked import ZYGOTE, ForkedProcess, Forks
 from tests.waiting import wait_until
 
+from unbroken.run.addresses import AddressBlock
+
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 RUN_ID = "story"
+
+pytestmark = pytest.mark.timeout(400)
+"""Above the sum of the waits on a busy machine; each has its own limit, and says what it waited for."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,12 +40,12 @@ class Begin:
 
 
 class Job:
-    """Some torchruns on this machine, which meet at one port."""
+    """Some torchruns on this machine, which meet at one address."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.block = AddressBlock()
+        self.endpoint = f"{self.block.rendezvous}:29400"
         self.log = folder / "rendezvous.log"
         self.forks = Forks()
         self.nodes: dict[str, ForkedProcess] = {}
@@ -53,9 +56,10 @@ class Job:
             "--nnodes=1:2",
             "--nproc-per-node=1",
             "--rdzv-backend=unbroken",
-            f"--rdzv-endpoint=127.0.0.1:{self.port}",
+            f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={RUN_ID}",
-            f"--rdzv-conf=last_call_timeout=60,join_timeout=90,reconnect_timeout=1,name={name},log_file={self.log}",
+            "--rdzv-conf=last_call_timeout=60,join_timeout=90,reconnect_timeout=1,heartbeat_timeout=60,"
+            f"name={name},log_file={self.log}",
             "--max-restarts=3",
             "--logs-specs=unbroken",
             f"--log-dir={self.folder / name}",
@@ -86,42 +90,49 @@ class Job:
         """End a node: torchrun and its workers at once."""
         self.nodes[name].kill()
         self.nodes.pop(name).wait()
-        for pid in [event.pid for event in self.begun() if event.node == name]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._kill_workers([event for event in self.begun() if event.node == name])
+
+    def _kill_workers(self, begun: list[Begin]) -> None:
+        for event in begun:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(event.pid)
+                # The number of one that has ended may be somebody else's by now.
+                if str(self.folder) in process.cmdline():
+                    process.kill()
 
     def wait_came(self, name: str, times: int = 1) -> None:
         """Wait until the rendezvous has met a node, after its restart once more."""
-        wait_until(lambda: self.log.read_text().count(f"node came: name={name} ") >= times, f"node {name}")
+
+        def has_come() -> bool:
+            return self.log.exists() and self.log.read_text().count(f"node came: name={name} ") >= times
+
+        wait_until(has_come, f"node {name}", describe=self.text)
 
     def rendezvous(self) -> list[psutil.Process]:
-        """Return the processes that serve this job's port."""
+        """Return the processes that serve this job's address."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 command = process.cmdline()
-                if "unbroken.rounds" in command and f"--listen=127.0.0.1:{self.port}" in command:
+                if "unbroken.rounds" in command and f"--listen={self.endpoint}" in command:
                     found.append(process)
         return found
 
     def text(self) -> str:
         """Return what all torchruns have said."""
-        return "\n".join(
-            f"--- {path.name}\n{path.read_text()[-3000:]}" for path in [*self.folder.glob("*.txt"), self.log]
-        )
+        paths = [*self.folder.glob("*.txt"), self.log]
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in paths if path.exists())
 
     def close(self) -> None:
         """End all that is left."""
         for node in self.nodes.values():
             node.kill()
         self.forks.close()
-        for event in self.begun():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(event.pid)
-                if str(self.folder) in process.cmdline():
-                    process.kill()
+        self._kill_workers(self.begun())
         for process in self.rendezvous():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.block.release()
 
 
 @pytest.fixture
@@ -176,9 +187,10 @@ def test_torchrun_goes_on_after_every_loss_and_takes_new_nodes_in(job: Job) -> N
 def test_torchrun_with_another_secret_is_refused_in_words(job: Job) -> None:
     """Nothing listens without authentication."""
     job.start("a")
-    wait_until(job.rendezvous, "the rendezvous")
+    # It listens for sure: where nobody does, the stranger starts a rendezvous with its own secret.
+    job.wait_came("a")
     environment = {**os.environ, "TEST_NODE": "x", "UNBROKEN_SECRET": "another"}
-    options = ["--nnodes=1:2", "--rdzv-backend=unbroken", f"--rdzv-endpoint=127.0.0.1:{job.port}"]
+    options = ["--nnodes=1:2", "--rdzv-backend=unbroken", f"--rdzv-endpoint={job.endpoint}"]
     argv = ["-m", "torch.distributed.run", *options, f"--rdzv-id={RUN_ID}", str(WORKER), str(job.folder)]
     stranger = job.forks.start(argv, environment, job.folder / "x.txt")
     assert stranger.wait() != 0
