@@ -32,14 +32,18 @@ def make_settings(
     min_replicas: int | None = None,
     isolation_s: float | None = None,
 ) -> JobSettings:
-    """Return a job that waits no longer than a test wants to, and is not in a hurry on a busy machine."""
+    """Return a job that waits no longer than a test wants to, and is not in a hurry on a busy machine.
+
+    The soft timeout is seconds above the default heartbeat's: the silence of a pod is to be known before its peers have
+    stood still for too long. The grace is time that a world has to end before its isolation time is over.
+    """
     timeouts = Timeouts(
-        soft_s=6.0,
-        hard_s=10.0,
+        soft_s=10.0,
+        hard_s=16.0,
         heartbeat_s=heartbeat_s,
-        barrier_s=30.0,
+        barrier_s=40.0,
         completion_s=60.0,
-        termination_grace_s=2.0,
+        termination_grace_s=5.0,
         startup_s=60.0,
         reconnect_s=heartbeat_s,
         last_call_s=60.0,
@@ -54,7 +58,7 @@ def start_job(network: Network) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def start(
-        heartbeat_s: float = 4.0,
+        heartbeat_s: float = 6.0,
         replicas: int = 2,
         spares: int = 1,
         service: str = "",

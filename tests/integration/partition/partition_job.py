@@ -1,6 +1,7 @@
 """One job whose rendezvous and pods are processes on the hosts of a network that can be cut."""
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -144,7 +145,7 @@ class Job:
 
         try:
             status: JobStatus = decode(self.network[host].call(ask), JobStatus)
-        except (OSError, json.JSONDecodeError):
+        except (OSError, http.client.HTTPException, json.JSONDecodeError):
             return None
         return status
 
@@ -213,7 +214,12 @@ class Job:
 
     def pod_of(self, rank: int, host: str = "rendezvous") -> int:
         """Return the number of the pod that has a rank now."""
-        (found,) = [pod for pod, seen in self.pods(host).items() if rank in seen.ranks]
+
+        def look() -> list[str]:
+            return [pod for pod, seen in self.pods(host).items() if rank in seen.ranks]
+
+        # A rendezvous that is busy may not answer in time.
+        (found,) = self.wait_for(look, f"pod with rank {rank}")
         return int(found.removeprefix("pod-"))
 
     def wait_phase(self, phase: JobPhase) -> JobStatus:

@@ -31,7 +31,7 @@ def test_pod_that_is_cut_off_from_everybody_holds_nobody_up(start_job: Start) ->
 def test_lone_pod_that_is_cut_off_stops_before_the_spare_begins(start_job: Start) -> None:
     """It needs no peers, so nobody but itself can stop it."""
     # Its margin is a tenth of this at least, and the machine may be busy.
-    job = start_job(heartbeat_s=12.0, replicas=1)
+    job = start_job(heartbeat_s=18.0, replicas=1)
     before, lost = pids(job.saves()), job.pod_of(0)
     job.network.part(f"pod-{lost}", "rendezvous")
     assert_replaced(job, 0, before, (Cause.HEARTBEAT_LOST, Cause.POD_LOST))
@@ -44,7 +44,7 @@ def test_lone_pod_that_is_cut_off_stops_before_the_spare_begins(start_job: Start
 @pytest.mark.timeout(200)
 def test_rendezvous_that_was_cut_off_from_all_pods_takes_them_over_again(start_job: Start) -> None:
     # All agents must have connected again in this time: some may just have begun to try when the link is back.
-    job = start_job(heartbeat_s=10.0)
+    job = start_job(heartbeat_s=15.0)
     before = pids(job.saves())
     job.network.unplug("rendezvous")
     job.wait_phase(JobPhase.FORMING)
@@ -59,7 +59,7 @@ def test_rendezvous_that_was_cut_off_from_all_pods_takes_them_over_again(start_j
 @pytest.mark.timeout(200)
 def test_active_pods_that_are_cut_off_together_stop_before_the_spare_begins(start_job: Start) -> None:
     """3.8: they reach each other, so that nothing but the isolation time ends their world; both would save."""
-    job = start_job(min_replicas=1, isolation_s=12.0)
+    job = start_job(min_replicas=1, isolation_s=18.0)
     active = [job.pod_of(0), job.pod_of(1)]
     for pod in active:
         job.network.part(f"pod-{pod}", "rendezvous")
