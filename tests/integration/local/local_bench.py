@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 from unbroken_local.kube.client import ApiError, KubeClient
 from unbroken_local.kube.kubeconfig import read_kubeconfig
@@ -19,7 +19,6 @@ from unbroken_local.kube.kubeconfig import read_kubeconfig
 T = TypeVar("T")
 Json = dict[str, Any]
 IMAGE = "unbroken/sidecar:test"
-PATIENCE_S = 40.0
 FORCE = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
 
 
@@ -156,7 +155,7 @@ class Space:
         """Return a pod; None when there is none."""
         return self.bench.get(f"{self.pods}/{name}")
 
-    def wait(self, name: str, check: Callable[[Json], object], what: str, limit_s: float = PATIENCE_S) -> Json:
+    def wait(self, name: str, check: Callable[[Json], object], what: str, limit_s: float = LIMIT_S) -> Json:
         """Wait until a pod's status satisfies `check`; return the pod."""
         seen: Json | None = None
 
