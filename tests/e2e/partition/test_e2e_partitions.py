@@ -79,7 +79,7 @@ def test_rendezvous_that_comes_back_beside_a_newer_one_harms_nobody(network: Net
     pods = ("pod-0", "pod-1", "pod-2")
     for pod in pods:
         network.direct(SERVICE, pod, "rendezvous")
-    job = start_job(heartbeat_s=8.0, service=SERVICE)
+    job = start_job(heartbeat_s=15.0, service=SERVICE)
     before = pids(job.saves())
     os.kill(job.rendezvous["rendezvous"].pid, signal.SIGSTOP)
     job.start_rendezvous("second")
