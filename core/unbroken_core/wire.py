@@ -96,8 +96,8 @@ def settings_to_json(settings: JobSettings) -> str:
 def settings_from_json(text: str) -> JobSettings:
     """Read UNBROKEN_SETTINGS. Raises InputError that names the field."""
     try:
-        return cast(JobSettings, _from_json(json.loads(text), JobSettings, "settings"))
-    except (ValueError, WireError) as error:
+        return cast(JobSettings, _from_json(_load(text), JobSettings, "settings"))
+    except (ValueError, RecursionError, WireError) as error:
         raise InputError(f"UNBROKEN_SETTINGS: {error}") from error
 
 

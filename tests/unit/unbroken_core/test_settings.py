@@ -80,6 +80,8 @@ def test_settings_survive_their_environment_variable() -> None:
         ('{"job":1}', "UNBROKEN_SETTINGS: settings.job: want a JSON str, got 1"),
         ('{"job":"a","replicas":0}', "UNBROKEN_SETTINGS: replicas: want 1 to 65536, got 0"),
         ("{}", "UNBROKEN_SETTINGS: settings: missing 1 required positional argument: 'job'"),
+        pytest.param('{"\\ud800":1}', "UNBROKEN_SETTINGS: settings.?: unknown field", id="half of a character"),
+        pytest.param("[" * 100_000, "UNBROKEN_SETTINGS: ", id="nested without end"),
     ],
 )
 def test_bad_settings_name_the_variable_and_the_field(text: str, message: str) -> None:
