@@ -59,11 +59,13 @@ class Breaker:
         """End the function that runs in this iteration; from any thread, returns at once."""
         self._to_stop.put(iteration)
 
-    def abort_once(self) -> None:
-        """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first."""
+    def abort_once(self, iteration: int) -> None:
+        """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first.
+
+        The main thread comes here on its way out of each iteration: what is behind it is not aborted any more.
+        """
         with self._lock:
-            iteration = self._running.iteration
-            if self._aborted_iteration == iteration:
+            if iteration <= self._aborted_iteration:
                 return
             self._aborted_iteration = iteration
             self._leftovers.keep(current_groups())
@@ -84,14 +86,20 @@ class Breaker:
                 return
         try:
             # The main thread may have left by itself meanwhile, and be on its way to the next iteration.
-            if self._running.iteration == iteration and not gate.left.is_set():
-                self.abort_once()
-                gate.force_out(self._free_again)
+            if self._is_inside(iteration):
+                self.abort_once(iteration)
+                gate.force_out(lambda: self._free_again(iteration))
         finally:
             gate.atomic_lock.release()
 
-    def _free_again(self) -> None:
+    def _is_inside(self, iteration: int) -> bool:
+        return self._running.iteration == iteration and not self._gate.left.is_set()
+
+    def _free_again(self, iteration: int) -> bool:
+        """Return whether the main thread was still inside: it may be in the function of the next iteration by now."""
         # Under the lock that the main thread takes on its way out: the next iteration's sockets are not to be touched.
         with self._lock:
-            if self._aborts() and not self._gate.left.is_set():
+            is_inside = self._is_inside(iteration)
+            if is_inside and self._aborts():
                 free_sockets()
+            return is_inside

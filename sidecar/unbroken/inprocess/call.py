@@ -386,7 +386,7 @@ class CallWrapper:
         )
         if orders.release is not None and not orders.has_left(iteration):
             return orders.release
-        self._breaker.abort_once()
+        self._breaker.abort_once(self._iteration)
         return None
 
     def _tell(self, error: BaseException | None) -> None:
@@ -433,7 +433,7 @@ class CallWrapper:
     def _leave_for_good(self, error: BaseException, cause: Cause) -> None:
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, cause, self._iteration))
         self._gate.leave("this worker leaves")
-        self._breaker.abort_once()
+        self._breaker.abort_once(self._iteration)
         self._leftovers.keep(take_groups())
         self._terminate(self._current_state(), error)
 

@@ -117,10 +117,11 @@ class Gate:
         self._handled_before = id(_handled_by_main_thread())
         self.is_leaving = True
 
-    def force_out(self, free: Callable[[], object]) -> None:
+    def force_out(self, free: Callable[[], bool]) -> None:
         """Signal the main thread until it has left; from another thread.
 
-        `free` is called before every further signal: what blocked the main thread may have begun after the abort.
+        `free` is called before every further signal: what blocked the main thread may have begun after the abort. It
+        returns whether that thread was still inside: whoever looks late finds it inside again, in the next iteration.
         """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
@@ -128,7 +129,8 @@ class Gate:
             signal.pthread_kill(main_thread, self._signal_number)
             if self.left.wait(interval_s):
                 return
-            free()
+            if not free():
+                return
             is_swallowed = self._num_raised >= MAX_POLITE_RAISES
             interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, LONGEST_INTERVAL_S)
 

@@ -433,7 +433,7 @@ def test_function_that_returned_is_not_interrupted_any_more() -> None:
         gate.reset()
         outcome = gate.run(lambda: "value")
         gate.leave("too late")
-        gate.force_out(lambda: None)
+        gate.force_out(lambda: True)
         number = gate._signal_number
         signal.raise_signal(number)
         assert (outcome.value, outcome.error) == ("value", None)
