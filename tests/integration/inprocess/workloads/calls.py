@@ -8,11 +8,12 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
-from .script import HANG_S, my_rank, note, start, total
+from .script import HANG_S, end_without_haste, my_rank, note, start, total
 
 
 def calls_twice() -> None:
     """Calls the wrapped function again, first with the group still there, then without."""
+    end_without_haste()
 
     @inprocess.Wrapper()
     def train(name: str) -> None:

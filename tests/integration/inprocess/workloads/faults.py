@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from unbroken import inprocess
 
-from .script import bind_no_port_twice, is_first, my_rank, note, settle, start, total, wait_for_file
+from .script import bind_no_port_twice, end_without_haste, is_first, my_rank, note, settle, start, total, wait_for_file
 
 
 def exception_once() -> None:
@@ -117,6 +117,7 @@ def finishes_at_different_times() -> None:
 
 def many_restarts() -> None:
     """TEST_RESTARTS restarts; each notes whether the last one's tensors are gone, some what the process holds."""
+    end_without_haste()
     count = int(os.environ["TEST_RESTARTS"])
     old: list[weakref.ref[torch.Tensor]] = []
 
