@@ -191,9 +191,9 @@ class Handlers:
         )
         response = web.StreamResponse(headers={"Content-Type": _media(form), "Cache-Control": "no-cache, private"})
         response.enable_chunked_encoding()
-        await response.prepare(request)
         encoder = self._encoder(request, resource, form)
         try:
+            await response.prepare(request)
             async for lines in events(self._store, watch, encoder, partial(_bookmark, resource, form), self._stopping):
                 # write() waits while the client does not read; the history, not a queue, holds what is to come.
                 await response.write(lines)

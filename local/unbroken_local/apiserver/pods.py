@@ -148,8 +148,8 @@ class PodActions:
 async def _relay(request: web.Request, reply: aiohttp.ClientResponse) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     response.enable_chunked_encoding()
-    await response.prepare(request)
     try:
+        await response.prepare(request)
         async for chunk in reply.content.iter_any():
             await response.write(chunk)
         await response.write_eof()

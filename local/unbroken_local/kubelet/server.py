@@ -69,11 +69,11 @@ class LogServer:
             await response.write(first)
             async for block in blocks:
                 await response.write(block)
+            await response.write_eof()
         except (ConnectionResetError, ConnectionAbortedError):
             return response  # The reader went away.
         except OSError as error:
             raise web.HTTPNotFound(text=f"no log: {error}\n") from error
-        await response.write_eof()
         return response
 
 
