@@ -8,7 +8,8 @@ A world goes on for as long as all of its pods do. So it has stopped when
 
 Mostly the first is known at once. It is not when all pods with ranks are cut off together and a spare is heard, or
 when a new rendezvous, or one that was out of touch, hears only pods that had no part in that world. The only pod of a
-world has a shorter rule of its own, by which it has stopped before it is given up. See docs/design/0008-one-world.md.
+world has a shorter rule of its own, by which it has stopped before it is given up; a new rendezvous knows it as such
+when it hears it. See docs/design/0008-one-world.md.
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def first_world(job: Job, now_s: float) -> Former:
     """Return what a coordinator knows that has heard no pod yet, or forgets all: only whether there was a world."""
     if job.highest_iteration < 0:
         return Former(is_over=True)
-    return _unknown(job, job.settings.replicas == 1, now_s)
+    return _unknown(now_s)
 
 
 def new_world(job: Job) -> Former:
@@ -43,8 +44,7 @@ def adopted_world(job: Job, num_seen: int) -> Former:
     is_newest = job.iteration >= job.highest_iteration
     if is_newest and num_seen == job.world_size:
         return new_world(job)
-    is_lone = is_newest and job.world_size <= job.settings.ranks_per_pod and not job.rules.may_split
-    former = _unknown(job, is_lone, job.started_s)
+    former = _unknown(job.started_s)
     former.is_newest = is_newest
     return former
 
@@ -113,8 +113,9 @@ def _due_s(job: Job, heard: list[Member], unheard: Unheard) -> float | None:
     return min(ends, default=None)
 
 
-def _unknown(job: Job, is_lone: bool, now_s: float) -> Former:
-    return Former(is_newest=False, has_unknown=True, is_lone=is_lone, heard_at_s=now_s)
+def _unknown(now_s: float) -> Former:
+    # Never lone, however few its ranks are: minRanksPerPod, or the script's code, may have spread them over pods.
+    return Former(is_newest=False, has_unknown=True, heard_at_s=now_s)
 
 
 def _sort_pods(job: Job) -> tuple[list[Member], Unheard]:

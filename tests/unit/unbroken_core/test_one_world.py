@@ -190,6 +190,18 @@ def restarted(iteration: int) -> Bench:
     return bench
 
 
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_a_new_rendezvous_takes_no_world_for_that_of_a_single_pod(minimum: int) -> None:
+    """Two pods may each hold one of two ranks: where workers were lost, or where the script's code says so."""
+    settings = replace(FOUR, replicas=1, spares=3, min_ranks_per_pod=minimum)
+    bench = Bench(settings)
+    bench.coordinator = Coordinator(settings, 0.0, 2, 0)
+    bench.join("p2")
+    bench.all_are(READY, -1, "p2")
+    assert planned(bench.live(ISOLATION_S - bench.now_s - 1)) == set()
+    assert planned(bench.live(2)) == {"p2"}
+
+
 def test_a_pod_of_a_newer_world_that_comes_back_late_leaves_it_before_another_one_begins() -> None:
     settings = replace(FOUR, replicas=1, spares=1)
     bench = Bench(settings)
