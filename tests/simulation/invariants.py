@@ -310,7 +310,7 @@ class Ledger:
             is_known = any(uid in self.world.guilty_pods for uid in pods) or not recovery.pod
             if is_known:
                 continue
-            if not any((uid, local) in self.world.guilty for uid in pods for local in self._locals(recovery.rank)):
+            if not any((uid, local) in self.world.guilty for uid in pods for local in self._locals(recovery)):
                 raise Violation(f"a healthy worker is blamed: {recovery}")
 
     def _check_recovered(self, recovery: Recovery) -> None:
@@ -320,8 +320,12 @@ class Ledger:
         if recovery.rung is None or missing:
             raise Violation(f"called recovered while ranks {missing} have not entered: {recovery}")
 
-    def _locals(self, rank: int | None) -> list[int]:
-        size = self.world.settings.ranks_per_pod
+    def _locals(self, recovery: Recovery) -> list[int]:
+        """Return which workers of its pod may be meant."""
+        size, rank = self.world.settings.ranks_per_pod, recovery.rank
+        if rank is None and recovery.cause is Cause.HARD_TIMEOUT:
+            # A worker without a rank may be asked for the rank assignment, and not answer.
+            return list(range(size))
         policy = self.world.schedule.policy
         is_anywhere = self.world.settings.minimum_ranks_per_pod < size or (policy is not None and policy.code)
         if rank is None or is_anywhere:
