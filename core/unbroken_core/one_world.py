@@ -31,7 +31,7 @@ def first_world(job: Job, now_s: float) -> Former:
     """Return what a coordinator knows that has heard no pod yet, or forgets all: only whether there was a world."""
     if job.highest_iteration < 0:
         return Former(is_over=True)
-    return _unknown(now_s)
+    return _unknown(job.settings.replicas * job.settings.ranks_per_pod == 1, now_s)
 
 
 def new_world(job: Job) -> Former:
@@ -44,7 +44,7 @@ def adopted_world(job: Job, num_seen: int) -> Former:
     is_newest = job.iteration >= job.highest_iteration
     if is_newest and num_seen == job.world_size:
         return new_world(job)
-    former = _unknown(job.started_s)
+    former = _unknown(is_newest and job.world_size == 1, job.started_s)
     former.is_newest = is_newest
     return former
 
@@ -113,9 +113,9 @@ def _due_s(job: Job, heard: list[Member], unheard: Unheard) -> float | None:
     return min(ends, default=None)
 
 
-def _unknown(now_s: float) -> Former:
-    # Never lone, however few its ranks are: minRanksPerPod, or the script's code, may have spread them over pods.
-    return Former(is_newest=False, has_unknown=True, heard_at_s=now_s)
+def _unknown(has_one_rank: bool, now_s: float) -> Former:
+    # Two ranks may be in two pods, though one has room for both: minRanksPerPod, or the script's code, spreads them.
+    return Former(is_newest=False, has_unknown=True, is_lone=has_one_rank, heard_at_s=now_s)
 
 
 def _sort_pods(job: Job) -> tuple[list[Member], Unheard]:
