@@ -46,6 +46,7 @@ def test_every_container_of_a_complete_job_has_ended_well(bench: Bench, tmp_path
     async def scenario() -> None:
         # A spare that has not started when the job is complete is deleted, and ends in no way.
         may_end = tmp_path / "may-end"
+        # The script itself waits for its condition; the job's end, which the test waits for, is bounded.
         wait = f"import pathlib, time\nwhile not pathlib.Path({str(may_end)!r}).exists(): time.sleep(0.1)"
         command = ["python", "-c", wait]
         rungs = {"rungs": [{"name": "process", "limit": 1}]}

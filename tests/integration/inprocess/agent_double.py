@@ -385,6 +385,7 @@ class AgentDouble:
     # ---------------------------------------------------------------------------------------------- stamps
 
     async def _watch_stamps(self, soft_s: float) -> None:
+        # A look now and then, at a file that nobody announces; the double's end, which the test sees to, ends it.
         while not self.events("hangs"):
             await asyncio.sleep(0.05)
         began_ns = time.monotonic_ns()

@@ -17,8 +17,12 @@ import pytest
 from tests.processes import is_gone
 from tests.waiting import wait_until
 
+from unbroken.launch.config import read_config
+from unbroken.launch.output import Console
+from unbroken.launch.workers import Workers
 from unbroken_core import wire
 from unbroken_core.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
+from unbroken_core.stacks import stack_path
 
 LIMIT_S = 60.0
 
@@ -215,26 +219,33 @@ def test_stack_of_a_process_that_holds_the_gil_is_written_into_its_log(start: Be
     assert log.read_bytes().count(b"no progress; the main thread stands at\n") == 1
 
 
-def test_stack_that_is_written_late_is_in_the_log_all_the_same(start: Begin, tmp_path: Path) -> None:
-    """A worker that gets no processor handles the signal when it does."""
+def test_stack_that_is_written_late_is_in_the_log_all_the_same(tmp_path: Path) -> None:
+    """A worker that gets no processor handles the signal when it does: the test writes for it, after the first look."""
+    ready, logs = tmp_path / "ready", tmp_path / "logs"
     code = (
-        "import os, pathlib, signal, time\n"
-        "from unbroken_core.stacks import stack_path\n"
-        "path = stack_path(pathlib.Path(os.environ['UNBROKEN_DIR']), 0)\n"
-        "path.touch()\n"
-        "def write(*_):\n"
-        "    time.sleep(0.7)\n"
-        "    path.write_text('stands here')\n"
-        "signal.signal(signal.SIGUSR1, write)\n"
-        "print('on', flush=True)\n"
-        "time.sleep(1000)\n"
+        "import pathlib, signal\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        "while True: signal.pause()\n"
     )
-    agent = start(python(code), UNBROKEN_LOG_DIR=str(tmp_path / "logs"))
-    agent.spawn()
-    agent.wait_output("on")
-    agent.say(DumpStack(0, 0, int(signal.SIGUSR1)))
-    log = tmp_path / "logs" / "digits-0" / "rank-0" / "0.log"
-    agent.wait_until(lambda: b"no progress; the main thread stands at\nstands here" in log.read_bytes(), "the stack")
+    stack = stack_path(tmp_path, 0)
+    stack.touch()
+    environment = {**os.environ, "UNBROKEN_DIR": str(tmp_path), "UNBROKEN_LOG_DIR": str(logs)}
+    workers = Workers(read_config(["--", *python(code)], environment), Console(1), Console(2))
+    workers.spawn(Spawn(0, 0, {}), 0.0)
+    try:
+        wait_until(ready.exists, "the handler of the signal")
+        workers.dump_stack(DumpStack(0, 0, int(signal.SIGUSR1)), 0.0)
+        workers.log_stacks(10.0)
+        stack.write_text("stands here")
+        workers.log_stacks(20.0)
+        (log,) = logs.rglob("0.log")
+        assert b"no progress; the main thread stands at\nstands here" in log.read_bytes()
+    finally:
+        workers.end_all(0.0, 0.0)
+        wait_until(workers.reap, "the end of the process")
+        for place in workers._workers:
+            place.port.release()
 
 
 def test_process_that_does_not_handle_the_signal_is_not_asked_for_its_stack(start: Begin) -> None:

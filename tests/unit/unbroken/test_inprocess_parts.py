@@ -382,7 +382,7 @@ def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_pa
 
     def holdings() -> set[object]:
         handlers = [(number, signal.getsignal(number)) for number in signal.valid_signals()]
-        descriptors = os.listdir("/proc/self/fd")  # noqa: PTH208 - names are what is wanted
+        descriptors = [path.name for path in Path("/proc/self/fd").iterdir()]
         return {*descriptors, *handlers, *threading.enumerate()}
 
     def call() -> CallWrapper:
