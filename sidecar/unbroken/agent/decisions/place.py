@@ -8,7 +8,7 @@ from unbroken_core.messages import Consult, Fault, Halt, RankPlan, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, Enter, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
-_LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
+_LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.STALE_STATE, Cause.UNHEALTHY)
 """After these the worker's process ends by itself: its own word says more than the exit code."""
 
 MAX_DETAIL = 2000
