@@ -88,7 +88,7 @@ class Pod:
         """Return whether an Enter only tells a worker that is in since when the rendezvous is not heard."""
         if not isinstance(action, TellWorker) or not isinstance(action.message, Enter):
             return False
-        worker = self.member.places[action.local_rank].worker
+        worker = self.member.places[action.local_rank].connection.report
         return worker is not None and worker.phase is not WorkerPhase.READY
 
     def after(self, seconds: float) -> list[Action]:

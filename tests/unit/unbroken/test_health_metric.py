@@ -68,11 +68,11 @@ def test_interrupted_check_has_no_result() -> None:
 def test_failed_check_stays_until_another_process_of_the_place_passes() -> None:
     place = Place(0)
     failed = WorkerReport(WorkerPhase.STOPPING, 3, checks=(("CudaHealthCheck", False),))
-    place.hear(failed)
+    place.receive(failed)
     place.advance(1)
-    place.hear(WorkerReport(WorkerPhase.READY, -1))
+    place.receive(WorkerReport(WorkerPhase.READY, -1))
     assert place.checks == (("CudaHealthCheck", False),)
-    place.hear(WorkerReport(WorkerPhase.RUNNING, 4, checks=(("CudaHealthCheck", True),)))
+    place.receive(WorkerReport(WorkerPhase.RUNNING, 4, checks=(("CudaHealthCheck", True),)))
     assert place.checks == (("CudaHealthCheck", True),)
 
 

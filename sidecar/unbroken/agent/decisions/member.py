@@ -40,10 +40,12 @@ from unbroken.agent.decisions.events import (
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
-from unbroken.agent.decisions.orders import Orders, Standing
-from unbroken.agent.decisions.own_fault import interrupt_early, note_heard
-from unbroken.agent.decisions.place import Place, in_process_state, process_state
+from unbroken.agent.decisions.orders import Orders
+from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
+from unbroken.agent.decisions.place import Place
 from unbroken.agent.decisions.reporting import Speech
+from unbroken.agent.decisions.standing import Standing
+from unbroken.agent.decisions.worker_state import in_process_state, process_state
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -60,7 +62,7 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.pod.pod_messages import Processes, WorkerReport
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
+from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 
 _ADOPTION_SHARE = 0.6
@@ -123,7 +125,7 @@ class Member:
     def _without_passed_over(self, place: Place, state: WorkerState) -> WorkerState:
         """Say of a worker that its part of a plan is behind it when the plan was interrupted before it was told."""
         plan, interrupted = self.standing.plan, self.standing.interrupted
-        if plan is None or place.part is None or plan.iteration > interrupted:
+        if plan is None or place.incarnation.part is None or plan.iteration > interrupted:
             return state
         if state.phase is not WorkerPhase.READY or state.iteration >= plan.iteration:
             return state
@@ -133,18 +135,19 @@ class Member:
     def asked_for_stacks(self) -> tuple[int, ...]:
         """Local ranks of the workers that came near to the soft timeout in this iteration."""
         iteration = -1 if self.standing.plan is None else self.standing.plan.iteration
-        return tuple(place.local_rank for place in self.places if place.stack_asked == iteration >= 0)
+        return tuple(place.local_rank for place in self.places if place.incarnation.stack_asked == iteration >= 0)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `step` must be called with Ticked at the latest; None when nothing is due."""
-        due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
+        incarnations = [place.incarnation for place in self.places]
+        due = [each.must_be_ready_by_s for each in incarnations if each.must_be_ready_by_s is not None]
         if self.settings.is_in_process:
             limit_s = attach_patience_s(self.settings.timeouts)
             due += [
-                place.alive_since_s + limit_s
-                for place in self.places
-                if place.alive_since_s is not None and place.found is None
+                each.alive_since_s + limit_s
+                for each in incarnations
+                if each.alive_since_s is not None and each.found is None
             ]
         due += self.speech.deadlines_s
         due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
@@ -198,11 +201,11 @@ class Member:
                 place.attach(event.attach.stack_signal)
                 self._contact.note_away(now_s - event.attach.away_s)
             case WorkerSaid(message=report):
-                place.hear(report)
+                place.receive(report)
             case WorkerLost():
-                place.is_attached = False
+                place.detach()
             case WorkerDied():
-                place.is_ending = True
+                place.incarnation = replace(place.incarnation, is_ending=True)
             case _:
                 assert_never(event)
 
@@ -222,7 +225,7 @@ class Member:
 
     def _place(self, local_rank: int, incarnation: int) -> Place | None:
         """Return the place when this incarnation is the one that is wanted there."""
-        if not 0 <= local_rank < len(self.places) or self.places[local_rank].wanted != incarnation:
+        if not 0 <= local_rank < len(self.places) or self.places[local_rank].incarnation.number != incarnation:
             return None
         return self.places[local_rank]
 
@@ -232,29 +235,31 @@ class Member:
             if not 0 <= state.local_rank < len(self.places):
                 continue
             place = self.places[state.local_rank]
-            if state.incarnation > place.wanted:
+            if state.incarnation > place.incarnation.number:
                 # This agent was restarted: the launcher knows better.
                 place.advance(state.incarnation)
             place.process = state
-            if state.exit_code is not None and state.incarnation == place.wanted:
-                place.must_be_ready_by_s = None
+            if state.exit_code is not None and state.incarnation == place.incarnation.number:
+                place.incarnation = replace(place.incarnation, must_be_ready_by_s=None)
             self._recall(place)
 
     def _recall(self, place: Place) -> None:
         """Give a place its part of a plan that a former agent of the pod received."""
         plan, rank = self.standing.plan, place.local_rank
-        if plan is None or place.part is not None or rank >= len(self._planned):
+        if plan is None or place.incarnation.part is not None or rank >= len(self._planned):
             return
-        if self._planned[rank] != place.wanted:
+        part = next((part for part in plan.ranks if part.local_rank == rank), None)
+        if part is None or self._planned[rank] != place.incarnation.number:
             return
-        part = place.part = next((part for part in plan.ranks if part.local_rank == rank), None)
-        if part is None or place.present is None:
+        place.incarnation = replace(place.incarnation, part=part)
+        if place.present is None:
             return
         if not self.settings.is_in_process:
             place.entered = max(place.entered, plan.iteration)
-        elif part.rank is not None and place.worker is None:
+        elif part.rank is not None and place.connection.report is None:
             # It may be slow to come back (a held GIL, a stopped process): no reason to take it for another one.
-            place.former = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
+            report = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
+            place.incarnation = replace(place.incarnation, earlier_report=report)
 
     def _hear_rendezvous(self, message: RendezvousMessage) -> None:
         standing = self.standing
@@ -277,7 +282,7 @@ class Member:
                 self.speech.welcome(interval_s)
                 self._contact.note_heard()
             case Interrupt(iteration=iteration):
-                note_heard(self.places, iteration)
+                confirm_faults(self.places, iteration)
                 if iteration > standing.interrupted:
                     standing.interrupted, standing.interrupt = iteration, message
             case Plan():
@@ -297,16 +302,18 @@ class Member:
         present = self.standing.plan
         if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
             return
-        note_heard(self.places, plan.iteration - 1)
+        confirm_faults(self.places, plan.iteration - 1)
         is_same_iteration = present is not None and present.iteration == plan.iteration
         self.standing.plan = plan
         parts = {part.local_rank: part for part in plan.ranks}
         for place in self.places:
-            if is_same_iteration and place.part is None:
+            if is_same_iteration and place.incarnation.part is None:
                 # Confirmed by a new coordinator; a process that came later still has no part in it.
                 continue
-            place.part, place.is_passed_over = parts.get(place.local_rank), False
-        self._planned = tuple(place.wanted if place.part else -1 for place in self.places)
+            part = parts.get(place.local_rank)
+            place.incarnation = replace(place.incarnation, part=part, is_passed_over=False)
+        incarnations = (place.incarnation for place in self.places)
+        self._planned = tuple(each.number if each.part else -1 for each in incarnations)
 
     # ------------------------------------------------------------------------------------------------------- actions
 
@@ -367,7 +374,7 @@ class Member:
         if not self._has_launcher or any(place.process is None for place in self.places):
             return False
         is_waiting = self.settings.is_in_process
-        return not any(is_waiting and place.is_alive and place.worker is None for place in self.places)
+        return not any(is_waiting and place.is_alive and place.connection.report is None for place in self.places)
 
     def _speak(self, now_s: float) -> list[Action]:
         workers = self.workers
@@ -376,7 +383,7 @@ class Member:
                 return []
             self.orders.note_hello(workers)
             return [TellRendezvous(self._hello(self.speech.greet(workers, now_s)))]
-        is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
+        is_waited_for = any(place.incarnation.must_be_ready_by_s is not None for place in self.places)
         word = self.speech.next_word(workers, self.is_leaving, is_waited_for, now_s)
         return [] if word is None else [TellRendezvous(word)]
 
@@ -406,13 +413,3 @@ class Member:
         if is_released or is_over or is_late:
             return [Exit(0)]
         return []
-
-    @property
-    def role(self) -> Role:
-        """Role of the pod in the plan in force; spare before the first."""
-        return self.standing.plan.role if self.standing.plan is not None else Role.SPARE
-
-    @property
-    def outcome(self) -> JobPhase | None:
-        """COMPLETE or FAILED once the job is over."""
-        return self.standing.finish.outcome if self.standing.finish is not None else None

@@ -6,9 +6,10 @@ the place keeps it until the rendezvous has said that the iteration is over.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from unbroken.agent.decisions.orders import Standing
 from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.standing import Standing
 from unbroken_core.messages import Interrupt, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
@@ -26,17 +27,19 @@ def interrupt_early(standing: Standing, places: Sequence[Place], workers: Sequen
         return
     culprit: Interrupt | None = None
     for place, state in zip(places, workers, strict=True):
-        fault, rank = state.fault, None if place.part is None else place.part.rank
+        part = place.incarnation.part
+        fault, rank = state.fault, None if part is None else part.rank
         if rank is None or fault is None or fault.iteration != plan.iteration or state.phase not in _FAILED:
             continue
-        place.unheard = fault
+        place.incarnation = replace(place.incarnation, unconfirmed=fault)
         culprit = culprit or Interrupt(standing.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
     if culprit is not None:
         standing.interrupted, standing.interrupt = plan.iteration, culprit
 
 
-def note_heard(places: Sequence[Place], iteration: int) -> None:
+def confirm_faults(places: Sequence[Place], iteration: int) -> None:
     """Forget the faults up to this iteration: the rendezvous has said that it is over."""
     for place in places:
-        if place.unheard is not None and place.unheard.iteration <= iteration:
-            place.unheard = None
+        fault = place.incarnation.unconfirmed
+        if fault is not None and fault.iteration <= iteration:
+            place.incarnation = replace(place.incarnation, unconfirmed=None)
