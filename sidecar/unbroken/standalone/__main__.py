@@ -16,8 +16,8 @@ from unbroken.logs import read_level, start_log
 from unbroken.standalone.daemon import leave_starter
 from unbroken.standalone.folders import lock_folder, sweep
 from unbroken.standalone.host import Host
+from unbroken.standalone.messages import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
 from unbroken.standalone.root import Root, bind
-from unbroken.standalone.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError
 

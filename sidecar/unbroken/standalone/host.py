@@ -23,11 +23,9 @@ from pathlib import Path
 
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.shell import Agent
-from unbroken.standalone.keeper import Keeper
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.places import local_places
-from unbroken.standalone.search import RootSearch
-from unbroken.standalone.words import (
+from unbroken.standalone.local_ranks import local_places
+from unbroken.standalone.messages import (
     DEAL_NAME,
     MAX_LINE_BYTES,
     SOCKET_NAME,
@@ -40,6 +38,8 @@ from unbroken.standalone.words import (
     Seat,
     Waiting,
 )
+from unbroken.standalone.root_search import RootSearch
+from unbroken.standalone.worker_watch import Keeper
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 

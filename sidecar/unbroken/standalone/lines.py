@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from unbroken.standalone.words import MAX_LINE_BYTES
+from unbroken.standalone.messages import MAX_LINE_BYTES
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 

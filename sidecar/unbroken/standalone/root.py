@@ -27,7 +27,7 @@ from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.words import (
+from unbroken.standalone.messages import (
     MAX_LINE_BYTES,
     Answer,
     Busy,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.standalone.words import make_key
+from unbroken.standalone.messages import make_key
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 

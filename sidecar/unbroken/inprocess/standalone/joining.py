@@ -25,7 +25,7 @@ from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutErro
 from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.standalone.launched import Launched
 from unbroken.standalone.folders import lock_folder
-from unbroken.standalone.words import (
+from unbroken.standalone.messages import (
     CONFIG_NAME,
     MAX_LINE_BYTES,
     SOCKET_NAME,

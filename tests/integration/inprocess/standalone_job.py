@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from .forked import ForkedProcess, Forks
 
 HERE = Path(__file__).parent
-SCRIPT = HERE / "own_home_script.py"
+SCRIPT = HERE / "standalone_script.py"
 NUM_PORTS = 12
 LIMIT_S = 150.0
 """For anything that must happen; torch takes long to import on a busy machine."""

@@ -11,9 +11,9 @@ import pytest
 from tests.waiting import eventually
 
 from unbroken.standalone.lines import read_message, write_message
+from unbroken.standalone.messages import Answer, Busy, Deal, Failed, HomeConfig, Knock, Present, Waiting
 from unbroken.standalone.root import Root, bind
-from unbroken.standalone.search import RootSearch
-from unbroken.standalone.words import Answer, Busy, Deal, Failed, HomeConfig, Knock, Present, Waiting
+from unbroken.standalone.root_search import RootSearch
 from unbroken_core.settings import Timeouts
 
 LIMIT_S = 60.0

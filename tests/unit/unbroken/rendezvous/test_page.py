@@ -53,7 +53,7 @@ def test_every_word_of_the_closed_vocabulary_has_its_words() -> None:
 
 
 def test_package_data_takes_the_files_along() -> None:
-    project = Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
+    project = Path(__file__).parents[4].joinpath("pyproject.toml").read_text()
     assert '"unbroken.rendezvous" = ["assets/*"]' in project
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.words import (
+from unbroken.standalone.messages import (
     MAX_LINE_BYTES,
     Answer,
     Busy,

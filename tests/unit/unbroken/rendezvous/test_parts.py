@@ -94,7 +94,7 @@ def test_requests_of_the_api_are_those_that_the_architecture_lists(tmp_path: Pat
         service.close()
         return {f"{route.method} {route.resource.canonical}" for route in app.router.routes() if route.resource}
 
-    text = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text()
     table = text.partition("\n## Rendezvous API\n")[2].partition("\nPort 29601")[0]
     listed = set(re.findall(r"`((?:GET|PUT) [^?`]+)", table))
     beside = {"GET /page", "GET /page/{name}"}  # Ways to the files of the page.

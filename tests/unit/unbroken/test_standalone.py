@@ -14,8 +14,8 @@ from unbroken.inprocess.standalone import joining
 from unbroken.inprocess.standalone.hosting import Residence, timeouts_of
 from unbroken.inprocess.standalone.launched import Launched, read_launched
 from unbroken.standalone import folders, root
-from unbroken.standalone.places import local_places
-from unbroken.standalone.words import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
+from unbroken.standalone.local_ranks import local_places
+from unbroken.standalone.messages import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
 from unbroken_core import wire
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings, Timeouts

@@ -20,7 +20,7 @@ from unbroken_core.messages import PROTOCOL, Halt, Halted, Report
 from unbroken_core.pod.pod_messages import Attach, End, Processes, WorkerReport
 from unbroken_core.reasons import Role, WorkerPhase
 
-from .test_agent_member import Pod, interrupt, plan, ready, running
+from .test_member import Pod, interrupt, plan, ready, running
 
 HALT = Halt(generation=1, number=1, iteration=0, step=0, is_common=False, within_s=30.0)
 TRAINS = WorkerReport(WorkerPhase.RUNNING, 0)

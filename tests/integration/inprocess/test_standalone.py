@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from .own_home_job import SCRIPT, Job
+from .standalone_job import SCRIPT, Job
 
 pytestmark = pytest.mark.timeout(600)
 """Above the sum of the job's own limits, which say what they waited for."""

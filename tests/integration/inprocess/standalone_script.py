@@ -1,4 +1,4 @@
-"""What the workers of test_own_home run, started by torchrun or with the variables alone; argv[1] is a mode.
+"""What the workers of test_standalone run, started by torchrun or with the variables alone; argv[1] is a mode.
 
 Each line of the file TEST_EVENTS is one event: name, rank of the environment at the start, iteration, pid, value.
 """

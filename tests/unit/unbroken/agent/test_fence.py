@@ -26,7 +26,7 @@ from unbroken_core.pod.pod_messages import Attach, End, Enter, Leave, WorkerRepo
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
 
-from .test_agent_member import IN_PROCESS, PROCESS, Pod, plan, processes, ready, running
+from .test_member import IN_PROCESS, PROCESS, Pod, plan, processes, ready, running
 
 LIMIT_S = patience_s(IN_PROCESS.timeouts)
 WHY = f"cut off from the rendezvous for {LIMIT_S:.1f} s: left, since others may have its ranks by now"
