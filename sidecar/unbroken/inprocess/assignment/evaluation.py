@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from unbroken.inprocess.assignment.policy import key_functions
 from unbroken.inprocess.assignment.roll_call import RollCall
-from unbroken.inprocess.rank_assignment import (
+from unbroken.inprocess.assignment.steps import (
     FillGaps,
     FilterCountGroupedByKey,
     RankAssignment,
@@ -18,10 +19,9 @@ from unbroken.inprocess.rank_assignment import (
     RankDiscarded,
     RankFilter,
     ShiftRanks,
-    Tree,
-    key_functions,
     steps_of,
 )
+from unbroken.inprocess.assignment.tree import Tree
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Answer, Question
 from unbroken_core.ranks.tree.renumbering import filled_ranks, shifted_ranks

@@ -1,7 +1,7 @@
 """Rank assignment and filter of a wrapper, as settings that the job's coordinator plans with.
 
 The coordinator decides about ranks and runs no code of the script. So a wrapper says with its first word what it asks
-for, as numbers; of a policy of the user's own it sends the name, and one worker is asked at each plan (`own_policy`).
+for, as numbers; of a policy of the user's own it sends the name, and one worker is asked at each plan (`evaluation`).
 Wrapped functions inside of another one come too late for that: what they ask for is held against each plan.
 """
 
@@ -13,22 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.inprocess.assignment.size_filter import NO_FILTER, tabulate
-from unbroken.inprocess.pod.environment import Place
-from unbroken.inprocess.rank_assignment import (
+from unbroken.inprocess.assignment.steps import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
     FillGaps,
     FilterCountGroupedByKey,
-    Layer,
-    LayerFlag,
     MaxActiveWorldSize,
     RankAssignment,
     RankFilter,
     ShiftRanks,
-    Tree,
-    key_functions,
     steps_of,
 )
+from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
+from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.state import State
 from unbroken_core.messages import Policy, PolicyLayer
 
@@ -101,6 +98,16 @@ def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, s
         sizes=sizes.steps,
     )
     return Asked(None if policy == Policy() else policy, said[1:])
+
+
+def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]], ...]:
+    """Return what a step asks of each rank: (where, key or function), in an order that is the same on all ranks."""
+    name = type(step).__name__
+    if isinstance(step, FilterCountGroupedByKey):
+        return ((f"{name}: key_or_fn", step.key_or_fn),)
+    if isinstance(step, Tree):
+        return tuple((f"{name}: layers[{depth}].key_or_fn", layer.key_or_fn) for depth, layer in enumerate(step.layers))
+    return ()
 
 
 def first_state(environment: Mapping[str, str], place: Place) -> State:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unbroken.inprocess.assignment.policy import Asked
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Fault, Halt, Halted, Question
+from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
@@ -28,7 +27,6 @@ RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
 QUIET_S = 0.05
 """So long after a plan a report that can wait does: whoever forms a group needs the processor, and so do its peers."""
-_NOTHING = Asked()
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
@@ -56,14 +54,22 @@ class Link:
     """Connection, its thread, and the newest orders."""
 
     def __init__(
-        self, folder: Path, attach: Attach, progress: Progress, beat_s: float, asked: Asked = _NOTHING
+        self,
+        folder: Path,
+        attach: Attach,
+        progress: Progress,
+        beat_s: float,
+        *,
+        policy: Policy | None = None,
+        keys: tuple[str, ...] = (),
     ) -> None:
-        """`asked` goes with every report."""
+        """`policy` and `keys` go with every report."""
         self._folder = folder
         self._attach = attach
         self._progress = progress
         self._beat_s = beat_s
-        self._asked = asked
+        self._policy = policy
+        self._keys = keys
         self._report: WorkerReport | None = None
         self._reported_s = 0.0
         self._send_lock = threading.Lock()
@@ -118,7 +124,7 @@ class Link:
 
         `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
         """
-        report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
+        report = replace(report, policy=self._policy, keys=self._keys)
         own_leave = self._own_leave
         if own_leave is not None and report.fault is None and report.iteration == own_leave.iteration:
             # Otherwise it would look as if the script had left by itself.
