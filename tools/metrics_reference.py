@@ -18,7 +18,7 @@ PARTS = {
     "Operator (`--metrics-listen`)": ["operator/unbroken_operator/**/*.py"],
     "Rendezvous for torchrun (`python -m unbroken.rounds --metrics-listen`)": [
         "sidecar/unbroken/rounds/*.py",
-        "sidecar/unbroken/rendezvous/refused_metric.py",
+        "sidecar/unbroken/network/refused_metric.py",
     ],
 }
 KINDS = {

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.addresses import split_address
+from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_from_json

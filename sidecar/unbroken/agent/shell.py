@@ -6,7 +6,6 @@ import secrets
 import signal
 from collections import deque
 
-from unbroken.agent.adapters.authority import AuthorityFile
 from unbroken.agent.adapters.death_watch import DeathWatch
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.adapters.memory_file import MemoryFile
@@ -32,7 +31,8 @@ from unbroken.agent.decisions.events import (
     WorkerSaid,
 )
 from unbroken.agent.decisions.member import Member
-from unbroken.exposition import serve_exposition
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.exposition import serve_exposition
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome

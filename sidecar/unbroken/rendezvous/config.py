@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from unbroken.addresses import split_address
+from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rendezvous.refused_metric import refused_metric
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.messages import JobStatus, PodStatus

@@ -6,15 +6,15 @@ from typing import Any
 
 from aiohttp import web
 
-from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.frames import MessageRefused, next_text
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.socket_options import give_up_silent_peer
+from unbroken.network.token import TokenFile
+from unbroken.network.token_guard import Door
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
-from unbroken.rendezvous.reading import MessageRefused, next_text
-from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
-from unbroken.rendezvous.token_guard import Door
-from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import (

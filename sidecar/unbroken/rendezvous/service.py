@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from unbroken.rendezvous.peer import Peer, text_frame
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.peer import Peer, text_frame
+from unbroken.network.refusals import Refusal, Refusals
 from unbroken_core import wire
 from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.coordination.events import (

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.addresses import listen_at, split_address
-from unbroken.exposition import serve_exposition_on
+from unbroken.daemon import leave_starter
 from unbroken.logs import LEVELS, start_log
-from unbroken.rendezvous.certificate import ServerCertificate
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.token import FixedToken, TokenFile
-from unbroken.rendezvous.token_guard import Door
+from unbroken.network.addresses import listen_at, split_address
+from unbroken.network.certificate import ServerCertificate
+from unbroken.network.exposition import serve_exposition_on
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import FixedToken, TokenFile
+from unbroken.network.token_guard import Door
 from unbroken.rounds.restored_state import Past, PastFile, read_past
 from unbroken.rounds.server import Rounds
-from unbroken.standalone.daemon import leave_starter
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)

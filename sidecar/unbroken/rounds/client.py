@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 import aiohttp
 
-from unbroken.agent.adapters.authority import AuthorityFile
-from unbroken.socket_options import give_up_silent_peer
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Stage, Standing, ToNode

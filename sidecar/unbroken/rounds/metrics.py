@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.refused_metric import refused_metric
+from unbroken.network.refusals import Refusals
+from unbroken.network.refused_metric import refused_metric
 from unbroken.rounds.server import Rounds
 
 

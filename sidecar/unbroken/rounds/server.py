@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from unbroken.addresses import plain_address
-from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
-from unbroken.rendezvous.peer import Peer, text_frame
-from unbroken.rendezvous.reading import MessageRefused, next_text
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.addresses import plain_address
+from unbroken.network.frames import MessageRefused, next_text
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.peer import Peer, text_frame
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.socket_options import Transport, give_up_silent_peer
 from unbroken.rounds.restored_state import Past
-from unbroken.socket_options import Transport, give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.torchrun_rounds.messages import NodeReport

@@ -11,9 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from unbroken.addresses import listen_at
+from unbroken.daemon import leave_starter
 from unbroken.logs import read_level, start_log
-from unbroken.standalone.daemon import leave_starter
+from unbroken.network.addresses import listen_at
 from unbroken.standalone.folders import lock_folder, sweep
 from unbroken.standalone.host import Host
 from unbroken.standalone.messages import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig

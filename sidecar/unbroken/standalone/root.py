@@ -21,11 +21,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.addresses import address_to_listen_on, listen, listen_at, plain_address
-from unbroken.rendezvous.refusals import Refusals
+from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.messages import (
     MAX_LINE_BYTES,

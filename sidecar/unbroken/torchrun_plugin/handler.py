@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from unbroken.agent.adapters.authority import AuthorityFile
+from unbroken.network.authority import AuthorityFile
 from unbroken.rounds.client import Endpoint, Link
 from unbroken.rounds.starter import Starter, is_local
 from unbroken.torchrun_plugin.options import Options, read_options

@@ -22,11 +22,11 @@ from aiohttp import web
 from tests.answers import ask
 from tests.waiting import eventually, wait_until
 
-from unbroken.rendezvous.limits import FAILURES_AT_ONCE
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.limits import FAILURES_AT_ONCE
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
 from unbroken.run.loopback_block import AddressBlock
 from unbroken_core import wire
 from unbroken_core.coordination.coordinator import Coordinator

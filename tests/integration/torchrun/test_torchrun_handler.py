@@ -29,9 +29,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.token import FixedToken
-from unbroken.rendezvous.token_guard import Door
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import FixedToken
+from unbroken.network.token_guard import Door
 from unbroken.rounds.metrics import make_metrics
 from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers

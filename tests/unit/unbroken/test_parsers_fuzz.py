@@ -14,8 +14,8 @@ from unbroken.agent.adapters.memory_file import read_memory
 from unbroken.agent.adapters.stamp_page import read_stack
 from unbroken.agent.decisions.events import Memory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.restored_state import GenerationFile
-from unbroken.rendezvous.token import TokenFile
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import (

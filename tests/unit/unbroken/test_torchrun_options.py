@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.rendezvous.token import FixedToken
+from unbroken.network.token import FixedToken
 from unbroken.rounds.restored_state import PastFile, read_past
 from unbroken.torchrun_plugin.options import Options, read_options
 from unbroken_core.errors import InputError

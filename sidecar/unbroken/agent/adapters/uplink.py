@@ -12,11 +12,11 @@ from pathlib import Path
 
 import aiohttp
 
-from unbroken.agent.adapters.authority import AuthorityFile
 from unbroken.agent.adapters.termination_message import Notice
 from unbroken.agent.decisions.events import Absent, Connected, Disconnected, Event, RendezvousSaid
 from unbroken.agent.decisions.fence import longest_retry_s, ping_interval_s
-from unbroken.socket_options import give_up_silent_peer
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage

@@ -6,6 +6,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from unbroken.network.refusals import Refusal
 from unbroken.rendezvous.metrics import (
     BUCKETS_S,
     MAX_DOMAINS,
@@ -14,7 +15,6 @@ from unbroken.rendezvous.metrics import (
     ViewCollector,
     count_spares,
 )
-from unbroken.rendezvous.refusals import Refusal
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
 from unbroken_core.recoveries.history import FaultRecord, History

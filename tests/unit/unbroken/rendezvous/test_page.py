@@ -5,8 +5,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+from unbroken.network.refusals import Refusals
 from unbroken.rendezvous.page import Snapshots, _assets
-from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.reasons import Cause, Phase, Rung

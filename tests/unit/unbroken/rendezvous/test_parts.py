@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from unbroken.network.peer import Peer, text_frame
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.token import GRACE_S, FixedToken, TokenFile
 from unbroken.rendezvous.config import loopback_beside
-from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
-from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
-from unbroken.rendezvous.token import GRACE_S, FixedToken, TokenFile
 from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, Hello, Report

@@ -2,7 +2,7 @@
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
-from unbroken.rendezvous.refusals import Refusal
+from unbroken.network.refusals import Refusal
 from unbroken_core.errors import WireError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.socket_options import give_up_silent_peer
+from unbroken.network.socket_options import give_up_silent_peer
 
 
 class OneSocket:

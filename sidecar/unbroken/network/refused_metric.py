@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from unbroken.rendezvous.refusals import Refusal
+from unbroken.network.refusals import Refusal
 
 
 def refused_metric(counts: Mapping[Refusal, int]) -> Metric:

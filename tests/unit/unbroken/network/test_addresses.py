@@ -2,7 +2,7 @@
 
 import pytest
 
-from unbroken.addresses import address_to_listen_on, plain_address, split_address
+from unbroken.network.addresses import address_to_listen_on, plain_address, split_address
 from unbroken_core.errors import InputError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.handshake import shakes_hands
 
-from unbroken.agent.adapters.authority import GRACE_S, AuthorityFile
-from unbroken.rendezvous.certificate import ServerCertificate
+from unbroken.network.authority import GRACE_S, AuthorityFile
+from unbroken.network.certificate import ServerCertificate
 from unbroken.run.certificates import write_certificates
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import InputError

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.refusals import Refusal, Refusals
 
 MESSAGES_PER_S = 200.0
 """Of one agent, on average: 64 workers that all change three times a second."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from unbroken.rendezvous.limits import FailureRate, Strangers
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.limits import FailureRate, Strangers
+from unbroken.network.refusals import Refusal, Refusals
 
 _SWEEP_S = 1.0
 

@@ -1,14 +1,7 @@
 """What nobody may exceed, on a clock of its own."""
 
-from unbroken.rendezvous.limits import (
-    FAILURES_AT_ONCE,
-    FAILURES_PER_S,
-    STRANGER_S,
-    Budget,
-    FailureRate,
-    Strangers,
-)
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.limits import FAILURES_AT_ONCE, FAILURES_PER_S, STRANGER_S, Budget, FailureRate, Strangers
+from unbroken.network.refusals import Refusal, Refusals
 
 
 def test_budget_lets_a_burst_pass_and_then_a_steady_rate() -> None:
