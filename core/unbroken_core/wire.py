@@ -1,6 +1,7 @@
 """Messages as JSON text and back. Strict: whatever is not exactly a known message is refused with WireError."""
 
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -159,7 +160,7 @@ def _plain_reader(kind: type) -> Callable[[Any], Any]:
 
 
 def _read_float(data: Any) -> float:
-    if type(data) not in (int, float) or not abs(data) < float("inf"):
+    if type(data) not in (int, float) or not abs(data) <= sys.float_info.max:
         raise _unlike("a finite number", data)
     return float(data)
 
