@@ -9,7 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
-from unbroken.agent.decisions.events import Memory
+from unbroken.agent.decisions.events import AgentMemory
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 
@@ -33,14 +33,14 @@ class MemoryFile:
             logger.warning("memory not kept: folder=%s error=%s", folder, error)
             self.close()
 
-    def read(self) -> Memory:
+    def read(self) -> AgentMemory:
         """Return the newest memory that is whole; an empty one when there is none."""
         found = [_parse(_content(descriptor)) for descriptor in self._descriptors]
         whole = [pair for pair in found if pair is not None]
-        self._serial, memory = max(whole, key=lambda pair: pair[0], default=(0, Memory()))
+        self._serial, memory = max(whole, key=lambda pair: pair[0], default=(0, AgentMemory()))
         return memory
 
-    def write(self, memory: Memory) -> None:
+    def write(self, memory: AgentMemory) -> None:
         """Replace the older of the two."""
         if not self._descriptors:
             return
@@ -56,7 +56,7 @@ class MemoryFile:
             os.close(self._descriptors.pop())
 
 
-def read_memory(folder: Path) -> Memory:
+def read_memory(folder: Path) -> AgentMemory:
     """Return what the agent of this folder would remember if it were started now."""
     file = MemoryFile(folder)
     try:
@@ -65,12 +65,12 @@ def read_memory(folder: Path) -> Memory:
         file.close()
 
 
-def _format(memory: Memory, serial: int) -> bytes:
+def _format(memory: AgentMemory, serial: int) -> bytes:
     text = wire.encode(memory).encode()
     return f"{_checksum(serial, text):08x} {serial} {len(text)}\n".encode() + text + b"\n"
 
 
-def _parse(content: bytes) -> tuple[int, Memory] | None:
+def _parse(content: bytes) -> tuple[int, AgentMemory] | None:
     """Return serial number and memory; None when the file is empty or was not written to its end."""
     head, _, rest = content.partition(b"\n")
     words = head.decode(errors="replace").split()
@@ -81,7 +81,7 @@ def _parse(content: bytes) -> tuple[int, Memory] | None:
     if words[0] != f"{_checksum(serial, text):08x}":
         return None
     try:
-        memory: Memory = wire.decode(text, Memory)
+        memory: AgentMemory = wire.decode(text, AgentMemory)
     except WireError as error:
         logger.warning("memory of the former agent is not usable: error=%s", error)
         return None

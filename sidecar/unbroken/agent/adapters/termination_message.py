@@ -9,7 +9,7 @@ _MAX_BYTES = 4096
 """The kubelet cuts off what is longer."""
 
 
-class Notice:
+class TerminationMessage:
     """The file that the kubelet reads when the container ends; `kubectl describe pod` shows it."""
 
     def __init__(self, path: Path | None) -> None:

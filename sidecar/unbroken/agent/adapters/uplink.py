@@ -12,8 +12,8 @@ from pathlib import Path
 
 import aiohttp
 
-from unbroken.agent.adapters.termination_message import Notice
-from unbroken.agent.decisions.events import Absent, Connected, Disconnected, Event, RendezvousSaid
+from unbroken.agent.adapters.termination_message import TerminationMessage
+from unbroken.agent.decisions.events import Connected, ConnectionRefused, Disconnected, Event, RendezvousSent
 from unbroken.agent.decisions.fence import longest_retry_s, ping_interval_s
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
@@ -39,12 +39,12 @@ class Uplink:
         token_file: Path,
         timeouts: Timeouts,
         emit: Callable[[Event], None],
-        notice: Notice,
+        termination_message: TerminationMessage,
         *,
         authority: AuthorityFile | None = None,
         server_name: str | None = None,
     ) -> None:
-        """`url` is the rendezvous' own, without a path; `notice` says what is wrong for as long as it is.
+        """`url` is the rendezvous' own, without a path; `termination_message` says what is wrong for as long as it is.
 
         `authority` vouches for a rendezvous at https://, whose certificate bears `server_name`.
         """
@@ -55,7 +55,7 @@ class Uplink:
         self._ping_interval_s = ping_interval_s(timeouts)
         self._longest_retry_s = longest_retry_s(timeouts)
         self._emit = emit
-        self._notice = notice
+        self._termination_message = termination_message
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._unsent_bytes = 0
@@ -95,7 +95,7 @@ class Uplink:
         if not self._is_settled:
             self._is_settled = True
             self._complaint, self._away_since_s = "", None
-            self._notice.put("")
+            self._termination_message.put("")
 
     def hang_up(self, reason: str, retry_s: float) -> None:
         """Close the connection and stay away for `retry_s`."""
@@ -135,7 +135,7 @@ class Uplink:
             self._complain(self._explain(error.status))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
-                self._emit(Absent())
+                self._emit(ConnectionRefused())
             self._complain(f"no connection to {self._url}: {str(error) or type(error).__name__}")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
@@ -151,7 +151,7 @@ class Uplink:
                     break
                 if frame.type is not aiohttp.WSMsgType.TEXT:
                     raise WireError(f"frame: want text, got {frame.type.name}")
-                self._emit(RendezvousSaid(wire.decode(frame.data, RendezvousMessage)))
+                self._emit(RendezvousSent(wire.decode(frame.data, RendezvousMessage)))
         except WireError as error:
             self._complain(f"unreadable message from the rendezvous: {error}")
         finally:
@@ -178,7 +178,7 @@ class Uplink:
         if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
             logger.warning("rendezvous: %s", complaint)
-            self._notice.put(f"not in the job: {complaint}")
+            self._termination_message.put(f"not in the job: {complaint}")
 
     def _explain(self, status: int) -> str:
         """Return what an answer other than 101 means."""

@@ -16,7 +16,7 @@ class LauncherAttached:
 
 
 @dataclass(frozen=True)
-class LauncherSaid:
+class LauncherReported:
     """The launcher told the whole state of its processes."""
 
     message: Processes
@@ -35,7 +35,7 @@ class WorkerAttached:
 
 
 @dataclass(frozen=True)
-class WorkerSaid:
+class WorkerReported:
     """A worker told its state."""
 
     local_rank: int
@@ -65,7 +65,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class RendezvousSaid:
+class RendezvousSent:
     """The rendezvous sent a message on the open connection."""
 
     message: RendezvousMessage
@@ -77,7 +77,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
-class Absent:
+class ConnectionRefused:
     """A connection was refused: nobody listens where the rendezvous should be."""
 
 
@@ -97,16 +97,16 @@ class Terminated:
 
 Event = Union[
     LauncherAttached,
-    LauncherSaid,
+    LauncherReported,
     LauncherLost,
     WorkerAttached,
-    WorkerSaid,
+    WorkerReported,
     WorkerLost,
     WorkerDied,
     Connected,
-    RendezvousSaid,
+    RendezvousSent,
     Disconnected,
-    Absent,
+    ConnectionRefused,
     Ticked,
     Terminated,
 ]
@@ -115,14 +115,14 @@ Event = Union[
 
 
 @dataclass(frozen=True)
-class TellRendezvous:
+class SendToRendezvous:
     """Send on the WebSocket."""
 
     message: AgentMessage
 
 
 @dataclass(frozen=True)
-class TellWorker:
+class SendToWorker:
     """Send to the worker that is attached at this place."""
 
     local_rank: int
@@ -130,14 +130,14 @@ class TellWorker:
 
 
 @dataclass(frozen=True)
-class TellLauncher:
+class SendToLauncher:
     """Send to the launcher."""
 
     message: ToLauncher
 
 
 @dataclass(frozen=True)
-class HangUp:
+class CloseConnection:
     """Close the WebSocket and connect again, not before `retry_s` seconds."""
 
     reason: str
@@ -148,7 +148,7 @@ class HangUp:
 class Remember:
     """Keep this on disk: it is all that an agent which was restarted cannot learn from its pod."""
 
-    memory: "Memory"
+    memory: "AgentMemory"
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ class Exit:
     code: int
 
 
-Action = Union[TellRendezvous, TellWorker, TellLauncher, HangUp, Remember, Exit]
+Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, CloseConnection, Remember, Exit]
 
 
 @dataclass(frozen=True)
-class Memory:
+class AgentMemory:
     """What an agent must know again after a restart of its own."""
 
     generation: int = 0

@@ -85,7 +85,7 @@ class Contact:
     fenced: Fault | None = None
     """Why the pod has left the last iteration that it left by itself."""
 
-    def note_heard(self) -> None:
+    def note_contact(self) -> None:
         """The rendezvous has accepted this pod."""
         self.lost_since_s = None
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.agent.decisions import torchrun_environment
-from unbroken.agent.decisions.events import Action, TellLauncher, TellWorker
+from unbroken.agent.decisions.events import Action, SendToLauncher, SendToWorker
 from unbroken.agent.decisions.fence import lonely_patience_s
+from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Incarnation, LauncherOrders, Place
-from unbroken.agent.decisions.standing import Standing
 from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
@@ -20,11 +20,11 @@ _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 class Orders:
     """Derives orders from the facts about the places; notes in them what it ordered."""
 
-    def __init__(self, settings: JobSettings, places: Sequence[Place], standing: Standing) -> None:
+    def __init__(self, settings: JobSettings, places: Sequence[Place], instructions: Instructions) -> None:
         self._settings = settings
         self._is_in_process = settings.is_in_process
         self._places = places
-        self._standing = standing
+        self._instructions = instructions
         self._is_shutdown_sent = False
         self.is_draining = False
         """Whether the pod is to end, and its workers may train until their ranks have moved."""
@@ -40,7 +40,7 @@ class Orders:
 
         The rendezvous takes that as said for good: it may cut the next plan before it answers.
         """
-        plan = self._standing.plan
+        plan = self._instructions.plan
         if plan is None:
             return
         active = {part.local_rank for part in plan.ranks if part.rank is not None}
@@ -52,7 +52,7 @@ class Orders:
     def shutdown_grace_s(self) -> float:
         """So long workers may take to end by themselves once the job is over, in seconds."""
         timeouts = self._settings.timeouts
-        finish = self._standing.finish
+        finish = self._instructions.finish
         if finish is not None and finish.outcome is JobPhase.COMPLETE:
             # What follows the training function (an evaluation, the last save) is the user's, and may take its time.
             return max(timeouts.completion_s, timeouts.startup_s)
@@ -62,16 +62,16 @@ class Orders:
         self,
         workers: Sequence[WorkerState],
         has_launcher: bool,
-        is_welcome: bool,
+        is_accepted: bool,
         lost_since_s: float | None,
         now_s: float,
     ) -> list[Action]:
         """Return the orders that are due, and note them as given.
 
-        `is_welcome`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
+        `is_accepted`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
         """
-        if self._standing.finish is not None:
-            return self._finish(self._standing.finish, has_launcher)
+        if self._instructions.finish is not None:
+            return self._finish(self._instructions.finish, has_launcher)
         actions: list[Action] = []
         for place, state in zip(self._places, workers, strict=True):
             if self._is_in_process:
@@ -79,22 +79,22 @@ class Orders:
             else:
                 self._turn(place, state)
             if has_launcher or self._is_in_process:
-                actions += self._enter(place, state, is_welcome)
+                actions += self._enter(place, state, is_accepted)
             actions += self._warn(place, lost_since_s, now_s)
             actions += self._halt(place, state)
             actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
-                actions += self._drain(place, state, is_welcome)
+                actions += self._drain(place, state, is_accepted)
         return actions
 
     # -------------------------------------------------------------------------------------------- leaving and entering
 
     def _guide(self, place: Place, state: WorkerState, now_s: float) -> list[Action]:
         """Lead a worker out of an iteration that is over; condemn it when it does not come out in time."""
-        if state.phase not in _INSIDE or state.iteration > self._standing.over:
+        if state.phase not in _INSIDE or state.iteration > self._instructions.over:
             return []
-        if _is_condemned(place):
+        if _is_given_up(place):
             return []
         patience_s = self._settings.timeouts.hard_s - self._settings.timeouts.soft_s
         incarnation = place.incarnation
@@ -109,30 +109,32 @@ class Orders:
         if not place.connection.is_open or place.connection.left >= state.iteration:
             return []
         place.connection = replace(place.connection, left=state.iteration)
-        return [TellWorker(place.local_rank, self._leave(state.iteration))]
+        return [SendToWorker(place.local_rank, self._leave(state.iteration))]
 
     def _leave(self, iteration: int) -> Leave:
-        interrupt = self._standing.interrupt
+        interrupt = self._instructions.interrupt
         if interrupt is not None:
             return Leave(iteration, interrupt.cause, interrupt.rank, interrupt.detail)
-        newest = self._standing.over + 1
+        newest = self._instructions.over + 1
         return Leave(iteration, Cause.POD_LOST, None, f"the job went on to iteration {newest} without this pod")
 
     def _turn(self, place: Place, state: WorkerState) -> None:
         """Make a place ready for its next process once its part in an iteration that is over has ended."""
         process = place.present
-        if process is None or process.exit_code is None or place.entered > self._standing.over:
+        if process is None or process.exit_code is None or place.entered > self._instructions.over:
             return
         number = place.incarnation.number
         if state.phase is WorkerPhase.COMPLETED or place.orders.ended >= number:
             place.advance(number + 1)
 
-    def _enter(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
-        plan, part = self._standing.plan, place.incarnation.part
-        if plan is None or part is None or not self._standing.is_plan_in_force:
+    def _enter(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
+        plan, part = self._instructions.plan, place.incarnation.part
+        if plan is None or part is None or not self._instructions.is_plan_in_force:
             return []
         has_entry = self._is_in_process or part.rank is not None
-        may_enter = has_entry and is_welcome and self._standing.is_plan_open and not place.incarnation.is_passed_over
+        may_enter = (
+            has_entry and is_accepted and self._instructions.is_plan_open and not place.incarnation.is_passed_over
+        )
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             entry = _entry(plan, part, self._settings.timeouts)
             place.incarnation = replace(place.incarnation, entry=entry)
@@ -141,7 +143,7 @@ class Orders:
 
     def _warn(self, place: Place, lost_since_s: float | None, now_s: float) -> list[Action]:
         """Tell a worker since when the rendezvous is not heard, once a connection and at each change."""
-        plan, part, connection = self._standing.plan, place.incarnation.part, place.connection
+        plan, part, connection = self._instructions.plan, place.incarnation.part, place.connection
         if connection.lost_since_s == lost_since_s or not connection.is_open or plan is None or part is None:
             return []
         report = connection.report
@@ -149,23 +151,28 @@ class Orders:
             return []
         place.connection = replace(connection, lost_since_s=lost_since_s)
         lost_s = None if lost_since_s is None else now_s - lost_since_s
-        return [TellWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
+        return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
 
     def _halt(self, place: Place, state: WorkerState) -> list[Action]:
         """Let the worker wait after a step, or go on: the newest order, once a connection."""
-        halt, connection, part = self._standing.halt, place.connection, place.incarnation.part
-        if halt is None or connection.halt == halt or not connection.is_open or halt.iteration <= self._standing.over:
+        halt, connection, part = self._instructions.halt, place.connection, place.incarnation.part
+        if (
+            halt is None
+            or connection.halt == halt
+            or not connection.is_open
+            or halt.iteration <= self._instructions.over
+        ):
             return []
         report = connection.report
         is_in = report is not None and report.phase is WorkerPhase.RUNNING and state.iteration == halt.iteration
         if not is_in or part is None or part.rank is None:
             return []
         place.connection = replace(connection, halt=halt)
-        return [TellWorker(place.local_rank, halt)]
+        return [SendToWorker(place.local_rank, halt)]
 
     def _ask(self, place: Place) -> list[Action]:
         """Ask the worker what the rendezvous wants to know of it, once a connection."""
-        consult, connection = self._standing.consult, place.connection
+        consult, connection = self._instructions.consult, place.connection
         present = (place.local_rank, place.incarnation.number)
         if consult is None or (consult.local_rank, consult.incarnation) != present:
             return []
@@ -173,7 +180,7 @@ class Orders:
         if not is_waiting or not connection.is_open or connection.asked == consult:
             return []
         place.connection = replace(connection, asked=consult)
-        return [TellWorker(place.local_rank, consult.question)]
+        return [SendToWorker(place.local_rank, consult.question)]
 
     @staticmethod
     def _pass_on(place: Place) -> list[Action]:
@@ -186,7 +193,7 @@ class Orders:
             return []
         # Nobody is let in while the rendezvous is not heard.
         place.connection = replace(connection, entered=entry.iteration, lost_since_s=None)
-        return [TellWorker(place.local_rank, entry)]
+        return [SendToWorker(place.local_rank, entry)]
 
     # ------------------------------------------------------------------------------------------------------- processes
 
@@ -204,19 +211,19 @@ class Orders:
         if environment is None:
             return []
         place.orders = replace(place.orders, started=place.incarnation.number)
-        return [TellLauncher(Spawn(place.local_rank, place.incarnation.number, environment))]
+        return [SendToLauncher(Spawn(place.local_rank, place.incarnation.number, environment))]
 
     def _environment(self, incarnation: Incarnation) -> dict[str, str] | None:
         """Return the variables of a process that may enter its iteration; None while it may not."""
-        plan, part, entry = self._standing.plan, incarnation.part, incarnation.entry
-        if entry is None or plan is None or part is None or entry.iteration <= self._standing.over:
+        plan, part, entry = self._instructions.plan, incarnation.part, incarnation.entry
+        if entry is None or plan is None or part is None or entry.iteration <= self._instructions.over:
             return None
         return torchrun_environment.environment(self._settings, plan, part)
 
-    def _drain(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
+    def _drain(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
         """End a worker of a pod that is to end, unless ranks can still move from it."""
         # Without the rendezvous nobody moves them.
-        if not self.is_draining or not place.is_alive or (is_welcome and state.phase in _INSIDE):
+        if not self.is_draining or not place.is_alive or (is_accepted and state.phase in _INSIDE):
             return []
         return self._end(place)
 
@@ -227,7 +234,7 @@ class Orders:
         if stack_signal == 0 or incarnation.stack_asked >= incarnation.stack_wanted:
             return []
         place.incarnation = replace(incarnation, stack_asked=incarnation.stack_wanted, stack=())
-        return [TellLauncher(DumpStack(place.local_rank, incarnation.number, stack_signal))]
+        return [SendToLauncher(DumpStack(place.local_rank, incarnation.number, stack_signal))]
 
     def _inspect(self, place: Place) -> list[Action]:
         """Ask how a process ends that is ending."""
@@ -236,19 +243,19 @@ class Orders:
         if not place.incarnation.is_ending or not self._is_in_process or place.orders.inspected >= number:
             return []
         place.orders = replace(place.orders, inspected=number)
-        return [TellLauncher(Inspect(place.local_rank, number))]
+        return [SendToLauncher(Inspect(place.local_rank, number))]
 
     def _must_end(self, place: Place) -> bool:
-        if place.present is None or _is_condemned(place):
+        if place.present is None or _is_given_up(place):
             return True
-        return not self._is_in_process and place.entered <= self._standing.over
+        return not self._is_in_process and place.entered <= self._instructions.over
 
     def _end(self, place: Place) -> list[Action]:
         if place.process is None or place.orders.ended >= place.process.incarnation:
             return []
         place.orders = replace(place.orders, ended=place.process.incarnation)
         grace_s = self._settings.timeouts.termination_grace_s
-        return [TellLauncher(End(place.local_rank, place.process.incarnation, grace_s))]
+        return [SendToLauncher(End(place.local_rank, place.process.incarnation, grace_s))]
 
     # ------------------------------------------------------------------------------------------------------------- end
 
@@ -259,17 +266,17 @@ class Orders:
             connection = place.connection
             if connection.is_open and not connection.is_released:
                 place.connection = replace(connection, is_released=True)
-                actions.append(TellWorker(place.local_rank, Release(finish.outcome, finish.message)))
+                actions.append(SendToWorker(place.local_rank, Release(finish.outcome, finish.message)))
             elif has_launcher and place.is_alive and not connection.is_released:
                 actions += self._end(place)
         if has_launcher and not self._is_shutdown_sent:
             self._is_shutdown_sent = True
             exit_code = 0 if finish.outcome is JobPhase.COMPLETE else 1
-            actions.append(TellLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
+            actions.append(SendToLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
         return actions
 
 
-def _is_condemned(place: Place) -> bool:
+def _is_given_up(place: Place) -> bool:
     found = place.incarnation.found
     return found is not None and found.cause is Cause.HARD_TIMEOUT
 

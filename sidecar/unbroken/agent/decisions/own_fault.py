@@ -8,22 +8,24 @@ the place keeps it until the rendezvous has said that the iteration is over.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Place
-from unbroken.agent.decisions.standing import Standing
 from unbroken_core.messages import Interrupt, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
 _FAILED = (WorkerPhase.STOPPING, WorkerPhase.GONE)
 
 
-def interrupt_early(standing: Standing, places: Sequence[Place], workers: Sequence[WorkerState], pod: str) -> None:
+def interrupt_early(
+    instructions: Instructions, places: Sequence[Place], workers: Sequence[WorkerState], pod: str
+) -> None:
     """Take the iteration in force for interrupted when an active worker of this pod has failed in it.
 
     To be called only in contact with the rendezvous. One that took the job over may not know the fault's iteration for
     its own yet: there its word is waited for.
     """
-    plan = standing.plan
-    if plan is None or not standing.is_plan_in_force or plan.generation != standing.generation:
+    plan = instructions.plan
+    if plan is None or not instructions.is_plan_in_force or plan.generation != instructions.generation:
         return
     culprit: Interrupt | None = None
     for place, state in zip(places, workers, strict=True):
@@ -32,9 +34,9 @@ def interrupt_early(standing: Standing, places: Sequence[Place], workers: Sequen
         if rank is None or fault is None or fault.iteration != plan.iteration or state.phase not in _FAILED:
             continue
         place.incarnation = replace(place.incarnation, unconfirmed=fault)
-        culprit = culprit or Interrupt(standing.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
+        culprit = culprit or Interrupt(instructions.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
     if culprit is not None:
-        standing.interrupted, standing.interrupt = plan.iteration, culprit
+        instructions.interrupted, instructions.interrupt = plan.iteration, culprit
 
 
 def confirm_faults(places: Sequence[Place], iteration: int) -> None:

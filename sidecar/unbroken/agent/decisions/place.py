@@ -2,7 +2,7 @@
 
 Place                lasts as long as the pod
 ├ Incarnation        replaced whole when another process is to take the place
-├ Connection         replaced whole then, and when the worker attaches (again)
+├ WorkerConnection         replaced whole then, and when the worker attaches (again)
 └ LauncherOrders     replaced whole when the launcher attaches (again)
 """
 
@@ -16,7 +16,7 @@ _NOT_SENT = -1.0
 
 
 @dataclass(frozen=True)
-class Connection:
+class WorkerConnection:
     """What has passed on the newest connection of a worker; before the first it is closed."""
 
     is_open: bool = False
@@ -85,7 +85,7 @@ class Place:
     local_rank: int
     incarnation: Incarnation = field(default_factory=Incarnation)
     """The process that is, or is to be, at this place."""
-    connection: Connection = field(default_factory=Connection)
+    connection: WorkerConnection = field(default_factory=WorkerConnection)
     """Between that process and this agent."""
     process: ProcessState | None = None
     """Newest that the launcher reported; it may be of an older incarnation."""
@@ -115,12 +115,12 @@ class Place:
 
     def advance(self, number: int) -> None:
         """Make room for a new process: nothing that was known about the old one holds."""
-        self.incarnation, self.connection = Incarnation(number), Connection()
+        self.incarnation, self.connection = Incarnation(number), WorkerConnection()
 
     def attach(self, stack_signal: int = 0) -> None:
         """A worker connected (again): it forgot nothing, but what was sent on the old connection may be lost."""
         self.incarnation = replace(self.incarnation, earlier_report=self.report, alive_since_s=None)
-        self.connection = Connection(is_open=True, stack_signal=stack_signal)
+        self.connection = WorkerConnection(is_open=True, stack_signal=stack_signal)
 
     def detach(self) -> None:
         """The worker's connection closed; what passed on it still holds."""

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 
 from unbroken.agent.decisions.events import (
-    Absent,
     Action,
+    AgentMemory,
     Connected,
+    ConnectionRefused,
     Disconnected,
     LauncherAttached,
-    LauncherSaid,
-    Memory,
-    TellLauncher,
-    TellRendezvous,
-    TellWorker,
+    LauncherReported,
+    SendToLauncher,
+    SendToRendezvous,
+    SendToWorker,
     Ticked,
     WorkerAttached,
-    WorkerSaid,
+    WorkerReported,
 )
 from unbroken.agent.decisions.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, Welcome
@@ -44,12 +44,12 @@ def train(part: Plan) -> Pod:
     pod.start_workers()
     pod.hear(part)
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
     return pod
 
 
-def leaves(actions: list[Action]) -> list[TellWorker]:
-    return [action for action in actions if isinstance(action, TellWorker) and isinstance(action.message, Leave)]
+def leaves(actions: list[Action]) -> list[SendToWorker]:
+    return [action for action in actions if isinstance(action, SendToWorker) and isinstance(action.message, Leave)]
 
 
 def test_lone_pod_that_is_cut_off_leaves_before_its_ranks_can_be_given_away() -> None:
@@ -58,7 +58,7 @@ def test_lone_pod_that_is_cut_off_leaves_before_its_ranks_can_be_given_away() ->
     assert leaves(pod.after(LIMIT_S - 0.1)) == []
     leave = Leave(0, Cause.HEARTBEAT_LOST, None, WHY)
     assert pod.member.next_deadline_s is not None
-    assert leaves(pod.after(0.1)) == [TellWorker(0, leave), TellWorker(1, leave)]
+    assert leaves(pod.after(0.1)) == [SendToWorker(0, leave), SendToWorker(1, leave)]
 
 
 def test_it_leaves_within_the_heartbeat_timeout_of_the_rendezvous_whatever_the_timeouts() -> None:
@@ -83,7 +83,7 @@ def test_workers_are_told_when_to_leave_without_an_agent(part: Plan, limit_s: fl
     pod = Pod()
     pod.join()
     pod.start_workers()
-    told = [action.message for action in pod.hear(part) if isinstance(action, TellWorker)]
+    told = [action.message for action in pod.hear(part) if isinstance(action, SendToWorker)]
     assert [message.alone_s for message in told if isinstance(message, Enter)] == [limit_s, limit_s]
 
 
@@ -92,19 +92,19 @@ def test_spare_is_not_told_to_leave() -> None:
     pod.join()
     pod.start_workers()
     spare = replace(plan(0), ranks=tuple(replace(part, rank=None) for part in plan(0).ranks))
-    told = [action.message for action in pod.hear(spare) if isinstance(action, TellWorker)]
+    told = [action.message for action in pod.hear(spare) if isinstance(action, SendToWorker)]
     assert [message.alone_s for message in told if isinstance(message, Enter)] == [None, None]
 
 
 def test_agent_that_starts_anew_counts_from_the_end_of_the_former_one() -> None:
     """Its workers tell it how long they were alone: the rendezvous has counted all that time."""
-    former = train(lone_plan())
-    pod = Pod(memory=Memory(1, -1, former.member.standing.plan))
+    earlier = train(lone_plan())
+    pod = Pod(memory=AgentMemory(1, -1, earlier.member.instructions.plan))
     pod.step(LauncherAttached())
-    pod.step(LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherReported(processes(running(0), running(1))))
     for rank in (0, 1):
         attach = Attach(PROTOCOL, "worker", 50 + rank, rank, 0, away_s=LIMIT_S - 1.0)
-        pod.step(WorkerAttached(attach), WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+        pod.step(WorkerAttached(attach), WorkerReported(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
     assert leaves(pod.after(0.9)) == []
     assert len(leaves(pod.after(0.2))) == 2
 
@@ -119,14 +119,14 @@ def test_workers_are_told_since_when_the_rendezvous_is_not_heard() -> None:
     pod.after(LIMIT_S / 2)
     assert pod.warnings == [], "told once"
     attach = Attach(PROTOCOL, "worker", 50, 0, 0, away_s=0.1)
-    pod.step(WorkerAttached(attach), WorkerSaid(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    pod.step(WorkerAttached(attach), WorkerReported(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
     assert _lost_s(pod) == [LIMIT_S / 2]
     pod.join()
     assert _lost_s(pod) == [None, None]
 
 
 def _lost_s(pod: Pod) -> list[float | None]:
-    told = [action.message for action in pod.warnings if isinstance(action, TellWorker)]
+    told = [action.message for action in pod.warnings if isinstance(action, SendToWorker)]
     return [message.lost_s for message in told if isinstance(message, Enter)]
 
 
@@ -138,7 +138,7 @@ def test_pod_whose_peers_hold_other_ranks_goes_on_until_the_isolation_time_is_ne
     assert leaves(pod.after(limit_s - 0.1)) == []
     why = f"cut off from the rendezvous for {limit_s:.1f} s: left, since others may have its ranks by now"
     leave = Leave(0, Cause.HEARTBEAT_LOST, None, why)
-    assert leaves(pod.after(0.1)) == [TellWorker(0, leave), TellWorker(1, leave)]
+    assert leaves(pod.after(0.1)) == [SendToWorker(0, leave), SendToWorker(1, leave)]
 
 
 def test_pod_with_peers_has_left_before_the_isolation_time_of_the_rendezvous_is_over_whatever_the_timeouts() -> None:
@@ -157,7 +157,7 @@ def test_pod_goes_on_for_as_long_as_connections_are_refused_since_no_rendezvous_
     pod.step(Disconnected())
     for _refusal in range(10):
         assert leaves(pod.after(isolation_patience_s(IN_PROCESS.timeouts) - 1.0)) == []
-        pod.step(Absent())
+        pod.step(ConnectionRefused())
 
 
 def test_pod_that_stands_still_while_it_is_cut_off_leaves_before_the_link_is_back() -> None:
@@ -165,12 +165,12 @@ def test_pod_that_stands_still_while_it_is_cut_off_leaves_before_the_link_is_bac
     pod.step(Disconnected())
     assert leaves(pod.after(LIMIT_S)) == []
     boom = Fault(Cause.EXCEPTION, 0, "connection reset")
-    actions = pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))
+    actions = pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))
     assert [order.local_rank for order in leaves(actions)] == [0, 1]
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, replace(ready(rank, 0), fault=boom if rank == 1 else None)))
+        pod.step(WorkerReported(rank, 0, replace(ready(rank, 0), fault=boom if rank == 1 else None)))
     (told,) = pod.step(Connected())
-    assert isinstance(told, TellRendezvous)
+    assert isinstance(told, SendToRendezvous)
     assert isinstance(told.message, Hello)
     causes = [worker.fault.cause for worker in told.message.workers if worker.fault is not None]
     assert causes == [Cause.SOFT_TIMEOUT, Cause.EXCEPTION]
@@ -182,7 +182,7 @@ def test_pod_in_touch_with_a_rendezvous_that_took_over_waits_for_the_order_to_le
     pod.step(Disconnected(), Connected())
     pod.hear(Welcome(PROTOCOL, 2, 5.0))
     boom = Fault(Cause.EXCEPTION, 0, "boom")
-    assert leaves(pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))) == []
+    assert leaves(pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=boom)))) == []
     assert leaves(pod.after(10 * LIMIT_S)) == []
 
 
@@ -191,7 +191,7 @@ def test_lone_pod_goes_on_while_nobody_listens_at_the_rendezvous() -> None:
     pod.step(Disconnected())
     for _attempt in range(100):
         pod.now_s += LIMIT_S / 2
-        assert leaves(pod.step(Absent())) == []
+        assert leaves(pod.step(ConnectionRefused())) == []
     assert len(leaves(pod.after(LIMIT_S))) == 2
 
 
@@ -215,10 +215,10 @@ def test_fenced_pod_says_why_it_left_and_waits_for_the_next_plan() -> None:
     pod.step(Disconnected())
     pod.after(LIMIT_S)
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
+        pod.step(WorkerReported(rank, 0, ready(rank, 0)))
     assert leaves(pod.after(100 * LIMIT_S)) == []
     (told,) = pod.step(Connected())
-    assert isinstance(told, TellRendezvous)
+    assert isinstance(told, SendToRendezvous)
     assert isinstance(told.message, Hello)
     why = Fault(Cause.HEARTBEAT_LOST, 0, WHY, LIMIT_S)
     assert [(worker.phase, worker.fault) for worker in told.message.workers] == [(WorkerPhase.READY, why)] * 2
@@ -232,7 +232,7 @@ def test_fenced_pod_says_why_it_left_and_waits_for_the_next_plan() -> None:
 def test_lone_pod_that_has_completed_waits_for_the_rendezvous() -> None:
     pod = train(lone_plan())
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
     pod.step(Disconnected())
     assert leaves(pod.after(10 * LIMIT_S)) == []
 
@@ -240,8 +240,8 @@ def test_lone_pod_that_has_completed_waits_for_the_rendezvous() -> None:
 def test_fenced_pod_without_in_process_restarts_ends_its_processes() -> None:
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     pod.hear(lone_plan())
-    pod.step(LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherReported(processes(running(0), running(1))))
     pod.step(Disconnected())
-    assert pod.after(LIMIT_S) == [TellLauncher(End(rank, 0, 5)) for rank in (0, 1)]
+    assert pod.after(LIMIT_S) == [SendToLauncher(End(rank, 0, 5)) for rank in (0, 1)]

@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from unbroken.agent.adapters.metrics import MAX_CHECKS, MemberCollector, join_checks
-from unbroken.agent.decisions.events import Memory
-from unbroken.agent.decisions.member import Member
+from unbroken.agent.adapters.metrics import MAX_CHECKS, PodCollector, join_checks
+from unbroken.agent.decisions.events import AgentMemory
+from unbroken.agent.decisions.member import PodMember
 from unbroken.agent.decisions.place import Place
 from unbroken.inprocess.compose import Compose
 from unbroken.inprocess.health_check import HealthCheck
@@ -79,11 +79,11 @@ def test_failed_check_stays_until_another_process_of_the_place_passes() -> None:
 def test_pod_passes_a_check_where_all_of_its_workers_do() -> None:
     identity = Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0", 2)
     settings = JobSettings("digits", replicas=2, ranks_per_pod=2)
-    member = Member(settings, identity, "127.0.0.9", Memory(), now_s=0.0)
+    member = PodMember(settings, identity, "127.0.0.9", AgentMemory(), now_s=0.0)
     member.places[0].checks = (("Calm", True), ("Moody", True))
     member.places[1].checks = (("Moody", False),)
     registry = CollectorRegistry()
-    registry.register(MemberCollector(member, lambda: 0, lambda: 0))
+    registry.register(PodCollector(member, lambda: 0, lambda: 0))
     seen = {name: registry.get_sample_value("unbroken_health_check", {"check": name}) for name in ("Calm", "Moody")}
     assert seen == {"Calm": 1.0, "Moody": 0.0}
 

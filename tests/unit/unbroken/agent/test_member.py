@@ -6,28 +6,28 @@ import pytest
 
 from unbroken.agent.decisions.events import (
     Action,
+    AgentMemory,
+    CloseConnection,
     Connected,
     Disconnected,
     Event,
     Exit,
-    HangUp,
     LauncherAttached,
     LauncherLost,
-    LauncherSaid,
-    Memory,
+    LauncherReported,
     Remember,
-    RendezvousSaid,
-    TellLauncher,
-    TellRendezvous,
-    TellWorker,
+    RendezvousSent,
+    SendToLauncher,
+    SendToRendezvous,
+    SendToWorker,
     Terminated,
     Ticked,
     WorkerAttached,
     WorkerDied,
     WorkerLost,
-    WorkerSaid,
+    WorkerReported,
 )
-from unbroken.agent.decisions.member import Member
+from unbroken.agent.decisions.member import PodMember
 from unbroken_core.messages import (
     PROTOCOL,
     Fault,
@@ -71,11 +71,11 @@ IDENTITY = Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0", 2)
 class Pod:
     """A member in virtual time."""
 
-    def __init__(self, settings: JobSettings = IN_PROCESS, memory: Memory | None = None) -> None:
+    def __init__(self, settings: JobSettings = IN_PROCESS, memory: AgentMemory | None = None) -> None:
         self.now_s = 1000.0
         self.warnings: list[Action] = []
         """Of the last step."""
-        self.member = Member(settings, IDENTITY, "127.0.0.9", memory or Memory(), self.now_s)
+        self.member = PodMember(settings, IDENTITY, "127.0.0.9", memory or AgentMemory(), self.now_s)
 
     def step(self, *events: Event) -> list[Action]:
         """Take events one after the other and return all actions but Remember and warnings."""
@@ -86,7 +86,7 @@ class Pod:
 
     def _is_warning(self, action: Action) -> bool:
         """Return whether an Enter only tells a worker that is in since when the rendezvous is not heard."""
-        if not isinstance(action, TellWorker) or not isinstance(action.message, Enter):
+        if not isinstance(action, SendToWorker) or not isinstance(action.message, Enter):
             return False
         worker = self.member.places[action.local_rank].connection.report
         return worker is not None and worker.phase is not WorkerPhase.READY
@@ -98,19 +98,19 @@ class Pod:
 
     def hear(self, message: RendezvousMessage) -> list[Action]:
         """Take a message of the rendezvous."""
-        return self.step(RendezvousSaid(message))
+        return self.step(RendezvousSent(message))
 
     def join(self) -> list[Action]:
         """Connect and be accepted."""
-        return self.step(Connected(), RendezvousSaid(Welcome(PROTOCOL, 1, 5.0)))
+        return self.step(Connected(), RendezvousSent(Welcome(PROTOCOL, 1, 5.0)))
 
     def start_workers(self, incarnation: int = 0) -> None:
         """Let launcher and workers attach and say READY."""
-        self.step(LauncherAttached(), LauncherSaid(processes()))
-        self.step(LauncherSaid(processes(running(0, incarnation), running(1, incarnation))))
+        self.step(LauncherAttached(), LauncherReported(processes()))
+        self.step(LauncherReported(processes(running(0, incarnation), running(1, incarnation))))
         for rank in (0, 1):
             self.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, incarnation)))
-            self.step(WorkerSaid(rank, incarnation, ready(rank)))
+            self.step(WorkerReported(rank, incarnation, ready(rank)))
 
     def run(self) -> None:
         """Bring both workers of an in-process job into iteration 0; the rendezvous has been told."""
@@ -118,7 +118,7 @@ class Pod:
         self.start_workers()
         self.hear(plan(0))
         for rank in (0, 1):
-            self.step(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+            self.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
         self.after(0.06)
 
 
@@ -149,7 +149,7 @@ def plan(iteration: int, generation: int = 1, role: Role = Role.ACTIVE) -> Plan:
 
 def entered(actions: list[Action]) -> list[int]:
     """Return the iteration of each order to enter one, or to start a process for one."""
-    orders = [action.message for action in actions if isinstance(action, (TellWorker, TellLauncher))]
+    orders = [action.message for action in actions if isinstance(action, (SendToWorker, SendToLauncher))]
     spawned = [order.environment["TORCHELASTIC_RESTART_COUNT"] for order in orders if isinstance(order, Spawn)]
     return [order.iteration for order in orders if isinstance(order, Enter)] + [int(number) for number in spawned]
 
@@ -160,7 +160,9 @@ def interrupt(iteration: int, generation: int = 1) -> Interrupt:
 
 def phases(actions: list[Action]) -> list[tuple[WorkerPhase, int, int]]:
     """Return (phase, iteration, incarnation) of each worker in the only Report, or Hello."""
-    (report,) = [a.message for a in actions if isinstance(a, TellRendezvous) and isinstance(a.message, (Hello, Report))]
+    (report,) = [
+        a.message for a in actions if isinstance(a, SendToRendezvous) and isinstance(a.message, (Hello, Report))
+    ]
     return [(worker.phase, worker.iteration, worker.incarnation) for worker in report.workers]
 
 
@@ -170,21 +172,21 @@ def faults(pod: Pod) -> list[Fault | None]:
 
 def test_first_hello_is_sent_at_once_with_workers_that_are_starting() -> None:
     starting = tuple(WorkerState(rank, 0, WorkerPhase.STARTING) for rank in (0, 1))
-    assert Pod().step(Connected()) == [TellRendezvous(replace(IDENTITY, workers=starting))]
+    assert Pod().step(Connected()) == [SendToRendezvous(replace(IDENTITY, workers=starting))]
 
 
 def test_in_process_workers_are_started_when_the_launcher_has_told_what_it_has() -> None:
     pod = Pod()
     assert pod.step(LauncherAttached()) == []
-    spawns = [TellLauncher(Spawn(rank, 0, {})) for rank in (0, 1)]
-    assert pod.step(LauncherSaid(processes())) == spawns
-    assert pod.step(LauncherSaid(processes())) == []
+    spawns = [SendToLauncher(Spawn(rank, 0, {})) for rank in (0, 1)]
+    assert pod.step(LauncherReported(processes())) == spawns
+    assert pod.step(LauncherReported(processes())) == []
 
 
 def test_launcher_that_reconnects_gets_its_orders_again() -> None:
     pod = Pod()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
-    assert len(pod.step(LauncherLost(), LauncherAttached(), LauncherSaid(processes()))) == 2
+    pod.step(LauncherAttached(), LauncherReported(processes()))
+    assert len(pod.step(LauncherLost(), LauncherAttached(), LauncherReported(processes()))) == 2
 
 
 def test_events_of_one_pass_make_one_report() -> None:
@@ -193,7 +195,7 @@ def test_events_of_one_pass_make_one_report() -> None:
     pod.start_workers()
     pod.hear(plan(0))
     for rank in (0, 1):
-        pod.member.take(WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0, has_progress=True)), pod.now_s)
+        pod.member.take(WorkerReported(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0, has_progress=True)), pod.now_s)
     assert phases(pod.member.settle(pod.now_s)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
 
 
@@ -202,15 +204,15 @@ def test_workers_that_leave_an_iteration_are_told_of_together() -> None:
     pod = Pod()
     pod.run()
     pod.hear(interrupt(0))
-    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
-    assert phases(pod.step(WorkerSaid(1, 0, ready(1, 0)))) == [(WorkerPhase.READY, 0, 0)] * 2
+    assert pod.step(WorkerReported(0, 0, ready(0, 0))) == []
+    assert phases(pod.step(WorkerReported(1, 0, ready(1, 0)))) == [(WorkerPhase.READY, 0, 0)] * 2
 
 
 def test_worker_that_has_left_is_told_of_without_the_others_when_they_take_long_or_have_a_fault() -> None:
     pod = Pod()
     pod.run()
     pod.hear(interrupt(0))
-    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
+    assert pod.step(WorkerReported(0, 0, ready(0, 0))) == []
     due_s = pod.member.next_deadline_s
     assert due_s is not None
     assert due_s < pod.now_s + 0.1
@@ -219,10 +221,10 @@ def test_worker_that_has_left_is_told_of_without_the_others_when_they_take_long_
     pod = Pod()
     pod.run()
     pod.hear(interrupt(0))
-    assert pod.step(WorkerSaid(0, 0, ready(0, 0))) == []
+    assert pod.step(WorkerReported(0, 0, ready(0, 0))) == []
     fault = Fault(Cause.EXCEPTION, 0, "boom")
     stopping = WorkerReport(WorkerPhase.STOPPING, 0, fault=fault)
-    assert phases(pod.step(WorkerSaid(1, 0, stopping))) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.STOPPING, 0, 0)]
+    assert phases(pod.step(WorkerReported(1, 0, stopping))) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.STOPPING, 0, 0)]
 
 
 def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> None:
@@ -230,7 +232,7 @@ def test_worker_that_was_told_to_enter_is_not_reported_as_ready_any_more() -> No
     pod.join()
     pod.start_workers()
     actions = pod.hear(plan(0))
-    enters = [TellWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0)) for rank in (0, 1)]
+    enters = [SendToWorker(rank, Enter(1, 0, rank, 4, "127.0.0.9", 600, 2, 85.0)) for rank in (0, 1)]
     assert actions == enters
     assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
     assert pod.hear(plan(0)) == []
@@ -246,7 +248,7 @@ def test_entry_is_told_when_groups_are_formed_with_its_age() -> None:
     assert due_s == pytest.approx(pod.now_s + 0.05)
     assert pod.after(0.04) == []
     (told,) = pod.after(0.02)
-    assert isinstance(told, TellRendezvous)
+    assert isinstance(told, SendToRendezvous)
     assert isinstance(told.message, Report)
     assert told.message.entered_ago_s == pytest.approx(0.06)
     assert pod.after(0.1) == []
@@ -266,12 +268,12 @@ def test_other_news_takes_an_entry_along_that_is_not_told_yet(report: WorkerRepo
     pod.start_workers()
     pod.hear(plan(0))
     pod.now_s += 0.03
-    told = [action.message for action in pod.step(WorkerSaid(0, 0, report)) if isinstance(action, TellRendezvous)]
+    told = [action.message for action in pod.step(WorkerReported(0, 0, report)) if isinstance(action, SendToRendezvous)]
     (message,) = told
     assert isinstance(message, Report)
     assert [state.phase for state in message.workers] == [report.phase, WorkerPhase.RUNNING]
     assert message.entered_ago_s == pytest.approx(0.03)
-    assert not [action for action in pod.after(0.1) if isinstance(action, TellRendezvous)]
+    assert not [action for action in pod.after(0.1) if isinstance(action, SendToRendezvous)]
 
 
 def test_spare_is_told_its_part_and_stays_ready() -> None:
@@ -279,7 +281,7 @@ def test_spare_is_told_its_part_and_stays_ready() -> None:
     pod.join()
     pod.start_workers()
     actions = pod.hear(plan(0, role=Role.SPARE))
-    enters = [a.message for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Enter)]
+    enters = [a.message for a in actions if isinstance(a, SendToWorker) and isinstance(a.message, Enter)]
     assert [enter.rank for enter in enters] == [None, None]
     assert phases(actions) == [(WorkerPhase.READY, 0, 0)] * 2
 
@@ -287,12 +289,12 @@ def test_spare_is_told_its_part_and_stays_ready() -> None:
 def test_interruption_is_passed_to_both_workers_once_and_readiness_ends_its_time_box() -> None:
     pod = Pod()
     pod.run()
-    leaves = [TellWorker(rank, Leave(0, Cause.EXCEPTION, 3, "boom")) for rank in (0, 1)]
+    leaves = [SendToWorker(rank, Leave(0, Cause.EXCEPTION, 3, "boom")) for rank in (0, 1)]
     assert pod.hear(interrupt(0)) == leaves
     assert pod.hear(interrupt(0)) == []
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
-    assert not any(isinstance(action, TellLauncher) for action in pod.after(1000))
+        pod.step(WorkerReported(rank, 0, ready(rank, 0)))
+    assert not any(isinstance(action, SendToLauncher) for action in pod.after(1000))
     assert [worker.fault for worker in pod.member.workers] == [None, None]
 
 
@@ -301,11 +303,11 @@ def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> N
     pod = Pod()
     pod.run()
     pod.hear(interrupt(0))
-    pod.step(WorkerSaid(0, 0, ready(0, 0)))
-    assert not any(isinstance(action, TellLauncher) for action in pod.after(19.9))
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    assert not any(isinstance(action, SendToLauncher) for action in pod.after(19.9))
     actions = pod.after(0.2)
-    assert TellLauncher(End(1, 0, 5)) in actions
-    actions = pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    assert SendToLauncher(End(1, 0, 5)) in actions
+    actions = pod.step(LauncherReported(processes(running(0), ended(1, -9))))
     assert phases(actions) == [(WorkerPhase.READY, 0, 0), (WorkerPhase.GONE, 0, 0)]
     fault = faults(pod)[1]
     assert fault is not None
@@ -329,7 +331,7 @@ def test_worker_that_does_not_leave_in_hard_minus_soft_is_ended_and_named() -> N
 def test_end_of_a_process_is_reported_with_what_is_known(code: int, error: str, cause: Cause, detail: str) -> None:
     pod = Pod()
     pod.run()
-    pod.step(LauncherSaid(processes(running(0), ended(1, code, error=error))))
+    pod.step(LauncherReported(processes(running(0), ended(1, code, error=error))))
     assert faults(pod) == [None, Fault(cause, 0, detail, exit_code=code if code > 0 else None)]
     assert pod.member.workers[1].phase is WorkerPhase.GONE
 
@@ -338,18 +340,18 @@ def test_own_word_of_a_worker_that_leaves_counts_more_than_its_exit_code() -> No
     pod = Pod()
     pod.run()
     own = Fault(Cause.BASE_EXCEPTION, 0, "SystemExit: 7")
-    pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=own)))
-    pod.step(LauncherSaid(processes(running(0), ended(1, 7))))
+    pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=own)))
+    pod.step(LauncherReported(processes(running(0), ended(1, 7))))
     assert (faults(pod)[1], pod.member.workers[1].phase) == (replace(own, exit_code=7), WorkerPhase.GONE)
 
 
 def test_respawn_starts_the_next_incarnation_once_and_leaves_a_newer_one_alone() -> None:
     pod = Pod()
     pod.run()
-    pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    pod.step(LauncherReported(processes(running(0), ended(1, -9))))
     respawn = Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL)
     actions = pod.hear(respawn)
-    assert TellLauncher(Spawn(1, 1, {})) in actions
+    assert SendToLauncher(Spawn(1, 1, {})) in actions
     assert phases(actions)[1] == (WorkerPhase.STARTING, -1, 1)
     assert pod.hear(respawn) == []
 
@@ -358,26 +360,26 @@ def test_launcher_is_asked_once_how_a_process_ends_whose_main_thread_has_ended()
     """And again when it is another launcher's connection; what it says is told at once. 2.22"""
     pod = Pod()
     pod.run()
-    inspect = TellLauncher(Inspect(1, 0))
+    inspect = SendToLauncher(Inspect(1, 0))
     assert pod.step(WorkerDied(1, 1), WorkerDied(1, 0), WorkerDied(1, 0)) == [inspect]
-    assert pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == [inspect]
+    assert pod.step(LauncherAttached(), LauncherReported(processes(running(0), running(1)))) == [inspect]
     assert pod.member.workers[1].phase is WorkerPhase.RUNNING, "nobody knows yet whether its process ends"
-    actions = pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    actions = pod.step(LauncherReported(processes(running(0), ended(1, -9))))
     assert phases(actions)[1] == (WorkerPhase.GONE, 0, 0)
     assert faults(pod)[1] == Fault(Cause.PROCESS_SIGNAL, 0, "killed by signal 9 (SIGKILL)")
     pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL))
-    assert pod.step(LauncherSaid(processes(running(0), running(1, 1)))) == []
+    assert pod.step(LauncherReported(processes(running(0), running(1, 1)))) == []
 
 
 def test_respawn_of_a_stuck_process_ends_it_first() -> None:
     pod = Pod()
     pod.run()
-    assert TellLauncher(End(1, 0, 5)) in pod.hear(Respawn(1, ((1, 0),), Cause.HARD_TIMEOUT))
-    assert pod.step(LauncherSaid(processes(running(0), ended(1, -9)))) == [TellLauncher(Spawn(1, 1, {}))]
+    assert SendToLauncher(End(1, 0, 5)) in pod.hear(Respawn(1, ((1, 0),), Cause.HARD_TIMEOUT))
+    assert pod.step(LauncherReported(processes(running(0), ended(1, -9)))) == [SendToLauncher(Spawn(1, 1, {}))]
 
 
-def raised(local_rank: int) -> WorkerSaid:
-    return WorkerSaid(local_rank, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 0, "boom")))
+def raised(local_rank: int) -> WorkerReported:
+    return WorkerReported(local_rank, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 0, "boom")))
 
 
 def test_fault_of_one_worker_lets_the_pod_leave_at_once_and_is_told_until_the_rendezvous_has_heard_it() -> None:
@@ -386,11 +388,14 @@ def test_fault_of_one_worker_lets_the_pod_leave_at_once_and_is_told_until_the_re
     pod.run()
     actions = pod.step(raised(1))
     leave = Leave(0, Cause.EXCEPTION, 1, "boom")
-    assert [item for item in actions if isinstance(item, TellWorker)] == [TellWorker(0, leave), TellWorker(1, leave)]
+    assert [item for item in actions if isinstance(item, SendToWorker)] == [
+        SendToWorker(0, leave),
+        SendToWorker(1, leave),
+    ]
     assert phases(actions)[1] == (WorkerPhase.STOPPING, 0, 0)
-    pod.step(WorkerSaid(1, 0, ready(1, 0)))
+    pod.step(WorkerReported(1, 0, ready(1, 0)))
     (told,) = pod.step(Disconnected(), Connected())
-    assert isinstance(told, TellRendezvous)
+    assert isinstance(told, SendToRendezvous)
     assert isinstance(told.message, Hello)
     assert [(worker.phase, worker.fault) for worker in told.message.workers] == [
         (WorkerPhase.RUNNING, None),
@@ -405,7 +410,7 @@ def test_end_of_a_process_lets_the_others_of_its_pod_leave_at_once() -> None:
     pod = Pod()
     pod.run()
     leave = Leave(0, Cause.PROCESS_SIGNAL, 1, "killed by signal 9 (SIGKILL)")
-    assert TellWorker(0, leave) in pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    assert SendToWorker(0, leave) in pod.step(LauncherReported(processes(running(0), ended(1, -9))))
 
 
 def test_fault_of_a_spare_or_of_an_older_iteration_ends_nothing() -> None:
@@ -413,25 +418,27 @@ def test_fault_of_a_spare_or_of_an_older_iteration_ends_nothing() -> None:
     pod.join()
     pod.start_workers()
     pod.hear(plan(0, role=Role.SPARE))
-    assert not any(isinstance(action, TellWorker) for action in pod.step(raised(1)))
+    assert not any(isinstance(action, SendToWorker) for action in pod.step(raised(1)))
     pod = Pod()
     pod.run()
     pod.hear(interrupt(0))
     for rank in (0, 1):
-        pod.step(WorkerSaid(rank, 0, ready(rank, 0)))
+        pod.step(WorkerReported(rank, 0, ready(rank, 0)))
     pod.hear(plan(1))
-    assert not any(isinstance(action, TellWorker) for action in pod.step(raised(1)))
+    assert not any(isinstance(action, SendToWorker) for action in pod.step(raised(1)))
 
 
 def test_new_process_does_not_enter_a_plan_that_was_made_for_the_old_one() -> None:
     pod = Pod()
     pod.run()
-    pod.step(LauncherSaid(processes(running(0), ended(1, -9))))
+    pod.step(LauncherReported(processes(running(0), ended(1, -9))))
     pod.hear(Respawn(1, ((1, 0),), Cause.PROCESS_SIGNAL))
-    pod.step(LauncherSaid(processes(running(0), running(1, 1))), WorkerAttached(Attach(PROTOCOL, "worker", 9, 1, 1)))
-    pod.step(WorkerSaid(0, 0, ready(0, 0)))
-    actions = pod.step(WorkerSaid(1, 1, ready(1)))
-    assert not any(isinstance(action, TellWorker) for action in actions)
+    pod.step(
+        LauncherReported(processes(running(0), running(1, 1))), WorkerAttached(Attach(PROTOCOL, "worker", 9, 1, 1))
+    )
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    actions = pod.step(WorkerReported(1, 1, ready(1)))
+    assert not any(isinstance(action, SendToWorker) for action in actions)
     assert phases(actions)[1] == (WorkerPhase.READY, -1, 1)
 
 
@@ -442,7 +449,7 @@ def test_older_generation_is_not_obeyed() -> None:
     for message in (interrupt(0), plan(9), Respawn(1, ((1, 0),), Cause.EXCEPTION)):
         assert pod.hear(message) == []
     (hang_up,) = pod.hear(Welcome(PROTOCOL, 4, 5.0))
-    assert isinstance(hang_up, HangUp)
+    assert isinstance(hang_up, CloseConnection)
     assert "want at least 5, got 4" in hang_up.reason
 
 
@@ -450,7 +457,7 @@ def test_refusal_closes_the_connection_and_slows_the_next_try() -> None:
     pod = Pod()
     pod.step(Connected())
     assert pod.hear(Refused("want job digits, got mnist")) == [
-        HangUp("refused by the rendezvous: want job digits, got mnist", 5.0)
+        CloseConnection("refused by the rendezvous: want job digits, got mnist", 5.0)
     ]
 
 
@@ -458,9 +465,9 @@ def test_training_goes_on_while_the_rendezvous_is_away_and_hello_tells_all_after
     pod = Pod()
     pod.run()
     assert pod.step(Disconnected()) == []
-    assert pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.COMPLETED, 0))) == []
+    assert pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.COMPLETED, 0))) == []
     (action,) = pod.step(Connected())
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
     assert (action.message.plan, action.message.generation, action.message.domains) == (plan(0), 1, ("r1",))
     assert [worker.phase for worker in action.message.workers] == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
@@ -471,10 +478,10 @@ def test_fault_that_nobody_could_be_told_of_is_told_with_its_age() -> None:
     pod.run()
     pod.step(Disconnected())
     fault = Fault(Cause.EXCEPTION, 0, "ValueError: x", 0.5)
-    pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=fault)))
+    pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.STOPPING, 0, fault=fault)))
     pod.after(7.0)
     (action,) = pod.step(Connected())
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
     assert action.message.workers[1].fault == replace(fault, detect_s=7.5)
 
@@ -487,63 +494,63 @@ def test_heartbeat_is_sent_when_there_is_nothing_else_to_say() -> None:
     assert pod.after(4.9) == []
     assert pod.member.next_deadline_s == pytest.approx(pod.now_s + 0.1)
     (action,) = pod.after(0.1)
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Heartbeat)
 
 
 def test_restarted_agent_waits_for_its_workers_before_it_joins_and_interrupts_nobody() -> None:
     first = Pod()
     first.run()
-    memory = Memory(1, -1, plan(0), (0, 0))
+    memory = AgentMemory(1, -1, plan(0), (0, 0))
     pod = Pod(memory=memory)
-    assert pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == []
+    assert pod.step(Connected(), LauncherAttached(), LauncherReported(processes(running(0), running(1)))) == []
     for rank in (0, 1):
         assert pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0))) == []
-    pod.member.take(WorkerSaid(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)), pod.now_s)
-    (action,) = pod.step(WorkerSaid(1, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
-    assert isinstance(action, TellRendezvous)
+    pod.member.take(WorkerReported(0, 0, WorkerReport(WorkerPhase.RUNNING, 0)), pod.now_s)
+    (action,) = pod.step(WorkerReported(1, 0, WorkerReport(WorkerPhase.RUNNING, 0)))
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
     assert action.message.plan == plan(0)
     assert action.message.workers == first.member.workers
 
 
 def test_restarted_agent_waits_most_of_the_reconnect_time_for_its_launcher() -> None:
-    pod = Pod(memory=Memory(1, -1, plan(0), (0, 0)))
+    pod = Pod(memory=AgentMemory(1, -1, plan(0), (0, 0)))
     assert pod.step(Connected()) == []
     assert pod.member.next_deadline_s == pytest.approx(pod.now_s + 0.6 * TIMEOUTS.reconnect_s)
     assert pod.after(0.5 * TIMEOUTS.reconnect_s) == []
     (action,) = pod.after(0.2 * TIMEOUTS.reconnect_s)
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
 
 
 def test_restarted_agent_takes_no_slow_worker_for_a_new_one() -> None:
     first = Pod()
     first.run()
-    pod = Pod(memory=Memory(1, -1, plan(0), (0, 0)))
-    assert pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1)))) == []
+    pod = Pod(memory=AgentMemory(1, -1, plan(0), (0, 0)))
+    assert pod.step(Connected(), LauncherAttached(), LauncherReported(processes(running(0), running(1)))) == []
     (action,) = pod.after(TIMEOUTS.reconnect_s)
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
     assert action.message.workers == first.member.workers
     pod.hear(Welcome(PROTOCOL, 1, 60.0))
     for rank in (0, 1):
         attached = WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0))
-        assert pod.step(attached, WorkerSaid(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0))) == []
+        assert pod.step(attached, WorkerReported(rank, 0, WorkerReport(WorkerPhase.RUNNING, 0))) == []
 
 
 def test_restarted_agent_leads_a_slow_worker_out_of_an_iteration_that_is_over() -> None:
-    pod = Pod(memory=Memory(1, 0, plan(0), (0, 0)))
-    pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod = Pod(memory=AgentMemory(1, 0, plan(0), (0, 0)))
+    pod.step(Connected(), LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     pod.after(TIMEOUTS.reconnect_s)
     actions = pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50, 0, 0)))
-    assert [a.message.iteration for a in actions if isinstance(a, TellWorker) and isinstance(a.message, Leave)] == [0]
+    assert [a.message.iteration for a in actions if isinstance(a, SendToWorker) and isinstance(a.message, Leave)] == [0]
 
 
 def test_worker_that_reconnects_is_what_it_was_until_it_speaks() -> None:
     pod = Pod()
     pod.run()
     assert pod.step(WorkerLost(0, 0), WorkerAttached(Attach(PROTOCOL, "worker", 50, 0, 0))) == []
-    assert phases(pod.step(WorkerSaid(0, 0, WorkerReport(WorkerPhase.COMPLETED, 0))))[0][0] is WorkerPhase.COMPLETED
+    assert phases(pod.step(WorkerReported(0, 0, WorkerReport(WorkerPhase.COMPLETED, 0))))[0][0] is WorkerPhase.COMPLETED
 
 
 @pytest.mark.parametrize("settings", [IN_PROCESS, PROCESS], ids=["in-process", "process"])
@@ -553,18 +560,18 @@ def test_plan_that_was_interrupted_before_it_was_settled_is_behind_its_workers(s
     if settings is IN_PROCESS:
         pod.start_workers()
     else:
-        pod.step(LauncherAttached(), LauncherSaid(processes()))
-    pod.member.take(RendezvousSaid(plan(0)), pod.now_s)
-    pod.member.take(RendezvousSaid(interrupt(0)), pod.now_s)
+        pod.step(LauncherAttached(), LauncherReported(processes()))
+    pod.member.take(RendezvousSent(plan(0)), pod.now_s)
+    pod.member.take(RendezvousSent(interrupt(0)), pod.now_s)
     actions = pod.member.settle(pod.now_s)
-    assert not any(isinstance(action, (TellWorker, TellLauncher)) for action in actions)
+    assert not any(isinstance(action, (SendToWorker, SendToLauncher)) for action in actions)
     assert [(phase, iteration) for phase, iteration, _ in phases(actions)] == [(WorkerPhase.READY, 0)] * 2
 
 
 def test_plan_does_not_enter_processes_that_no_launcher_can_start() -> None:
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()), LauncherLost())
+    pod.step(LauncherAttached(), LauncherReported(processes()), LauncherLost())
     pod.hear(plan(0))
     assert WorkerPhase.RUNNING not in [worker.phase for worker in pod.member.workers]
 
@@ -572,9 +579,9 @@ def test_plan_does_not_enter_processes_that_no_launcher_can_start() -> None:
 def test_process_that_was_ordered_from_a_launcher_that_ended_is_gone() -> None:
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     actions = pod.hear(plan(0))
-    assert len([a for a in actions if isinstance(a, TellLauncher) and isinstance(a.message, Spawn)]) == 2
+    assert len([a for a in actions if isinstance(a, SendToLauncher) and isinstance(a.message, Spawn)]) == 2
     assert phases(pod.step(LauncherLost())) == [(WorkerPhase.GONE, 0, 0)] * 2
 
 
@@ -594,10 +601,10 @@ def test_worker_that_makes_no_progress_is_asked_for_its_stack_which_then_names_t
     """2.22"""
     pod = Pod()
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     for rank in (0, 1):
         attach = Attach(PROTOCOL, "worker", 50 + rank, rank, 0, 60 + rank)
-        pod.step(WorkerAttached(attach), WorkerSaid(rank, 0, ready(rank)))
+        pod.step(WorkerAttached(attach), WorkerReported(rank, 0, ready(rank)))
     pod.hear(plan(0))
 
     def look(age_s: float, stacks: dict[int, tuple[str, ...]]) -> list[Action]:
@@ -606,8 +613,8 @@ def test_worker_that_makes_no_progress_is_asked_for_its_stack_which_then_names_t
         stale = replace(fresh, pid=51, alive_ns=now_ns - int(age_s * 1e9))
         return pod.step(Ticked((fresh, stale), stacks))
 
-    assert not any(isinstance(action, TellLauncher) for action in look(7.9, {}))
-    assert TellLauncher(DumpStack(1, 0, 61)) in look(8.1, {})
+    assert not any(isinstance(action, SendToLauncher) for action in look(7.9, {}))
+    assert SendToLauncher(DumpStack(1, 0, 61)) in look(8.1, {})
     assert pod.member.asked_for_stacks == (1,)
     assert look(9.0, {}) == []
     frames = ("train.py:80 in main", "train.py:33 in step", "/x/unbroken/inprocess/call.py:1 in ping")
@@ -629,7 +636,7 @@ def test_stamps_of_a_former_incarnation_are_ignored() -> None:
 def test_process_that_never_attaches_is_remarked_on() -> None:
     pod = Pod()
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     assert not any(worker.fault for worker in pod.member.workers)
     pod.after(60)
     details = [fault.detail for fault in faults(pod) if fault is not None]
@@ -640,7 +647,7 @@ def test_end_of_the_launcher_is_the_end_of_the_pod() -> None:
     pod = Pod()
     pod.run()
     (action,) = pod.step(LauncherLost())
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Report)
     assert action.message.is_leaving
     assert [worker.phase for worker in action.message.workers] == [WorkerPhase.GONE] * 2
@@ -650,7 +657,7 @@ def test_sigterm_is_told_and_the_agent_ends_with_the_launcher() -> None:
     pod = Pod()
     pod.run()
     (action,) = pod.step(Terminated())
-    assert isinstance(action, TellRendezvous)
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Report)
     assert action.message.is_leaving
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
@@ -666,10 +673,10 @@ def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, 
     pod = Pod()
     pod.run()
     finish = Finish(1, outcome, Reason.COMPLETED, "over")
-    releases = [TellWorker(rank, Release(outcome, "over")) for rank in (0, 1)]
-    assert pod.hear(finish) == [*releases, TellLauncher(Shutdown(code, grace_s, "over"))]
+    releases = [SendToWorker(rank, Release(outcome, "over")) for rank in (0, 1)]
+    assert pod.hear(finish) == [*releases, SendToLauncher(Shutdown(code, grace_s, "over"))]
     assert pod.hear(finish) == []
-    pod.step(LauncherSaid(processes(ended(0, 0), ended(1, 0))))
+    pod.step(LauncherReported(processes(ended(0, 0), ended(1, 0))))
     assert faults(pod) == [None, None]
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
 
@@ -681,16 +688,16 @@ def started_process_pod() -> Pod:
     """Return a pod of a job with process restarts, in iteration 0."""
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     pod.hear(plan(0))
-    pod.step(LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherReported(processes(running(0), running(1))))
     return pod
 
 
 def test_place_without_a_process_is_ready_with_its_held_port() -> None:
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     expected = [WorkerState(rank, 0, WorkerPhase.READY, -1, "127.0.0.9", 700 + rank) for rank in (0, 1)]
     assert list(pod.member.workers) == expected
 
@@ -699,9 +706,9 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
     """1.15"""
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     actions = pod.hear(plan(0))
-    spawns = [a.message for a in actions if isinstance(a, TellLauncher) and isinstance(a.message, Spawn)]
+    spawns = [a.message for a in actions if isinstance(a, SendToLauncher) and isinstance(a.message, Spawn)]
     assert [(spawn.local_rank, spawn.incarnation) for spawn in spawns] == [(0, 0), (1, 0)]
     assert spawns[1].environment == {
         "RANK": "1",
@@ -727,24 +734,24 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
 def test_spare_of_a_process_job_starts_nothing() -> None:
     pod = Pod(PROCESS)
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes()))
+    pod.step(LauncherAttached(), LauncherReported(processes()))
     assert pod.hear(plan(0, role=Role.SPARE)) == []
 
 
 def test_interruption_ends_processes_and_their_places_become_ready_by_themselves() -> None:
     pod = started_process_pod()
-    ends = [TellLauncher(End(rank, 0, 5)) for rank in (0, 1)]
-    assert [a for a in pod.hear(interrupt(0)) if isinstance(a, TellLauncher)] == ends
-    actions = pod.step(LauncherSaid(processes(ended(0, -15), ended(1, 1))))
+    ends = [SendToLauncher(End(rank, 0, 5)) for rank in (0, 1)]
+    assert [a for a in pod.hear(interrupt(0)) if isinstance(a, SendToLauncher)] == ends
+    actions = pod.step(LauncherReported(processes(ended(0, -15), ended(1, 1))))
     assert phases(actions) == [(WorkerPhase.READY, 0, 1)] * 2
     assert [worker.port for worker in pod.member.workers] == [800, 801]
-    spawned = [a.message for a in pod.hear(plan(1)) if isinstance(a, TellLauncher)]
+    spawned = [a.message for a in pod.hear(plan(1)) if isinstance(a, SendToLauncher)]
     assert [(s.local_rank, s.incarnation) for s in spawned if isinstance(s, Spawn)] == [(0, 1), (1, 1)]
 
 
 def test_exit_code_0_is_completion_and_another_one_a_fault() -> None:
     pod = started_process_pod()
-    actions = pod.step(LauncherSaid(processes(ended(0, 0), ended(1, 2, error="x"))))
+    actions = pod.step(LauncherReported(processes(ended(0, 0), ended(1, 2, error="x"))))
     assert phases(actions) == [(WorkerPhase.COMPLETED, 0, 0), (WorkerPhase.GONE, 0, 0)]
     assert faults(pod)[1] == Fault(Cause.PROCESS_EXIT, 0, "exited with code 2: x", exit_code=2)
     actions = pod.hear(interrupt(0))
@@ -754,10 +761,10 @@ def test_exit_code_0_is_completion_and_another_one_a_fault() -> None:
 
 
 def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes() -> None:
-    pod = Pod(PROCESS, Memory(1, -1, plan(4), (2, 2)))
+    pod = Pod(PROCESS, AgentMemory(1, -1, plan(4), (2, 2)))
     pod.step(Connected(), LauncherAttached())
-    (action,) = pod.step(LauncherSaid(processes(running(0, 2), running(1, 2))))
-    assert isinstance(action, TellRendezvous)
+    (action,) = pod.step(LauncherReported(processes(running(0, 2), running(1, 2))))
+    assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
     states = [(w.phase, w.iteration, w.incarnation) for w in action.message.workers]
     assert states == [(WorkerPhase.RUNNING, 4, 2)] * 2
@@ -777,15 +784,15 @@ def test_restarted_agent_enters_late_workers_only_when_it_knows_that_the_plan_ho
     generation: int, over: int, confirmed: int | None, num_entered: int
 ) -> None:
     """The others may be in the next iteration by now; a pod that holds all ranks would save beside them."""
-    pod = Pod(IN_PROCESS, Memory(1, -1, plan(0), (0, 0)))
-    pod.step(Connected(), LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod = Pod(IN_PROCESS, AgentMemory(1, -1, plan(0), (0, 0)))
+    pod.step(Connected(), LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     assert phases(pod.after(30)) == [(WorkerPhase.RUNNING, 0, 0)] * 2, "a slow worker is taken for one that is in it"
     actions = pod.hear(Welcome(PROTOCOL, generation, 5.0, over))
     if confirmed is not None:
         actions += pod.hear(plan(confirmed, generation))
     for rank in (0, 1):
         actions += pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
-        actions += pod.step(WorkerSaid(rank, 0, ready(rank)))
+        actions += pod.step(WorkerReported(rank, 0, ready(rank)))
     assert entered(actions) == [confirmed or 0] * num_entered
 
 
@@ -795,14 +802,14 @@ def test_worker_that_a_hello_tells_outside_of_a_plan_is_not_let_into_it_any_more
     settings: JobSettings, is_restarted: bool
 ) -> None:
     """The rendezvous may have cut the next plan for it by then, and count on the end of the world before."""
-    pod = Pod(settings, Memory(1, -1, plan(0), (0, 0)) if is_restarted else None)
+    pod = Pod(settings, AgentMemory(1, -1, plan(0), (0, 0)) if is_restarted else None)
     if settings is IN_PROCESS:
         pod.start_workers()
     else:
-        pod.step(LauncherAttached(), LauncherSaid(processes()))
+        pod.step(LauncherAttached(), LauncherReported(processes()))
     if not is_restarted:
         pod.join()
-        for event in (RendezvousSaid(plan(0)), Disconnected()):
+        for event in (RendezvousSent(plan(0)), Disconnected()):
             pod.member.take(event, pod.now_s)
     told = phases(pod.step(Connected()))
     assert [(phase, iteration) for phase, iteration, _ in told] == [(WorkerPhase.READY, -1)] * 2
@@ -813,11 +820,11 @@ def test_worker_that_a_hello_tells_outside_of_a_plan_is_not_let_into_it_any_more
 def test_worker_that_gets_ready_while_nobody_is_heard_waits_for_the_next_plan() -> None:
     pod = Pod()
     pod.join()
-    pod.step(LauncherAttached(), LauncherSaid(processes(running(0), running(1))))
+    pod.step(LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     for rank in (0, 1):
         pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
     pod.hear(plan(0))
     pod.step(Disconnected())
-    assert entered(pod.step(WorkerSaid(0, 0, ready(0)))) == []
+    assert entered(pod.step(WorkerReported(0, 0, ready(0)))) == []
     assert entered(pod.join()) == []
     assert entered(pod.hear(plan(1))) == [1]

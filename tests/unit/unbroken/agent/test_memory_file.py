@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.agent.adapters.memory_file import MemoryFile, read_memory
-from unbroken.agent.decisions.events import Memory
+from unbroken.agent.decisions.events import AgentMemory
 from unbroken_core.messages import Plan, RankPlan
 from unbroken_core.reasons import RankReason, Role
 
 
-def memory(iteration: int, num_ranks: int = 2) -> Memory:
+def memory(iteration: int, num_ranks: int = 2) -> AgentMemory:
     ranks = tuple(RankPlan(rank, rank, RankReason.FIRST) for rank in range(num_ranks))
     plan = Plan(3, iteration, Role.ACTIVE, num_ranks, "127.0.0.9", 600, ranks, ("r1",), 2)
-    return Memory(3, iteration - 1, plan, (0,) * num_ranks)
+    return AgentMemory(3, iteration - 1, plan, (0,) * num_ranks)
 
 
 def test_first_agent_of_a_folder_finds_an_empty_memory(tmp_path: Path) -> None:
-    assert read_memory(tmp_path) == Memory()
+    assert read_memory(tmp_path) == AgentMemory()
 
 
 def test_next_agent_finds_what_was_written_last_however_long_what_was_before(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ def test_folder_that_cannot_be_written_costs_the_memory_and_nothing_else(
 ) -> None:
     file = MemoryFile(tmp_path / "missing")
     file.write(memory(0))
-    assert file.read() == Memory()
+    assert file.read() == AgentMemory()
     assert "memory not kept" in caplog.text

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from unbroken.agent.decisions.events import (
     Action,
+    AgentMemory,
     Disconnected,
     Exit,
     LauncherLost,
-    LauncherSaid,
-    Memory,
-    TellLauncher,
-    TellRendezvous,
-    TellWorker,
+    LauncherReported,
+    SendToLauncher,
+    SendToRendezvous,
+    SendToWorker,
     Terminated,
     WorkerAttached,
-    WorkerSaid,
+    WorkerReported,
 )
 from unbroken_core.messages import PROTOCOL, Halt, Halted, Report
 from unbroken_core.pod.pod_messages import Attach, End, Processes, WorkerReport
@@ -28,26 +28,26 @@ DRAINING = Processes((running(0), running(1)), is_leaving=True, is_draining=True
 
 
 def halted(pod: Pod, rank: int, is_held: bool = True) -> list[Action]:
-    return pod.step(WorkerSaid(rank, 0, replace(TRAINS, halted=Halted(1, 1, 7, is_held))))
+    return pod.step(WorkerReported(rank, 0, replace(TRAINS, halted=Halted(1, 1, 7, is_held))))
 
 
 def answers(actions: list[Action]) -> list[Halted | None]:
-    (report,) = [a.message for a in actions if isinstance(a, TellRendezvous) and isinstance(a.message, Report)]
+    (report,) = [a.message for a in actions if isinstance(a, SendToRendezvous) and isinstance(a.message, Report)]
     return [worker.halted for worker in report.workers]
 
 
 def test_order_to_halt_is_passed_on_to_workers_in_the_iteration_once_a_connection() -> None:
     pod = Pod()
     pod.run()
-    assert pod.hear(HALT) == [TellWorker(0, HALT), TellWorker(1, HALT)]
+    assert pod.hear(HALT) == [SendToWorker(0, HALT), SendToWorker(1, HALT)]
     assert pod.hear(HALT) == []
     pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50, 0, 0)))
-    assert pod.step(WorkerSaid(0, 0, TRAINS)) == [TellWorker(0, HALT)]
+    assert pod.step(WorkerReported(0, 0, TRAINS)) == [SendToWorker(0, HALT)]
     assert pod.hear(replace(HALT, number=2, iteration=1)) == []
 
 
 def test_order_of_an_older_generation_and_one_for_an_iteration_that_is_over_are_ignored() -> None:
-    pod = Pod(memory=Memory(generation=1))
+    pod = Pod(memory=AgentMemory(generation=1))
     pod.run()
     assert pod.hear(replace(HALT, generation=0)) == []
     pod.hear(interrupt(0))
@@ -76,14 +76,14 @@ def test_workers_of_a_pod_that_drains_train_until_their_ranks_have_moved() -> No
     """The pod goes once nobody needs it any more."""
     pod = Pod()
     pod.run()
-    (told,) = pod.step(LauncherSaid(DRAINING))
-    assert isinstance(told, TellRendezvous)
+    (told,) = pod.step(LauncherReported(DRAINING))
+    assert isinstance(told, SendToRendezvous)
     assert isinstance(told.message, Report)
     assert told.message.is_leaving
     pod.hear(interrupt(0))
-    leaves = pod.step(WorkerSaid(0, 0, replace(TRAINS, phase=WorkerPhase.STOPPING)))
-    assert not [action for action in leaves if isinstance(action, TellLauncher)]
-    assert TellLauncher(End(0, 0, 5)) in pod.step(WorkerSaid(0, 0, ready(0, 0)))
+    leaves = pod.step(WorkerReported(0, 0, replace(TRAINS, phase=WorkerPhase.STOPPING)))
+    assert not [action for action in leaves if isinstance(action, SendToLauncher)]
+    assert SendToLauncher(End(0, 0, 5)) in pod.step(WorkerReported(0, 0, ready(0, 0)))
 
 
 def test_spares_of_a_pod_that_drains_are_ended_at_once() -> None:
@@ -91,23 +91,23 @@ def test_spares_of_a_pod_that_drains_are_ended_at_once() -> None:
     pod.join()
     pod.start_workers()
     pod.hear(plan(0, role=Role.SPARE))
-    actions = pod.step(LauncherSaid(DRAINING))
-    assert [action for action in actions if isinstance(action, TellLauncher)] == [
-        TellLauncher(End(0, 0, 5)),
-        TellLauncher(End(1, 0, 5)),
+    actions = pod.step(LauncherReported(DRAINING))
+    assert [action for action in actions if isinstance(action, SendToLauncher)] == [
+        SendToLauncher(End(0, 0, 5)),
+        SendToLauncher(End(1, 0, 5)),
     ]
 
 
 def test_workers_of_a_pod_that_drains_are_ended_when_nobody_can_move_their_ranks() -> None:
     pod = Pod()
     pod.run()
-    pod.step(LauncherSaid(DRAINING))
-    assert pod.step(Disconnected()) == [TellLauncher(End(0, 0, 5)), TellLauncher(End(1, 0, 5))]
+    pod.step(LauncherReported(DRAINING))
+    assert pod.step(Disconnected()) == [SendToLauncher(End(0, 0, 5)), SendToLauncher(End(1, 0, 5))]
 
 
 def test_agent_that_is_told_to_end_stays_for_a_launcher_that_drains() -> None:
     pod = Pod()
     pod.run()
-    pod.step(LauncherSaid(DRAINING), Terminated())
+    pod.step(LauncherReported(DRAINING), Terminated())
     assert Exit(0) not in pod.after(20.0)
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unbroken.agent.decisions.place import Connection, Incarnation, LauncherOrders, Place
+from unbroken.agent.decisions.place import Incarnation, LauncherOrders, Place, WorkerConnection
 from unbroken_core.messages import Fault, RankPlan
 from unbroken_core.pod.pod_messages import Enter, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, RankReason, WorkerPhase
@@ -39,7 +39,7 @@ def test_next_process_inherits_nothing_that_belonged_to_the_one_before() -> None
     kept = (place.process, place.orders, place.entered, place.checks)
     place.advance(1)
     assert place.incarnation == Incarnation(1)
-    assert place.connection == Connection()
+    assert place.connection == WorkerConnection()
     assert (place.process, place.orders, place.entered, place.checks) == kept
 
 
@@ -47,7 +47,7 @@ def test_next_connection_has_seen_nothing_and_the_process_keeps_what_it_said() -
     place = used_place()
     before = place.incarnation
     place.attach(stack_signal=35)
-    assert place.connection == Connection(is_open=True, stack_signal=35)
+    assert place.connection == WorkerConnection(is_open=True, stack_signal=35)
     assert place.incarnation == replace(before, earlier_report=TRAINS, alive_since_s=None)
     assert place.report == TRAINS
     place.attach()

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from unbroken.agent.adapters import uplink
-from unbroken.agent.adapters.termination_message import Notice
+from unbroken.agent.adapters.termination_message import TerminationMessage
 from unbroken.agent.config import read_config
 from unbroken.agent.decisions.events import Event
 from unbroken_core import wire
@@ -32,7 +32,7 @@ def test_token_file_that_cannot_be_read_is_named_and_asked_for_again(
     events: list[Event] = []
 
     async def until_told() -> None:
-        task = asyncio.create_task(uplink.Uplink(URL, file, Timeouts(), events.append, Notice(None)).run())
+        task = asyncio.create_task(uplink.Uplink(URL, file, Timeouts(), events.append, TerminationMessage(None)).run())
         while not caplog.records:
             assert not task.done(), task.exception()
             await asyncio.sleep(0)
@@ -85,7 +85,7 @@ def test_refusal_is_counted_and_stands_in_the_termination_message_until_all_is_w
     log.touch()
 
     async def refuse() -> uplink.Uplink:
-        link = uplink.Uplink(URL, file, Timeouts(), lambda _: None, Notice(log))
+        link = uplink.Uplink(URL, file, Timeouts(), lambda _: None, TerminationMessage(log))
         session: Any = Refusing(status)
         for _ in range(2):
             await link._connect_once(session)
@@ -103,16 +103,16 @@ def test_refusal_is_counted_and_stands_in_the_termination_message_until_all_is_w
 def test_termination_message_that_cannot_be_written_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notice = Notice(tmp_path)
+    termination_message = TerminationMessage(tmp_path)
     for text in ("one", "another"):
-        notice.put(text)
+        termination_message.put(text)
     assert [record.getMessage().partition(": want")[0] for record in caplog.records] == [
         f"termination message {tmp_path}"
     ]
 
 
 def test_termination_message_is_no_longer_than_the_kubelet_reads(tmp_path: Path) -> None:
-    Notice(tmp_path / "log").put("x" * 5000)
+    TerminationMessage(tmp_path / "log").put("x" * 5000)
     assert (tmp_path / "log").read_text() == "x" * 4096
 
 

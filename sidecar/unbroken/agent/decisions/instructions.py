@@ -7,7 +7,7 @@ from unbroken_core.messages import Consult, Finish, Halt, Interrupt, Plan
 
 
 @dataclass
-class Standing:
+class Instructions:
     """What the rendezvous has said, newest only."""
 
     generation: int = 0
