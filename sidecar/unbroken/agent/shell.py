@@ -1,4 +1,4 @@
-"""The agent's process around `PodMember`: sockets in, sockets out, and time."""
+"""The agent's process: feeds events and time to `PodMember` and carries out its actions."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ class Agent:
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()
-        """Set once every worker that lives has been READY."""
+        """Set once every living worker has been READY."""
         self._logged_faults: set[tuple[int, Fault]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
@@ -96,7 +96,7 @@ class Agent:
         await self._local.start()
         exposition = None
         if self._config.metrics_listen is not None:
-            # A quarter of the start time, and nobody scrapes in the first second.
+            # A quarter of the start time; nothing scrapes in the first second.
             from unbroken.agent.adapters.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
 
             render = render_metrics(
@@ -133,7 +133,7 @@ class Agent:
         return self._member.instructions.generation > 0
 
     def give_up(self, message: str) -> None:
-        """Let the workers go as if the job had failed: the rendezvous will not come back to say anything."""
+        """Release the workers as if the job had failed: the rendezvous will not come back."""
         generation = self._member.instructions.generation
         self._emit(RendezvousSent(Finish(generation, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
 
@@ -150,7 +150,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------------------- events
 
     def _emit(self, event: Event) -> None:
-        """Take an event; all events of one pass of the loop are settled together, so that one Report tells them all."""
+        """Take an event; all events of one pass of the loop are settled together and share one Report."""
         self._events.append(event)
         if not self._is_turn_due:
             self._is_turn_due = True
@@ -165,7 +165,7 @@ class Agent:
         try:
             now_s = self._loop.time()
             if any(map(_has_step_news, self._events)):
-                # Steps first: a fault that follows one at once is not one without progress.
+                # Steps first: otherwise a fault right after a step would count as one without progress.
                 self._member.take(self._look(), now_s)
             while self._events:
                 event = self._events.popleft()
@@ -198,7 +198,7 @@ class Agent:
         while True:
             seen = self._look()
             self._emit(seen)
-            # At the very instant at which a worker becomes overdue, not up to an interval later.
+            # Wake at the instant a worker becomes overdue, not up to an interval later.
             due_s = next_check_s(seen.slots or (), int(self._loop.time() * _NS), timeouts)
             await asyncio.sleep(max(min(interval_s, due_s), _SHORTEST_PAUSE_S))
 
@@ -209,7 +209,7 @@ class Agent:
         return Ticked(self._page.read(), stacks)
 
     def _log_faults(self, report: Report) -> None:
-        """Log each fault when it is told for the first time."""
+        """Log each fault the first time it is reported."""
         faults = {(worker.local_rank, worker.fault) for worker in report.workers if worker.fault is not None}
         for local_rank, fault in sorted(faults - self._logged_faults, key=lambda item: item[0]):
             text = "fault: local_rank=%d cause=%s iteration=%d detail=%s"
@@ -240,7 +240,7 @@ class Agent:
 
 
 def _has_step_news(event: Event) -> bool:
-    """Return whether this may be the first or the last that is heard of a worker's progress in an iteration."""
+    """Return whether this may be the first or last event of a worker's progress in an iteration."""
     if not isinstance(event, WorkerReported):
         return isinstance(event, (WorkerLost, LauncherReported))
     report = event.message
@@ -250,7 +250,7 @@ def _has_step_news(event: Event) -> bool:
 
 
 def _log_event(event: Event) -> None:
-    """Log what changes the pod's standing; a healthy hour is silent."""
+    """Log what changes the pod's state; a healthy hour is silent."""
     if not isinstance(event, RendezvousSent):
         return
     match event.message:

@@ -64,7 +64,7 @@ class DeathWatch:
         self._is_closing = True
         until_s = time.monotonic() + _GOODBYE_S
         for local_rank, watcher in self._watchers.items():
-            # Again and again: a thread may be just about to sleep.
+            # Repeat: a thread may be just about to sleep.
             while watcher.is_alive() and time.monotonic() < until_s:
                 self._futex(self._words[local_rank], _FUTEX_WAKE, _EVERYBODY, None)
                 watcher.join(_PAUSE_S)

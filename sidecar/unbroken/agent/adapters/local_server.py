@@ -46,7 +46,7 @@ class LocalServer:
         self.num_refused = 0
 
     async def start(self) -> None:
-        """Listen. A socket file of a former agent is replaced. Raises InputError when the path is too long."""
+        """Listen, replacing the socket file of an earlier agent. Raises InputError when the path is too long."""
         length = len(os.fsencode(self._path))
         if length > _MAX_PATH_BYTES:
             raise InputError(
@@ -74,11 +74,11 @@ class LocalServer:
         self._path.unlink(missing_ok=True)
 
     def send_to_launcher(self, message: ToLauncher) -> None:
-        """Send to the launcher; without one nothing happens (it gets its orders when it attaches)."""
+        """Send to the launcher; does nothing without one, which gets its orders when it attaches."""
         self._send(self._launcher, message)
 
     def send_to_worker(self, local_rank: int, message: ToWorker) -> None:
-        """Send to the worker that is attached at this place; without one nothing happens."""
+        """Send to the worker that is attached at this place; does nothing without one."""
         self._send(self._workers.get(local_rank), message)
 
     @staticmethod

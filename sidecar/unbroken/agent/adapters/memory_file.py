@@ -1,4 +1,4 @@
-"""What an agent must not forget when it is started again, in two files of the pod's folder that are written in turn.
+"""What an agent must still know after a restart, in two files of the pod's folder that are written in turn.
 
 Each holds a line with checksum, serial number and length, and the memory as JSON. One of the two is whole at any
 moment, and a write costs one system call: nobody waits for it before a worker is told its rank.
@@ -20,7 +20,7 @@ _NAMES = ("agent-0.memory", "agent-1.memory")
 
 
 class MemoryFile:
-    """Read once, at the start; then written at each change. An error is logged only: training goes on without."""
+    """Read once at the start, then written at each change. Errors are only logged: training goes on."""
 
     def __init__(self, folder: Path) -> None:
         """Open both files, made with mode 0600 where they are missing."""
@@ -74,7 +74,7 @@ def _parse(content: bytes) -> tuple[int, AgentMemory] | None:
     """Return serial number and memory; None when the file is empty or was not written to its end."""
     head, _, rest = content.partition(b"\n")
     words = head.decode(errors="replace").split()
-    # A number of thousands of digits is one that Python does not read.
+    # Python refuses to read numbers of thousands of digits.
     if len(words) != 3 or len(head) > _MAX_HEAD_BYTES or not (words[1].isdecimal() and words[2].isdecimal()):
         return None
     serial, text = int(words[1]), rest[: int(words[2])]

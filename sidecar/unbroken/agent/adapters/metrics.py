@@ -1,4 +1,4 @@
-"""The agent's metrics, read from the member at each scrape: nothing is counted on the way of a recovery."""
+"""The agent's metrics, computed at each scrape: nothing is counted on the recovery path."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,7 +16,7 @@ _MAX_NAME = 64
 
 
 class PodCollector(Collector):
-    """Shows one member."""
+    """Metrics of one pod."""
 
     def __init__(self, member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]) -> None:
         self._member = member

@@ -31,7 +31,7 @@ _MAX_UNSENT_BYTES = 4 << 20
 
 
 class Uplink:
-    """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
+    """Connects, reads and writes; `decisions` decides what. Runs in the agent's event loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Uplink:
         authority: AuthorityFile | None = None,
         server_name: str | None = None,
     ) -> None:
-        """`url` is the rendezvous' own, without a path; `termination_message` says what is wrong for as long as it is.
+        """`url` is the rendezvous', without a path; `termination_message` names the present problem, if any.
 
         `authority` vouches for a rendezvous at https://, whose certificate bears `server_name`.
         """
@@ -75,7 +75,7 @@ class Uplink:
                 await self._connect_once(session)
                 if self._is_settled:
                     self._retry_s, self._is_settled = _FIRST_RETRY_S, False
-                # Jitter, so that the agents of a job whose rendezvous was restarted do not come in step.
+                # Jitter: agents must not all reconnect at once after a restart of the rendezvous.
                 await asyncio.sleep(max(self._retry_s * random.uniform(0.5, 1.0), self._pause_s))
                 self._retry_s, self._pause_s = min(self._retry_s * 2, self._longest_retry_s), 0.0
 
@@ -91,7 +91,7 @@ class Uplink:
         self._outbox.put_nowait(text)
 
     def settle(self) -> None:
-        """Note that the rendezvous has accepted this agent: all is well, and the next retry is quick again."""
+        """Note that the rendezvous has accepted this agent: the next retry is quick again."""
         if not self._is_settled:
             self._is_settled = True
             self._complaint, self._away_since_s = "", None
@@ -167,14 +167,14 @@ class Uplink:
                 self._unsent_bytes -= len(text)
                 outbox.task_done()
         except (aiohttp.ClientError, ConnectionError):
-            # The reading side sees the end of the connection, too, and tells.
+            # The reading side sees the end of the connection as well, and reports it.
             return
 
     def _complain(self, complaint: str) -> None:
-        """Log a complaint once, until it is another or a connection succeeded."""
+        """Log a complaint once, until it changes or a connection succeeds."""
         if self._away_since_s is None:
             self._away_since_s = time.monotonic()
-        # The rendezvous may start later than its agents, or be started again: no news for a moment.
+        # The rendezvous may start later than its agents, or restart: for a moment this is normal.
         if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
             logger.warning("rendezvous: %s", complaint)
@@ -191,7 +191,7 @@ class Uplink:
 def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:
     transport = connection.get_extra_info("socket")
     if transport is not None:
-        # Not a polite close: the peer may be the very thing that does not answer.
+        # Not an orderly close: the peer may be what does not answer.
         try:
             transport.shutdown(socket.SHUT_RDWR)
         except OSError:

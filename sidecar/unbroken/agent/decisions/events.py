@@ -1,4 +1,4 @@
-"""What happens to a pod, and what its agent does about it: the words between `member` (pure) and the shell."""
+"""What happens to a pod (events) and what its agent does about it (actions)."""
 
 from dataclasses import dataclass, field
 from typing import Union
@@ -17,7 +17,7 @@ class LauncherAttached:
 
 @dataclass(frozen=True)
 class LauncherReported:
-    """The launcher told the whole state of its processes."""
+    """The launcher reported the whole state of its processes."""
 
     message: Processes
 
@@ -36,7 +36,7 @@ class WorkerAttached:
 
 @dataclass(frozen=True)
 class WorkerReported:
-    """A worker told its state."""
+    """A worker reported its state."""
 
     local_rank: int
     incarnation: int
@@ -53,7 +53,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """A worker's main thread has ended inside of the wrapped call: its process is ending, or is another program now."""
+    """A worker's main thread has ended inside the wrapped call: its process is ending, or now runs another program."""
 
     local_rank: int
     incarnation: int
@@ -87,7 +87,7 @@ class Ticked:
 
     slots: tuple[Slot, ...] | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Frames by local rank of those whose stacks were asked for, innermost last."""
+    """Frames, innermost last, by local rank of the workers whose stacks were requested."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class CloseConnection:
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep this on disk: it is all that an agent which was restarted cannot learn from its pod."""
+    """Keep on disk what a restarted agent cannot learn from its pod."""
 
     memory: "AgentMemory"
 
@@ -163,7 +163,7 @@ Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, CloseConnection, 
 
 @dataclass(frozen=True)
 class AgentMemory:
-    """What an agent must know again after a restart of its own."""
+    """What an agent must still know after it was restarted."""
 
     generation: int = 0
     """Highest generation obeyed."""

@@ -1,4 +1,4 @@
-"""Which workers of a pod hang, by the stamps that they write: notes it at their places. Pure."""
+"""Notes at each place whether its worker hangs, judging by the stamps that it writes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from unbroken_core.settings import Timeouts
 _NS = 1_000_000_000
 _ABSENT_AFTER_S = 60.0
 _NEARLY = 0.8
-"""Part of the soft timeout after which a worker is asked for its stack: it is there when the worker is named."""
+"""Share of the soft timeout after which a worker's stack is requested, so that it is there when the fault is."""
 
 
 def note_hangs(
@@ -53,12 +53,12 @@ def note_hangs(
 
 
 def attach_patience_s(timeouts: Timeouts) -> float:
-    """Return how long a process may run before it is remarked that its library has not attached."""
+    """Return how long a process may run before its missing library is reported."""
     return min(timeouts.startup_s / 2, _ABSENT_AFTER_S)
 
 
 def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> None:
-    """Remark on processes that run and have not called the wrapper: no fault of an iteration, but a hint."""
+    """Note processes that run without calling the wrapper: a hint, not a fault of an iteration."""
     for place in places:
         is_silent = place.connection.report is None and not place.connection.is_open
         if place.present is None or not place.is_alive or not is_silent or place.incarnation.found is not None:
@@ -74,5 +74,5 @@ def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> No
 
 
 def _is_of(slot: Slot, place: Place) -> bool:
-    """Whether the stamps are those of the process that is at the place now."""
+    """Whether these stamps are from the process that is at the place now."""
     return place.present is not None and slot.incarnation == place.incarnation.number and slot.pid > 0

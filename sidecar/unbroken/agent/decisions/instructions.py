@@ -1,4 +1,4 @@
-"""What the rendezvous has said to this pod, newest only. Pure."""
+"""What the rendezvous wants of this pod: the newest message of each kind. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from unbroken_core.messages import Consult, Finish, Halt, Interrupt, Plan
 
 @dataclass
 class Instructions:
-    """What the rendezvous has said, newest only."""
+    """The newest message of each kind, and which iterations are over."""
 
     generation: int = 0
     interrupted: int = -1
@@ -21,10 +21,10 @@ class Instructions:
     """The newest question about ranks, for one of the workers."""
     finish: Finish | None = None
     closed: int = -1
-    """Highest iteration that was over when the rendezvous welcomed this agent."""
+    """Highest iteration that was over when the rendezvous accepted this agent."""
 
     def note(self, message: Halt | Consult | Finish) -> None:
-        """Keep what counts until the next of its kind."""
+        """Keep the message until the next of its kind."""
         match message:
             case Halt():
                 self.halt = message

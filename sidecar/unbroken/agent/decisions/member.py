@@ -1,12 +1,12 @@
-"""One pod as its agent sees it, and what is to be said to whom. Pure: no clock, no socket; `step` is all there is.
+"""One pod as its agent sees it, and which messages to send to whom. Pure: `step` is all there is.
 
-    launcher ──Processes──>  ┌────────┐  ──Hello, Report, Heartbeat──>  rendezvous
+    launcher ──Processes──>  ┌───────────┐  ──Hello, Report, Heartbeat──>  rendezvous
              <──Spawn, End── │ PodMember │  <──Plan, Interrupt, Respawn──
-    worker ──WorkerReport──> │        │
-           <──Enter, Leave── └────────┘  <──stamps of the page, time
+    worker ──WorkerReport──> │           │
+           <──Enter, Leave── └───────────┘  <──stamps of the page, time
 
-Level, not edge: `take` only notes facts; `settle` compares what is with what should be and says what is missing, so
-that nothing depends on having seen a message. A place goes round like this (in brackets: jobs that restart processes):
+Level, not edge: `take` only notes facts; `settle` compares the state with the wanted one and returns what is missing.
+So nothing depends on having seen a message. The life of a place (in brackets: jobs that restart processes):
 
     STARTING ──attached [port held]──> READY ──Enter [Spawn]──> RUNNING ──returned [exit 0]──> COMPLETED
        ^                                 ^                         │ fault, or iteration over: Leave [End]
@@ -66,11 +66,11 @@ from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 
 _ADOPTION_SHARE = 0.6
-"""Part of timeouts.reconnect that an agent that was restarted waits for its pod's processes before it joins with what
-it has. What is missing then counts as lost, so it waits as long as it can; the rest is for its own start."""
+"""Share of timeouts.reconnect for which a restarted agent waits for its pod's processes before it joins. Processes that
+are missing by then count as lost, so it waits long; the rest of the time is for its own start."""
 _REFUSED_RETRY_S = 5.0
 _EXIT_MARGIN_S = 10.0
-"""Beyond every grace: an agent whose launcher does not go ends after this all the same."""
+"""Beyond every grace: the agent ends after this even if its launcher does not."""
 
 
 class PodMember:
@@ -101,7 +101,7 @@ class PodMember:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the rendezvous is heard, and has accepted this agent."""
+        """Whether the connection to the rendezvous is up, and the rendezvous has accepted this agent."""
         return self.reporter.is_accepted
 
     @property
@@ -111,7 +111,7 @@ class PodMember:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the launcher has told what it has, and no worker of it is still starting."""
+        """Whether the launcher has reported its processes and none of them is still starting."""
         return self._has_launcher and all(state.phase is not WorkerPhase.STARTING for state in self.workers)
 
     @property
@@ -125,7 +125,7 @@ class PodMember:
         return tuple(self._without_passed_over(place, state) for place, state in zip(self.places, states, strict=True))
 
     def _without_passed_over(self, place: Place, state: WorkerState) -> WorkerState:
-        """Say of a worker that its part of a plan is behind it when the plan was interrupted before it was told."""
+        """Count a plan as passed for a worker that was never ordered to enter it before it was interrupted."""
         plan, interrupted = self.instructions.plan, self.instructions.interrupted
         if plan is None or place.incarnation.part is None or plan.iteration > interrupted:
             return state
@@ -135,7 +135,7 @@ class PodMember:
 
     @property
     def asked_for_stacks(self) -> tuple[int, ...]:
-        """Local ranks of the workers that came near to the soft timeout in this iteration."""
+        """Local ranks of the workers that have come close to the soft timeout in this iteration."""
         iteration = -1 if self.instructions.plan is None else self.instructions.plan.iteration
         return tuple(place.local_rank for place in self.places if place.incarnation.stack_asked == iteration >= 0)
 
@@ -158,7 +158,7 @@ class PodMember:
     # -------------------------------------------------------------------------------------------------------- events
 
     def step(self, event: Event, now_s: float) -> list[Action]:
-        """Note one event and return all that is to be done now, in order."""
+        """Note one event and return the actions that are due, in order."""
         self.take(event, now_s)
         return self.settle(now_s)
 
@@ -228,7 +228,7 @@ class PodMember:
                 assert_never(event)
 
     def _place(self, local_rank: int, incarnation: int) -> Place | None:
-        """Return the place when this incarnation is the one that is wanted there."""
+        """Return the place if this incarnation is the one that is wanted there."""
         if not 0 <= local_rank < len(self.places) or self.places[local_rank].incarnation.number != incarnation:
             return None
         return self.places[local_rank]
@@ -240,7 +240,7 @@ class PodMember:
                 continue
             place = self.places[state.local_rank]
             if state.incarnation > place.incarnation.number:
-                # This agent was restarted: the launcher knows better.
+                # This agent was restarted: the launcher knows more.
                 place.advance(state.incarnation)
             place.process = state
             if state.exit_code is not None and state.incarnation == place.incarnation.number:
@@ -248,7 +248,7 @@ class PodMember:
             self._recall(place)
 
     def _recall(self, place: Place) -> None:
-        """Give a place its part of a plan that a former agent of the pod received."""
+        """Give a place its part of the plan that an earlier agent of this pod received."""
         plan, rank = self.instructions.plan, place.local_rank
         if plan is None or place.incarnation.part is not None or rank >= len(self._planned):
             return
@@ -261,7 +261,7 @@ class PodMember:
         if not self.settings.is_in_process:
             place.entered = max(place.entered, plan.iteration)
         elif part.rank is not None and place.connection.report is None:
-            # It may be slow to come back (a held GIL, a stopped process): no reason to take it for another one.
+            # It may be slow to reconnect (a held GIL, a stopped process): it is still the same worker.
             report = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
             place.incarnation = replace(place.incarnation, earlier_report=report)
 
@@ -302,7 +302,7 @@ class PodMember:
                 assert_never(message)
 
     def _adopt(self, plan: Plan) -> None:
-        """Take a plan unless it is older than the one in force; the same one again changes nothing."""
+        """Adopt a plan unless it is older than the current one; adopting it twice changes nothing."""
         present = self.instructions.plan
         if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
             return
@@ -312,7 +312,7 @@ class PodMember:
         parts = {part.local_rank: part for part in plan.ranks}
         for place in self.places:
             if is_same_iteration and place.incarnation.part is None:
-                # Confirmed by a new coordinator; a process that came later still has no part in it.
+                # A new coordinator confirms the plan; a process that came later still has no part in it.
                 continue
             part = parts.get(place.local_rank)
             place.incarnation = replace(place.incarnation, part=part, is_passed_over=False)
@@ -322,7 +322,7 @@ class PodMember:
     # ------------------------------------------------------------------------------------------------------- actions
 
     def settle(self, now_s: float) -> list[Action]:
-        """Return what is missing between what is and what should be; a second call returns nothing."""
+        """Return the actions that lead to the wanted state; a second call returns none."""
         actions: list[Action] = []
         if self._hang_up is not None:
             actions.append(self._hang_up)
@@ -343,7 +343,7 @@ class PodMember:
 
     @property
     def _fence_s(self) -> float | None:
-        """When a pod that is cut off must leave its iteration, unless it is in touch before."""
+        """When a pod that is cut off must leave its iteration, unless contact is restored first."""
         instructions = self.instructions
         if self._contact.lost_since_s is None or not instructions.is_plan_in_force or instructions.finish is not None:
             return None
@@ -353,7 +353,7 @@ class PodMember:
         return None if limit_s is None else self._contact.lost_since_s + limit_s
 
     def _fence(self, now_s: float) -> None:
-        """Leave an iteration whose ranks somebody else may be given now."""
+        """Leave an iteration whose ranks may now be given to others."""
         plan, at_s = self.instructions.plan, self._fence_s
         if plan is None or at_s is None or now_s < at_s:
             return
@@ -372,7 +372,7 @@ class PodMember:
         return [Remember(memory)]
 
     def _may_join(self, now_s: float) -> bool:
-        """Whether the pod is known well enough: a Hello that lacks running workers would make them look lost."""
+        """Whether the pod is known well enough: running workers that Hello omits would look lost."""
         if now_s >= self.reporter.join_by_s:
             return True
         if not self._has_launcher or any(place.process is None for place in self.places):
@@ -394,7 +394,7 @@ class PodMember:
     def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
         plan, fenced = self.instructions.plan, self._contact.fenced
         if fenced is not None:
-            # Otherwise it would look as if the script had left by itself.
+            # Otherwise the script would seem to have left by itself.
             workers = tuple(explain(worker, fenced) for worker in workers)
         return replace(
             self.identity,
@@ -406,7 +406,7 @@ class PodMember:
         )
 
     def _end(self, now_s: float) -> list[Action]:
-        """Leave once the pod is over: after Finish or SIGTERM when the launcher is gone, or when its time is up."""
+        """End the agent after Finish or SIGTERM, once the launcher has ended or its time is up."""
         if self.instructions.finish is not None and self._exit_by_s is None:
             self._exit_by_s = now_s + self.orders.shutdown_grace_s + 2 * _EXIT_MARGIN_S
         if self._exit_by_s is None:

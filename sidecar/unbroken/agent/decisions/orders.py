@@ -1,4 +1,4 @@
-"""What an agent orders its launcher and workers to do: once a connection, and again on the next one. Pure."""
+"""Orders to launcher and workers: each once per connection, and again on the next one. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
 class Orders:
-    """Derives orders from the facts about the places; notes in them what it ordered."""
+    """Derives orders from what is known of each place, and notes there what was ordered."""
 
     def __init__(self, settings: JobSettings, places: Sequence[Place], instructions: Instructions) -> None:
         self._settings = settings
@@ -30,15 +30,15 @@ class Orders:
         """Whether the pod is to end, and its workers may train until their ranks have moved."""
 
     def forget_launcher(self) -> None:
-        """A launcher attached (again): nothing was said to it yet."""
+        """A launcher attached (again): it has no orders yet."""
         self._is_shutdown_sent = False
         for place in self._places:
             place.orders = LauncherOrders()
 
     def note_hello(self, workers: Sequence[WorkerState]) -> None:
-        """Enter nobody into the plan any more of whom this Hello tells that it is not there.
+        """Never let a worker enter the plan that this Hello reports outside it.
 
-        The rendezvous takes that as said for good: it may cut the next plan before it answers.
+        The rendezvous takes Hello as final: it may cut the next plan before it answers.
         """
         plan = self._instructions.plan
         if plan is None:
@@ -50,7 +50,7 @@ class Orders:
 
     @property
     def shutdown_grace_s(self) -> float:
-        """So long workers may take to end by themselves once the job is over, in seconds."""
+        """How long workers may take to end by themselves once the job is over, in seconds."""
         timeouts = self._settings.timeouts
         finish = self._instructions.finish
         if finish is not None and finish.outcome is JobPhase.COMPLETE:
@@ -68,7 +68,7 @@ class Orders:
     ) -> list[Action]:
         """Return the orders that are due, and note them as given.
 
-        `is_accepted`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
+        Without `is_accepted` no worker enters: the others may be in another iteration by now.
         """
         if self._instructions.finish is not None:
             return self._finish(self._instructions.finish, has_launcher)
@@ -91,7 +91,7 @@ class Orders:
     # -------------------------------------------------------------------------------------------- leaving and entering
 
     def _guide(self, place: Place, state: WorkerState, now_s: float) -> list[Action]:
-        """Lead a worker out of an iteration that is over; condemn it when it does not come out in time."""
+        """Order a worker out of an iteration that is over; give it up if it does not leave in time."""
         if state.phase not in _INSIDE or state.iteration > self._instructions.over:
             return []
         if _is_given_up(place):
@@ -119,7 +119,7 @@ class Orders:
         return Leave(iteration, Cause.POD_LOST, None, f"the job went on to iteration {newest} without this pod")
 
     def _turn(self, place: Place, state: WorkerState) -> None:
-        """Make a place ready for its next process once its part in an iteration that is over has ended."""
+        """Prepare a place for its next process once its process in an iteration that is over has ended."""
         process = place.present
         if process is None or process.exit_code is None or place.entered > self._instructions.over:
             return
@@ -142,7 +142,7 @@ class Orders:
         return self._pass_on(place)
 
     def _warn(self, place: Place, lost_since_s: float | None, now_s: float) -> list[Action]:
-        """Tell a worker since when the rendezvous is not heard, once a connection and at each change."""
+        """Tell a worker since when there is no contact to the rendezvous: once per connection, and at each change."""
         plan, part, connection = self._instructions.plan, place.incarnation.part, place.connection
         if connection.lost_since_s == lost_since_s or not connection.is_open or plan is None or part is None:
             return []
@@ -154,7 +154,7 @@ class Orders:
         return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
 
     def _halt(self, place: Place, state: WorkerState) -> list[Action]:
-        """Let the worker wait after a step, or go on: the newest order, once a connection."""
+        """Pass on the newest order to wait after a step, or to go on: once per connection."""
         halt, connection, part = self._instructions.halt, place.connection, place.incarnation.part
         if (
             halt is None
@@ -171,7 +171,7 @@ class Orders:
         return [SendToWorker(place.local_rank, halt)]
 
     def _ask(self, place: Place) -> list[Action]:
-        """Ask the worker what the rendezvous wants to know of it, once a connection."""
+        """Pass on the question of the rendezvous, once per connection."""
         consult, connection = self._instructions.consult, place.connection
         present = (place.local_rank, place.incarnation.number)
         if consult is None or (consult.local_rank, consult.incarnation) != present:
@@ -184,14 +184,14 @@ class Orders:
 
     @staticmethod
     def _pass_on(place: Place) -> list[Action]:
-        """Tell the worker that is attached what this agent was told about it, once a connection."""
+        """Pass the newest order to enter on to the attached worker, once per connection."""
         entry, connection = place.incarnation.entry, place.connection
         report = connection.report
         if entry is None or report is None or not connection.is_open or connection.entered >= entry.iteration:
             return []
         if report.phase is not WorkerPhase.READY or report.iteration >= entry.iteration:
             return []
-        # Nobody is let in while the rendezvous is not heard.
+        # Nobody enters without contact to the rendezvous.
         place.connection = replace(connection, entered=entry.iteration, lost_since_s=None)
         return [SendToWorker(place.local_rank, entry)]
 
@@ -201,7 +201,7 @@ class Orders:
         """Start and end the processes of one place."""
         process = place.process
         if process is None:
-            # The launcher has not told yet what it has.
+            # The launcher has not reported its processes yet.
             return []
         if place.is_alive:
             return self._inspect(place) + (self._end(place) if self._must_end(place) else self._look_into(place))
@@ -237,8 +237,8 @@ class Orders:
         return [SendToLauncher(DumpStack(place.local_rank, incarnation.number, stack_signal))]
 
     def _inspect(self, place: Place) -> list[Action]:
-        """Ask how a process ends that is ending."""
-        # A new process elsewhere gets another port with the end of the one before, and has nothing to gain.
+        """Ask for the exit code of a process that is ending."""
+        # Without in-process restarts the next process needs another port, which the launcher reports with the exit.
         number = place.incarnation.number
         if not place.incarnation.is_ending or not self._is_in_process or place.orders.inspected >= number:
             return []
@@ -260,7 +260,7 @@ class Orders:
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _finish(self, finish: Finish, has_launcher: bool) -> list[Action]:
-        """Let the workers go: those who listen end by themselves, the others are ended."""
+        """Release the workers: those that are attached end by themselves, the others are ended."""
         actions: list[Action] = []
         for place in self._places:
             connection = place.connection

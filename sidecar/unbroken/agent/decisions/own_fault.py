@@ -1,8 +1,8 @@
-"""A fault of a pod's own worker ends the iteration for the others in the pod at once. Pure.
+"""A fault of one worker ends the iteration at once for the others in its pod. Pure.
 
-The rendezvous interrupts an iteration at every fault of an active rank, and in one pod nobody needs to wait for its
-word. It must still hear of the fault, and whose it was: a worker that has left is READY and speaks of it no more, so
-the place keeps it until the rendezvous has said that the iteration is over.
+The rendezvous interrupts an iteration at every fault of an active rank, so the pod need not wait for it. The
+rendezvous must still learn of the fault and its rank: a worker that has left is READY and no longer reports it, so the
+place keeps the fault until the rendezvous has ended the iteration.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _FAILED = (WorkerPhase.STOPPING, WorkerPhase.GONE)
 def interrupt_early(
     instructions: Instructions, places: Sequence[Place], workers: Sequence[WorkerState], pod: str
 ) -> None:
-    """Take the iteration in force for interrupted when an active worker of this pod has failed in it.
+    """Count the current iteration as interrupted if an active worker of this pod has failed in it.
 
-    To be called only in contact with the rendezvous. One that took the job over may not know the fault's iteration for
-    its own yet: there its word is waited for.
+    Call it only in contact with the rendezvous. A rendezvous that took over may not have adopted the fault's iteration
+    yet: then its message is awaited.
     """
     plan = instructions.plan
     if plan is None or not instructions.is_plan_in_force or plan.generation != instructions.generation:
@@ -40,7 +40,7 @@ def interrupt_early(
 
 
 def confirm_faults(places: Sequence[Place], iteration: int) -> None:
-    """Forget the faults up to this iteration: the rendezvous has said that it is over."""
+    """Forget the faults up to this iteration, which the rendezvous has ended."""
     for place in places:
         fault = place.incarnation.unconfirmed
         if fault is not None and fault.iteration <= iteration:

@@ -1,4 +1,4 @@
-"""One place of a pod: the process there, and what its agent and its worker have said to each other. Pure.
+"""One place of a pod: its process, and what has passed between its worker and the agent. Pure.
 
 Place                lasts as long as the pod
 ├ Incarnation        replaced whole when another process is to take the place
@@ -23,7 +23,7 @@ class WorkerConnection:
     stack_signal: int = 0
     """Signal at which the worker writes its stack; 0: none."""
     report: WorkerReport | None = None
-    """The worker's own word; None until it spoke on this connection."""
+    """The worker's newest report; None before the first on this connection."""
     entered: int = -1
     """Highest iteration that the worker was ordered to enter."""
     left: int = -1
@@ -44,27 +44,27 @@ class Incarnation:
 
     number: int = 0
     earlier_report: WorkerReport | None = None
-    """What was known of the worker before this connection: from the one before, or from the agent before this one."""
+    """What was known before this connection: from an earlier connection, or from an earlier agent."""
     part: RankPlan | None = None
     """Its part of the newest plan; None when the plan was made for another incarnation or without this place."""
     entry: Enter | None = None
     """The newest order to enter that this agent has decided on."""
     is_passed_over: bool = False
-    """Whether a Hello said that it is not in the newest plan: the rendezvous does not expect it there any more."""
+    """Whether a Hello reported it outside the newest plan: the rendezvous does not expect it there any more."""
     must_be_ready_by_s: float | None = None
     found: Fault | None = None
-    """The agent's own finding, as opposed to the worker's word."""
+    """A fault that the agent found, as opposed to one that the worker reported."""
     unconfirmed: Fault | None = None
-    """The fault for which this pod has left its iteration, until the rendezvous says that it is over."""
+    """The fault for which this pod left its iteration, until the rendezvous has ended that iteration."""
     step: int = -1
     stack_wanted: int = -1
-    """Iteration in which the worker came near to the soft timeout."""
+    """Iteration in which the worker came close to the soft timeout."""
     stack_asked: int = -1
     """Last iteration for which the launcher was asked for the stack."""
     stack: tuple[str, ...] = ()
-    """What came of it, innermost last."""
+    """The frames that came back, innermost last."""
     is_ending: bool = False
-    """Whether its main thread has ended; the launcher will find out what that means."""
+    """Whether its main thread has ended; the launcher will report the exit."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
 
@@ -110,15 +110,15 @@ class Place:
 
     @property
     def report(self) -> WorkerReport | None:
-        """The newest that is known of the worker, whoever has told it."""
+        """The newest report of the worker, from this connection or before it."""
         return self.connection.report or self.incarnation.earlier_report
 
     def advance(self, number: int) -> None:
-        """Make room for a new process: nothing that was known about the old one holds."""
+        """Expect a new process: nothing known of the old one holds for it."""
         self.incarnation, self.connection = Incarnation(number), WorkerConnection()
 
     def attach(self, stack_signal: int = 0) -> None:
-        """A worker connected (again): it forgot nothing, but what was sent on the old connection may be lost."""
+        """A worker connected (again): it has forgotten nothing, but what was sent on the old connection may be lost."""
         self.incarnation = replace(self.incarnation, earlier_report=self.report, alive_since_s=None)
         self.connection = WorkerConnection(is_open=True, stack_signal=stack_signal)
 
@@ -127,7 +127,7 @@ class Place:
         self.connection = replace(self.connection, is_open=False)
 
     def lose_launcher(self) -> None:
-        """Note that a process ended with the launcher; also one that was ordered and never reported."""
+        """Note that the process ended with the launcher, even one that was ordered and never reported."""
         ended = self.process
         if self.incarnation.entry is not None and self.present is None:
             ended = ProcessState(self.local_rank, self.incarnation.number, 0)
@@ -135,7 +135,7 @@ class Place:
             self.process = replace(ended, exit_code=-9, error="the pod's launcher ended")
 
     def receive(self, report: WorkerReport) -> None:
-        """Take the worker's word."""
+        """Take the worker's report."""
         self.connection = replace(self.connection, report=report)
         self.checks = report.checks or self.checks
         if report.phase is WorkerPhase.READY:

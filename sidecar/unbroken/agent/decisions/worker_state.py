@@ -1,4 +1,4 @@
-"""The one phase of each worker that follows from what is known at its place. Pure."""
+"""The state of each worker, as it follows from what is known at its place. Pure."""
 
 import operator
 import signal
@@ -10,14 +10,14 @@ from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerRep
 from unbroken_core.reasons import Cause, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
-"""After these the worker's process ends by itself: its own word says more than the exit code."""
+"""After these the process ends by itself: the worker's own report says more than the exit code."""
 
 MAX_DETAIL = 2000
 
 
 def in_process_state(place: Place, is_finished: bool) -> WorkerState:
-    """Return the worker's state in a job with in-process restarts; the same object until another fact is known."""
-    # Asked for several times at each message of each worker: a pod of 16 has little else to do in a recovery.
+    """Return the worker's state in a job with in-process restarts; the same object until a fact changes."""
+    # Needed several times for each message of each worker: in a pod of 16, a recovery is little else.
     facts = (place.incarnation, place.connection, place.process, is_finished)
     known = place.known
     if known is not None and all(map(operator.is_, known[0], facts)):
@@ -36,7 +36,7 @@ def _in_process_state(place: Place, is_finished: bool) -> WorkerState:
     iteration, phase, entry = report.iteration, report.phase, incarnation.entry
     if entry is not None and entry.iteration > iteration:
         iteration = entry.iteration
-        # From the moment that it was told it is no longer waiting at its endpoint, whatever it said before.
+        # Once ordered to enter it no longer waits at its endpoint, whatever it reported before.
         phase = WorkerPhase.RUNNING if entry.rank is not None and phase is WorkerPhase.READY else phase
     is_ready = phase is WorkerPhase.READY
     return WorkerState(
