@@ -1,4 +1,4 @@
-"""Turns this process into nobody's child, which keeps nothing of its starter but a log."""
+"""Detaches this process from the one that started it; all that remains is a log."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from unbroken_core.errors import InputError
 
 
 def leave_starter(log_file: str) -> None:
-    """Go on in a child in a session of its own; this process exits with 0.
+    """Continue in a child with a session of its own; this process exits with 0.
 
     Call it before there are threads or an event loop. A pipe of the starter that stayed open would keep whoever reads
     it waiting for our end. Raises InputError when the log cannot be written.

@@ -18,7 +18,7 @@ from unbroken.inprocess.loop.call import CallWrapper, current_call
 from unbroken.inprocess.loop.parameters import bind_by_annotation
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
-from unbroken.inprocess.standalone.hosting import Residence
+from unbroken.inprocess.standalone.hosting import Hosting
 from unbroken.inprocess.terminate import Terminate
 
 _ABORT = AbortTorchDistributed()
@@ -105,17 +105,17 @@ def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwarg
         return outer.run_inside(options, _bind(fn, args, kwargs, outer))
     entry.refuse_other_threads()
     entry.refuse_a_group()
-    residence = Residence(options, os.environ)
+    hosting = Hosting(options, os.environ)
     call: CallWrapper | None = None
     try:
-        call = CallWrapper(options, residence.place)
+        call = CallWrapper(options, hosting.place)
         function = _bind(fn, args, kwargs, call)
         call.open()
         return call.run(function)
     finally:
         if call is not None:
             call.close()
-        residence.close(None if call is None else call.num_workers)
+        hosting.close(None if call is None else call.num_workers)
 
 
 def _bind(

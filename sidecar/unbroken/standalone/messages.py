@@ -1,7 +1,7 @@
-"""What workers, host processes and the root say to each other until the job has formed. Standard library only.
+"""Messages between workers, host processes and the root until the job has formed. Standard library only.
 
-    worker <-> host   Unix stream socket `home.sock` in the host's folder; open until the wrapped call is over
-    host   <-> root   TCP; open until the root has dealt out the places
+    worker <-> host   Unix stream socket `workers.sock` in the host's folder; open until the wrapped call is over
+    host   <-> root   TCP; open until the root has sent the pod assignments
 
 One JSON message a line, in `unbroken_core.wire` form.
 """
@@ -14,30 +14,30 @@ from typing import Union
 from unbroken_core.settings import JobSettings, Timeouts
 
 MAX_LINE_BYTES = 1 << 20
-SOCKET_NAME = "home.sock"
-CONFIG_NAME = "home.json"
-DEAL_NAME = "deal.json"
-"""What the root has dealt out, in the folder of its owner: with it another root can go on."""
+SOCKET_NAME = "workers.sock"
+CONFIG_NAME = "config.json"
+ASSIGNMENT_NAME = "assignment.json"
+"""The assignment of the root's owner, in the owner's folder: another root can resume with it."""
 
 # ------------------------------------------------------------------------------------------------------ worker <-> host
 
 
 @dataclass(frozen=True)
 class Register:
-    """First and only message of a worker; the end of its connection says that its call is over."""
+    """First and only message of a worker; the end of its connection means that its call is over."""
 
     rank: int
-    """Of the environment; unique in the job."""
+    """From the environment; unique in the job."""
     local_rank: int
     """-1 where the environment has none."""
     pid: int
     timeouts: Timeouts
-    """What the options of its wrapper say; those of the lowest rank count."""
+    """From its wrapper's options; those of the lowest rank count."""
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Answer when the job has formed: where this worker is in its pod."""
+class Placement:
+    """Answer once the job has formed: where this worker is in its pod."""
 
     local_rank: int
     num_places: int
@@ -49,14 +49,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is being waited for, for people."""
+    """What the job waits for, in words for people."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Busy:
-    """Somebody of the same name is here, who should be gone soon: try again."""
+    """A job or worker of the same name is still here and should be gone soon: try again."""
 
     message: str
 
@@ -67,32 +67,32 @@ class Failed:
 
     message: str
     is_timeout: bool = False
-    """Whether time is what it was short of."""
+    """Whether it ran out of time."""
 
 
-ToRegistered = Union[Seat, Waiting, Busy, Failed]
+ToRegistered = Union[Placement, Waiting, Busy, Failed]
 
 # -------------------------------------------------------------------------------------------------------- host <-> root
 
 
 @dataclass(frozen=True)
-class Knock:
-    """First message of a host: prove that you know the job's key."""
+class Challenge:
+    """First message of a host: the root must prove that it knows the job's key."""
 
     nonce: str
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The root's proof, and what it wants the host to prove."""
+class Proof:
+    """The root's proof, and its own challenge to the host."""
 
     proof: str
     nonce: str
 
 
 @dataclass(frozen=True)
-class Present:
-    """The workers that are on this host now; sent again at each change. The first one bears the host's proof."""
+class Attendance:
+    """The workers on this host, sent again at each change. The first one carries the host's proof."""
 
     proof: str
     uid: str
@@ -100,13 +100,13 @@ class Present:
     ranks: tuple[int, ...]
     num_places: int
     is_owner: bool
-    """Whether this host has started the root."""
+    """Whether this host started the root."""
     timeouts: Timeouts
     """Those of its lowest rank."""
 
 
 @dataclass(frozen=True)
-class Deal:
+class PodAssignment:
     """The job has formed: where the rendezvous is, and which pod this host is."""
 
     pod: str
@@ -116,16 +116,16 @@ class Deal:
     address: str
 
 
-ToHost = Union[Deal, Waiting, Busy, Failed]
+ToHost = Union[PodAssignment, Waiting, Busy, Failed]
 
 
 def make_key(*parts: str) -> str:
-    """Return the key of a job: everybody who has the same parts can compute it."""
-    return hashlib.sha256("\0".join(("unbroken-home-1", *parts)).encode()).hexdigest()
+    """Return the key of a job, which everyone with the same parts can compute."""
+    return hashlib.sha256("\0".join(("unbroken-standalone-1", *parts)).encode()).hexdigest()
 
 
 def prove(key: str, role: str, own_nonce: str, other_nonce: str) -> str:
-    """Return the proof that the speaker, "root" or "host", knows the key."""
+    """Return the proof that the sender, "root" or "host", knows the key."""
     text = "\0".join((role, own_nonce, other_nonce)).encode()
     return hmac.new(key.encode(), text, hashlib.sha256).hexdigest()
 
@@ -134,8 +134,8 @@ def prove(key: str, role: str, own_nonce: str, other_nonce: str) -> str:
 
 
 @dataclass(frozen=True)
-class HomeConfig:
-    """What a host process, and the root, is told in its file `home.json`."""
+class StandaloneConfig:
+    """Settings of a host process and of the root, in the file `config.json`."""
 
     key: str
     world_size: int
@@ -144,10 +144,10 @@ class HomeConfig:
     ports: tuple[int, ...]
     """Ports of the root, in the order in which they are tried."""
     limit_s: float
-    """So long the job may take to form."""
+    """How long the job may take to form."""
     address: str = ""
-    """Numeric address at which the other hosts reach this one; "" where it is to be found."""
+    """Numeric address at which the other hosts reach this one; "" to find it."""
     is_first: bool | None = None
-    """Whether the root is started here; None: where rank 0 is."""
+    """Whether the root is started here; None: if rank 0 is here."""
     log_file: str = ""
-    """"" drops the log with the folder."""
+    """"" keeps the log in the host's folder, which is removed at the end."""

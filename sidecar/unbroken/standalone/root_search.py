@@ -1,4 +1,4 @@
-"""A host's way to the root: tries its ports until one knows the job's key, says who is here, and waits for the deal."""
+"""How a host finds the root: it tries the ports until one knows the job's key, reports its workers, and waits."""
 
 import asyncio
 import hmac
@@ -10,13 +10,13 @@ from dataclasses import replace
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.messages import (
     MAX_LINE_BYTES,
-    Answer,
+    Attendance,
     Busy,
-    Deal,
+    Challenge,
     Failed,
-    HomeConfig,
-    Knock,
-    Present,
+    PodAssignment,
+    Proof,
+    StandaloneConfig,
     ToHost,
     Waiting,
     prove,
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 2.0
-"""Whoever else listens there may say nothing at all."""
+"""Another program that listens there may never answer."""
 _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 1.0
 
@@ -35,18 +35,20 @@ _LAST_RETRY_S = 1.0
 class RootSearch:
     """Runs in the event loop of the host process."""
 
-    def __init__(self, config: HomeConfig) -> None:
+    def __init__(self, config: StandaloneConfig) -> None:
         self._config = config
         self._changed = asyncio.Event()
         self.root_port: int | None = None
-        """Where the root listens that this host has started; None while it has not, or another host is to."""
+        """Port of the root that this host started; None before that, and on all other hosts."""
 
     def note_change(self) -> None:
-        """Other workers are here now than before."""
+        """The workers of this host have changed."""
         self._changed.set()
 
-    async def run(self, present: Callable[[], Present | None], say: Callable[[str], None]) -> Deal | Failed:
-        """Return what the root deals out, or why there will be nothing; ends by cancellation else."""
+    async def run(
+        self, present: Callable[[], Attendance | None], announce: Callable[[str], None]
+    ) -> PodAssignment | Failed:
+        """Return the root's assignment, or why there will be none; runs until then, or until cancelled."""
         pause_s = _FIRST_RETRY_S
         while True:
             now = present()
@@ -54,7 +56,7 @@ class RootSearch:
             if now is not None and now.is_owner:
                 ports = () if self.root_port is None else (self.root_port,)
             for port in ports if now is not None else ():
-                answer = await self._ask(port, present, say)
+                answer = await self._ask(port, present, announce)
                 if answer is not None:
                     return answer
             if now is None or (now.is_owner and self.root_port is None):
@@ -63,14 +65,14 @@ class RootSearch:
                 pause_s = _FIRST_RETRY_S
                 continue
             first, last = self._config.ports[0], self._config.ports[-1]
-            say(f"waits for rank 0 on {self._config.master_host}, ports {first} to {last}")
+            announce(f"waits for rank 0 on {self._config.master_host}, ports {first} to {last}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LAST_RETRY_S)
 
     async def _ask(
-        self, port: int, present: Callable[[], Present | None], say: Callable[[str], None]
-    ) -> Deal | Failed | None:
-        """Return the root's last word; None when there is no root here, or it has gone."""
+        self, port: int, present: Callable[[], Attendance | None], announce: Callable[[str], None]
+    ) -> PodAssignment | Failed | None:
+        """Return the root's final message; None when there is no root at this port, or it has gone."""
         host = self._config.master_host
         try:
             connecting = asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
@@ -79,23 +81,23 @@ class RootSearch:
             logger.debug("no root: host=%s port=%d error=%s", host, port, error)
             return None
         try:
-            proof = await self._greet(reader, writer)
+            proof = await self._authenticate(reader, writer)
             if proof is None:
                 logger.info("somebody else listens: host=%s port=%d", host, port)
                 return None
-            return await self._wait_for_deal(reader, writer, proof, present, say)
+            return await self._wait_for_assignment(reader, writer, proof, present, announce)
         except (OSError, WireError, asyncio.TimeoutError) as error:
             logger.info("root lost: host=%s port=%d error=%s", host, port, str(error) or type(error).__name__)
             return None
         finally:
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
-        """Return our proof once the other side has proven that it knows the key; None when it cannot."""
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str | None:
+        """Return our proof once the peer has proven that it knows the key; None when it cannot."""
         nonce = secrets.token_hex(16)
-        write_message(writer, Knock(nonce))
+        write_message(writer, Challenge(nonce))
         try:
-            answer = await read_message(reader, Answer, _ANSWER_TIMEOUT_S)
+            answer = await read_message(reader, Proof, _ANSWER_TIMEOUT_S)
         except (WireError, asyncio.TimeoutError):
             return None
         key = self._config.key
@@ -103,14 +105,14 @@ class RootSearch:
             return None
         return prove(key, "host", nonce, answer.nonce)
 
-    async def _wait_for_deal(
+    async def _wait_for_assignment(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         proof: str,
-        present: Callable[[], Present | None],
-        say: Callable[[str], None],
-    ) -> Deal | Failed | None:
+        present: Callable[[], Attendance | None],
+        announce: Callable[[str], None],
+    ) -> PodAssignment | Failed | None:
         reading = asyncio.ensure_future(read_message(reader, ToHost))
         try:
             while True:
@@ -128,9 +130,9 @@ class RootSearch:
                         answer = reading.result()
                         if not isinstance(answer, Waiting):
                             if isinstance(answer, Busy):
-                                say(answer.message)
-                            return answer if isinstance(answer, (Deal, Failed)) else None
-                        say(answer.message)
+                                announce(answer.message)
+                            return answer if isinstance(answer, (PodAssignment, Failed)) else None
+                        announce(answer.message)
                         reading = asyncio.ensure_future(read_message(reader, ToHost))
                 finally:
                     changing.cancel()

@@ -1,6 +1,6 @@
-"""Stands where a pod's launcher would: tells the agent which workers of this host live. It cannot start one.
+"""Takes the launcher's part: reports to the agent which workers of this host live. It cannot start one.
 
-A worker is gone when its process has ended, or when it has left its wrapped call, whatever else its process does.
+A worker is gone when its process has ended or has left its wrapped call, whatever else that process does.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ logger = logging.getLogger(__name__)
 _CONNECT_RETRY_S = 0.005
 _CONNECT_TIMEOUT_S = 10.0
 _REAP_S = 0.3
-"""A worker's connection closes a moment before its process is seen to have ended, if it has."""
+"""If a worker's process has ended, that is seen a moment after its connection closes."""
 _STATE, _EXIT_CODE = 0, -1
 """Of the fields of /proc/<pid>/stat after the name."""
 
 
 @dataclass
-class Resident:
+class WatchedWorker:
     """One worker of this host."""
 
     local_rank: int
@@ -53,32 +53,32 @@ class Resident:
 
     @property
     def state(self) -> ProcessState:
-        """The process as the agent is told."""
+        """The process as it is reported to the agent."""
         return ProcessState(self.local_rank, 0, self.pid, self.exit_code, self.error)
 
 
-class Keeper:
+class WorkerWatch:
     """The launcher's side of `agent.sock`. Runs in the event loop of the host process."""
 
     def __init__(self, folder: Path, pids: Mapping[int, int], num_places: int) -> None:
-        """`pids` by local rank; a place without one has no worker from the start."""
+        """`pids` by local rank; places without one are empty from the start."""
         self._folder = folder
         self._loop = asyncio.get_running_loop()
         self.is_over = asyncio.Event()
         """Set when the agent says that the job is over."""
         self.is_empty = asyncio.Event()
         """Set when no worker is left."""
-        self._residents = {rank: Resident(rank, pids.get(rank, 0)) for rank in range(num_places)}
+        self._workers = {rank: WatchedWorker(rank, pids.get(rank, 0)) for rank in range(num_places)}
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        for resident in self._residents.values():
-            if resident.pid == 0:
-                resident.exit_code, resident.error = UNKNOWN_EXIT, "this host has fewer workers than others"
+        for worker in self._workers.values():
+            if worker.pid == 0:
+                worker.exit_code, worker.error = UNKNOWN_EXIT, "this host has fewer workers than others"
             else:
-                self._watch(resident)
+                self._watch(worker)
 
     async def attach(self) -> None:
-        """Connect to the agent and tell it who is here. Raises OSError when it does not come up."""
+        """Connect to the agent and report the workers. Raises OSError when the agent does not come up."""
         until_s = self._loop.time() + _CONNECT_TIMEOUT_S
         while True:
             try:
@@ -93,8 +93,8 @@ class Keeper:
         self._run(self._listen(reader))
 
     def leave(self, local_rank: int) -> None:
-        """A worker's connection has ended: its process has, or its wrapped call."""
-        self._run(self._note_left(self._residents[local_rank]))
+        """A worker's connection has ended, because its process or its wrapped call has."""
+        self._run(self._note_left(self._workers[local_rank]))
 
     async def close(self) -> None:
         """Hang up, and leave the processes alone."""
@@ -105,91 +105,91 @@ class Keeper:
             self._writer.close()
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
-        for resident in self._residents.values():
-            self._forget(resident)
+        for worker in self._workers.values():
+            self._forget(worker)
 
     # ------------------------------------------------------------------------------------------------------ processes
 
-    def _watch(self, resident: Resident) -> None:
+    def _watch(self, worker: WatchedWorker) -> None:
         try:
-            resident.pidfd = os.pidfd_open(resident.pid)
+            worker.pidfd = os.pidfd_open(worker.pid)
         except ProcessLookupError:
-            self._note_end(resident)
+            self._note_end(worker)
             return
         except OSError as error:
-            # An old kernel: the end of its connection has to do.
-            logger.debug("process cannot be watched: pid=%d error=%s", resident.pid, error)
+            # An old kernel: only the end of the connection shows the end of the worker.
+            logger.debug("process cannot be watched: pid=%d error=%s", worker.pid, error)
             return
-        self._loop.add_reader(resident.pidfd, self._note_end, resident)
+        self._loop.add_reader(worker.pidfd, self._note_end, worker)
 
-    def _note_end(self, resident: Resident) -> None:
-        exit_code = _exit_code(resident.pid)
-        self._lose(resident, exit_code, "" if exit_code != UNKNOWN_EXIT else "the process ended")
+    def _note_end(self, worker: WatchedWorker) -> None:
+        exit_code = _exit_code(worker.pid)
+        self._lose(worker, exit_code, "" if exit_code != UNKNOWN_EXIT else "the process ended")
 
-    async def _note_left(self, resident: Resident) -> None:
-        await asyncio.sleep(_REAP_S if resident.pidfd >= 0 else 0.0)
-        self._lose(resident, UNKNOWN_EXIT, "left the wrapped function")
+    async def _note_left(self, worker: WatchedWorker) -> None:
+        await asyncio.sleep(_REAP_S if worker.pidfd >= 0 else 0.0)
+        self._lose(worker, UNKNOWN_EXIT, "left the wrapped function")
 
-    def _lose(self, resident: Resident, exit_code: int, error: str) -> None:
-        self._forget(resident)
-        if resident.exit_code is not None:
+    def _lose(self, worker: WatchedWorker, exit_code: int, error: str) -> None:
+        self._forget(worker)
+        if worker.exit_code is not None:
             return
-        resident.exit_code, resident.error = exit_code, error
-        logger.info("worker gone: local_rank=%d pid=%d code=%d", resident.local_rank, resident.pid, exit_code)
+        worker.exit_code, worker.error = exit_code, error
+        logger.info("worker gone: local_rank=%d pid=%d code=%d", worker.local_rank, worker.pid, exit_code)
         self._tell()
-        if all(other.exit_code is not None for other in self._residents.values()):
+        if all(other.exit_code is not None for other in self._workers.values()):
             self.is_empty.set()
 
-    def _forget(self, resident: Resident) -> None:
-        if resident.pidfd >= 0:
-            self._loop.remove_reader(resident.pidfd)
-            os.close(resident.pidfd)
-            resident.pidfd = -1
+    def _forget(self, worker: WatchedWorker) -> None:
+        if worker.pidfd >= 0:
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
 
     def _end(self, order: End) -> None:
-        """Only the process itself: its group may be that of the launcher."""
-        resident = self._residents.get(order.local_rank)
-        if resident is None or resident.exit_code is not None or order.incarnation != 0:
+        """Signal the process alone: its group may be its launcher's."""
+        worker = self._workers.get(order.local_rank)
+        if worker is None or worker.exit_code is not None or order.incarnation != 0:
             return
-        logger.warning("worker is ended: local_rank=%d pid=%d", resident.local_rank, resident.pid)
-        # In this order: a process that is stopped ends as it wakes, and does not go on for a moment.
-        self._signal(resident, signal.SIGTERM)
-        self._signal(resident, signal.SIGCONT)
-        self._run(self._kill(resident, max(order.grace_s, 0.0)))
+        logger.warning("worker is ended: local_rank=%d pid=%d", worker.local_rank, worker.pid)
+        # In this order a stopped process ends as it wakes, instead of running on for a moment.
+        self._signal(worker, signal.SIGTERM)
+        self._signal(worker, signal.SIGCONT)
+        self._run(self._kill(worker, max(order.grace_s, 0.0)))
 
     def _look_into(self, local_rank: int, number: int) -> None:
-        resident = self._residents.get(local_rank)
-        if resident is not None and resident.exit_code is None:
-            request_stack(resident.pid, number, stack_path(self._folder, local_rank))
+        worker = self._workers.get(local_rank)
+        if worker is not None and worker.exit_code is None:
+            request_stack(worker.pid, number, stack_path(self._folder, local_rank))
 
     def _inspect(self, local_rank: int) -> None:
-        """Note how a process ends whose main thread has ended: before its memory is freed, and somebody reaps it."""
-        resident = self._residents.get(local_rank)
-        if resident is None or resident.exit_code is not None:
+        """Note the exit code of a process whose main thread has ended, before its memory is freed and it is reaped."""
+        worker = self._workers.get(local_rank)
+        if worker is None or worker.exit_code is not None:
             return
-        status = exit_status(resident.pid)
+        status = exit_status(worker.pid)
         if status is not None:
-            self._lose(resident, os.waitstatus_to_exitcode(status), "")
+            self._lose(worker, os.waitstatus_to_exitcode(status), "")
 
-    async def _kill(self, resident: Resident, grace_s: float) -> None:
+    async def _kill(self, worker: WatchedWorker, grace_s: float) -> None:
         await asyncio.sleep(grace_s)
-        self._signal(resident, signal.SIGKILL)
+        self._signal(worker, signal.SIGKILL)
 
     @staticmethod
-    def _signal(resident: Resident, number: int) -> None:
-        if resident.exit_code is not None:
+    def _signal(worker: WatchedWorker, number: int) -> None:
+        if worker.exit_code is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            if resident.pidfd >= 0:
-                signal.pidfd_send_signal(resident.pidfd, number)
+            if worker.pidfd >= 0:
+                signal.pidfd_send_signal(worker.pidfd, number)
             else:
-                os.kill(resident.pid, number)
+                os.kill(worker.pid, number)
 
     # ---------------------------------------------------------------------------------------------------------- agent
 
     def _tell(self) -> None:
         if self._writer is not None:
-            states = tuple(resident.state for resident in self._residents.values())
+            states = tuple(worker.state for worker in self._workers.values())
             write_message(self._writer, Processes(states))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -203,7 +203,7 @@ class Keeper:
     def _obey(self, order: ToLauncher) -> None:
         match order:
             case Spawn(local_rank=local_rank):
-                # Its place stays empty: there is nobody here who could start the script again.
+                # Its place stays empty: nothing here can start the script again.
                 logger.debug("not started again: local_rank=%d", local_rank)
             case End():
                 self._end(order)

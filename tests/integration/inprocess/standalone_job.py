@@ -1,4 +1,4 @@
-"""Starts workers as torchrun does, or with the variables alone, and looks at what they and their home leave."""
+"""Starts workers as torchrun does, or with the variables alone, and looks at what they and their job leave."""
 
 import contextlib
 import os
@@ -130,7 +130,7 @@ class Job:
             Event(word, int(rank), int(it), int(pid), value) for word, rank, it, pid, value in split if word == name
         ]
 
-    def home_processes(self) -> dict[str, list[psutil.Process]]:
+    def standalone_processes(self) -> dict[str, list[psutil.Process]]:
         """Return host processes and roots of this job."""
         found: dict[str, list[psutil.Process]] = {"host": [], "root": []}
         for process in psutil.process_iter():
@@ -145,16 +145,16 @@ class Job:
     def num_guests(self) -> int:
         """Return how many workers the host processes have taken in."""
         found = 0
-        for host in self.home_processes()["host"]:
+        for host in self.standalone_processes()["host"]:
             with contextlib.suppress(psutil.Error):
-                at_door = [one for one in host.net_connections("unix") if str(one.laddr).endswith("/home.sock")]
+                at_door = [one for one in host.net_connections("unix") if str(one.laddr).endswith("/workers.sock")]
                 # One of them is the door itself.
                 found += max(len(at_door) - 1, 0)
         return found
 
     def all_processes(self) -> list[psutil.Process]:
         """Return the same in one list."""
-        found = self.home_processes()
+        found = self.standalone_processes()
         return found["host"] + found["root"]
 
     def wait_for(self, is_true: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:

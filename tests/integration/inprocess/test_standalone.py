@@ -45,8 +45,8 @@ def test_torchrun_job_restarts_in_its_processes(job: Job) -> None:
     assert not list(job.temporary.glob("unbroken-*/*"))
 
 
-def test_torchrun_starts_the_script_again_in_a_new_home(job: Job) -> None:
-    """2.30: it ends all workers when one of them ends; the home of those before is not mistaken for a new one."""
+def test_torchrun_starts_the_script_again_in_a_new_job(job: Job) -> None:
+    """2.30: it ends all workers when one of them ends; the job of those before is not mistaken for a new one."""
     job.torchrun(2, str(SCRIPT), "steps", max_restarts=1)
     before = {event.pid for event in job.wait_for_started(0, 2)}
     psutil.Process(min(before)).kill()
@@ -70,7 +70,7 @@ def test_hosts_meet_at_the_first_one(job: Job) -> None:
     job.plain(4, "steps", two_hosts)
     started = job.wait_for_started(0, 4)
     assert sorted(event.value for event in started) == [f"{rank}/4@127.0.0.2" for rank in range(4)]
-    found = job.home_processes()
+    found = job.standalone_processes()
     assert (len(found["host"]), len(found["root"])) == (2, 1)
     workers = {process.pid for process in job.processes}
     assert not {process.ppid() for process in found["host"] + found["root"]} & workers
@@ -84,7 +84,7 @@ def test_hosts_may_have_different_numbers_of_workers(job: Job) -> None:
     job.plain(3, "exception", lambda rank: {"GROUP_RANK": str(rank // 2)})
     job.wait()
     # Each has written a log. They themselves may all have ended by now.
-    assert len(list(job.folder.glob("logs/home-*"))) == 2
+    assert len(list(job.folder.glob("logs/standalone-*"))) == 2
     assert job.values() == ["0 in 1", "1 in 1", "2 in 1"]
     job.wait_for_nobody()
 
@@ -107,7 +107,7 @@ def test_lost_workers_of_the_first_host_are_a_fault_like_any_other(job: Job) -> 
     job.wait_for_started(0, 4)
     for process in job.processes[:2]:
         process.send_signal(signal.SIGKILL)
-    job.wait_for(lambda: len(job.home_processes()["host"]) == 1, "end of the first host's process")
+    job.wait_for(lambda: len(job.standalone_processes()["host"]) == 1, "end of the first host's process")
 
     def have_a_world() -> bool:
         # Not in iteration 1 for sure: the first of the two may be seen to be lost a moment before the other, and an
@@ -127,11 +127,11 @@ def test_killed_root_is_started_again(job: Job) -> None:
     """2.24: training goes on meanwhile, and the next fault finds a rendezvous."""
     job.plain(3, "steps")
     job.wait_for_started(0, 3)
-    (root,) = job.home_processes()["root"]
+    (root,) = job.standalone_processes()["root"]
     root.kill()
 
     def has_another() -> bool:
-        return any(process.pid != root.pid for process in job.home_processes()["root"])
+        return any(process.pid != root.pid for process in job.standalone_processes()["root"])
 
     job.wait_for(has_another, "another root")
     job.processes[1].send_signal(signal.SIGKILL)
@@ -146,9 +146,11 @@ def test_loss_of_the_first_host_has_an_end(job: Job) -> None:
     """2.24: without a rendezvous nobody waits for ever."""
     job.plain(4, "adrift", two_hosts)
     job.wait_for_started(0, 4)
-    (root,) = job.home_processes()["root"]
+    (root,) = job.standalone_processes()["root"]
     # The one that can start the root again has written down how.
-    (owner,) = [host for host in job.home_processes()["host"] if (Path(host.cmdline()[-2]) / "deal.json").exists()]
+    (owner,) = [
+        host for host in job.standalone_processes()["host"] if (Path(host.cmdline()[-2]) / "assignment.json").exists()
+    ]
     for process in (owner, root, *job.processes[:2]):
         process.kill()
     job.wait([-signal.SIGKILL, -signal.SIGKILL, 1, 1])
@@ -161,7 +163,7 @@ def test_nothing_is_left_when_the_whole_job_is_killed(job: Job, victims: str) ->
     """2.24: no wait is without an end."""
     job.plain(4, "steps", two_hosts)
     job.wait_for_started(0, 4)
-    hosts = job.home_processes()["host"]
+    hosts = job.standalone_processes()["host"]
     job.kill_all()
     for host in hosts if "host" in victims else ():
         with contextlib.suppress(psutil.NoSuchProcess):

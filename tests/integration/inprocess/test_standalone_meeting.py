@@ -1,4 +1,4 @@
-"""Hosts and root of a home of one's own, in one event loop: who is taken in, and who is not."""
+"""Hosts and root of a standalone job, in one event loop: who is accepted, and who is not."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,16 @@ import pytest
 from tests.waiting import eventually
 
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.messages import Answer, Busy, Deal, Failed, HomeConfig, Knock, Present, Waiting
+from unbroken.standalone.messages import (
+    Attendance,
+    Busy,
+    Challenge,
+    Failed,
+    PodAssignment,
+    Proof,
+    StandaloneConfig,
+    Waiting,
+)
 from unbroken.standalone.root import Root, bind
 from unbroken.standalone.root_search import RootSearch
 from unbroken_core.settings import Timeouts
@@ -19,14 +28,14 @@ from unbroken_core.settings import Timeouts
 LIMIT_S = 60.0
 
 
-def config(ports: tuple[int, ...], **changes: Any) -> HomeConfig:
+def config(ports: tuple[int, ...], **changes: Any) -> StandaloneConfig:
     """Return what hosts and root are told."""
-    return replace(HomeConfig("k", 3, "127.0.0.1", ports, 60.0), **changes)
+    return replace(StandaloneConfig("k", 3, "127.0.0.1", ports, 60.0), **changes)
 
 
-def present(uid: str, *ranks: int, is_owner: bool = False, num_places: int = 0) -> Present:
+def present(uid: str, *ranks: int, is_owner: bool = False, num_places: int = 0) -> Attendance:
     """Return a host with these ranks."""
-    return Present("", uid, "node", ranks, num_places or len(ranks), is_owner, Timeouts())
+    return Attendance("", uid, "node", ranks, num_places or len(ranks), is_owner, Timeouts())
 
 
 class Meeting:
@@ -37,14 +46,14 @@ class Meeting:
         self.port = int(listener.getsockname()[1])
         self.config = config((self.port,), **changes)
         self.root = asyncio.ensure_future(Root(folder, self.config, listener).run())
-        self.said: dict[str, list[str]] = {}
+        self.waiting_for: dict[str, list[str]] = {}
         self._tasks: list[asyncio.Task[Any]] = []
 
-    def host(self, who: Present, **changes: Any) -> "asyncio.Task[Deal | Failed]":
+    def host(self, who: Attendance, **changes: Any) -> "asyncio.Task[PodAssignment | Failed]":
         """Let a host look for the root."""
         search = RootSearch(config((self.port,), **changes))
         search.root_port = self.port if who.is_owner else None
-        words = self.said.setdefault(who.uid, [])
+        words = self.waiting_for.setdefault(who.uid, [])
         task = asyncio.ensure_future(search.run(lambda: who, words.append))
         self._tasks.append(task)
         return task
@@ -53,9 +62,9 @@ class Meeting:
         """Wait until a host was told something with this text in it."""
 
         async def is_said() -> bool:
-            return any(text in word for word in self.said[uid])
+            return any(text in word for word in self.waiting_for[uid])
 
-        await eventually(is_said, f"{text!r} said to host {uid}", describe=lambda: str(self.said))
+        await eventually(is_said, f"{text!r} said to host {uid}", describe=lambda: str(self.waiting_for))
 
     async def close(self) -> None:
         """End everything."""
@@ -82,10 +91,10 @@ def test_hosts_are_dealt_out_in_the_order_of_their_ranks(tmp_path: Path) -> None
             second = here.host(present("b", 1, 2))
             await here.until_said("b", "waits for rank 0")
             first = here.host(present("a", 0, is_owner=True))
-            deals = [await asyncio.wait_for(task, LIMIT_S) for task in (first, second)]
-            assert all(isinstance(deal, Deal) for deal in deals)
-            assert [deal.pod for deal in deals if isinstance(deal, Deal)] == ["host-0", "host-1"]
-            assert len({(deal.port, deal.token, deal.settings) for deal in deals if isinstance(deal, Deal)}) == 1
+            answers = [await asyncio.wait_for(task, LIMIT_S) for task in (first, second)]
+            assigned = [answer for answer in answers if isinstance(answer, PodAssignment)]
+            assert [answer.pod for answer in assigned] == ["host-0", "host-1"]
+            assert len({(answer.port, answer.token, answer.settings) for answer in assigned}) == 1
 
     asyncio.run(run())
 
@@ -160,7 +169,7 @@ def test_job_that_cannot_be_is_refused_on_all_hosts(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b"\n", b'{"type":"Present"}\n', b"x" * 100_000 + b"\n"])
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1\r\n", b"\n", b'{"type":"Attendance"}\n', b"x" * 100_000 + b"\n"])
 def test_nonsense_at_the_door_changes_nothing(tmp_path: Path, line: bytes) -> None:
     """2.5: whoever scans ports."""
 
@@ -170,8 +179,8 @@ def test_nonsense_at_the_door_changes_nothing(tmp_path: Path, line: bytes) -> No
             writer.write(line)
             assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
             writer.close()
-            deal = await asyncio.wait_for(here.host(present("a", 0, 1, 2, is_owner=True)), LIMIT_S)
-            assert isinstance(deal, Deal)
+            assignment = await asyncio.wait_for(here.host(present("a", 0, 1, 2, is_owner=True)), LIMIT_S)
+            assert isinstance(assignment, PodAssignment)
 
     asyncio.run(run())
 
@@ -182,10 +191,10 @@ def test_proof_of_somebody_who_does_not_know_the_key_is_refused(tmp_path: Path) 
     async def run() -> None:
         async with meeting(tmp_path, world_size=1) as here:
             reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
-            write_message(writer, Knock("n"))
-            assert isinstance(await read_message(reader, Answer, LIMIT_S), Answer)
+            write_message(writer, Challenge("n"))
+            assert isinstance(await read_message(reader, Proof, LIMIT_S), Proof)
             write_message(writer, present("x", 0, is_owner=True))
-            assert await read_message(reader, Deal | Failed | Waiting | Busy, LIMIT_S) is None
+            assert await read_message(reader, PodAssignment | Failed | Waiting | Busy, LIMIT_S) is None
             writer.close()
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Pure parts of the home that a wrapper brings along."""
+"""Pure parts of the standalone mode."""
 
 import os
 from dataclasses import replace
@@ -11,11 +11,21 @@ import pytest
 from unbroken import inprocess
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.standalone import joining
-from unbroken.inprocess.standalone.hosting import Residence, timeouts_of
+from unbroken.inprocess.standalone.hosting import Hosting, timeouts_of
 from unbroken.inprocess.standalone.launched import Launched, read_launched
 from unbroken.standalone import folders, root
 from unbroken.standalone.local_ranks import local_places
-from unbroken.standalone.messages import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
+from unbroken.standalone.messages import (
+    Attendance,
+    Challenge,
+    Placement,
+    PodAssignment,
+    Register,
+    StandaloneConfig,
+    ToHost,
+    make_key,
+    prove,
+)
 from unbroken_core import wire
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings, Timeouts
@@ -112,9 +122,9 @@ def test_environment_without_a_launcher_says_how_to_start(monkeypatch: pytest.Mo
     """2.5."""
     options = inprocess.Wrapper().options
     with pytest.raises(NoAgentError, match=r"RANK, WORLD_SIZE and MASTER_ADDR.*torchrun --nproc-per-node"):
-        Residence(options, {})
+        Hosting(options, {})
     with pytest.raises(TypeError, match=r"store_kwargs\['port'\]: want an integer, got '1'"):
-        Residence(inprocess.Wrapper(store_kwargs={"port": "1"}).options, PLAIN)
+        Hosting(inprocess.Wrapper(store_kwargs={"port": "1"}).options, PLAIN)
 
 
 def test_timeouts_are_those_of_the_options() -> None:
@@ -137,9 +147,9 @@ def test_local_ranks_are_kept_or_counted(local_ranks: dict[int, int], expected: 
     assert local_places(local_ranks) == expected
 
 
-def present(uid: str, ranks: tuple[int, ...], num_places: int) -> Present:
+def present(uid: str, ranks: tuple[int, ...], num_places: int) -> Attendance:
     """Return a host."""
-    return Present("proof", uid, "node", ranks, num_places, False, Timeouts(soft_s=7.0))
+    return Attendance("proof", uid, "node", ranks, num_places, False, Timeouts(soft_s=7.0))
 
 
 def test_settings_let_every_worker_go_on_alone() -> None:
@@ -179,8 +189,10 @@ class _Writer:
 )
 def test_hosts_are_reached_where_they_came_from(connections: list[tuple[str, str]], expected: list[str]) -> None:
     """2.5."""
-    guests: Any = [root.Guest(present("a", (0,), 1), cast(Any, _Writer(own, peer))) for own, peer in connections]
-    assert root.addresses_of(guests) == expected
+    hosts: Any = [
+        root.RegisteredHost(present("a", (0,), 1), cast(Any, _Writer(own, peer))) for own, peer in connections
+    ]
+    assert root.addresses_of(hosts) == expected
 
 
 def test_proofs_tell_sides_keys_and_numbers_apart() -> None:
@@ -197,10 +209,10 @@ def test_messages_survive_the_wire() -> None:
     timeouts = Timeouts(soft_s=7.0)
     messages: list[Any] = [
         Register(1, -1, 7, timeouts),
-        Seat(0, 2, "10.0.0.1", True),
-        Deal("host-0", JobSettings("j"), 1, "token", "10.0.0.1"),
-        HomeConfig("key", 2, "host", (1, 2), 3.0, is_first=True),
-        Knock("1"),
+        Placement(0, 2, "10.0.0.1", True),
+        PodAssignment("host-0", JobSettings("j"), 1, "token", "10.0.0.1"),
+        StandaloneConfig("key", 2, "host", (1, 2), 3.0, is_first=True),
+        Challenge("1"),
         present("a", (0, 1), 2),
     ]
     for message in messages:
@@ -208,23 +220,23 @@ def test_messages_survive_the_wire() -> None:
     assert wire.decode(wire.encode(messages[2]), ToHost) == messages[2]
 
 
-def invitation(**changes: Any) -> joining.Invitation:
+def request(**changes: Any) -> joining.JoinRequest:
     """Return what a worker knows."""
     launched = Launched(0, 2, 0, "127.0.0.1", (30002,), "0", ("30002", "run"))
-    return replace(joining.Invitation(launched, 0, 2, Timeouts(), 1.0), **changes)
+    return replace(joining.JoinRequest(launched, 0, 2, Timeouts(), 1.0), **changes)
 
 
 def test_jobs_and_calls_and_hosts_do_not_meet() -> None:
     """2.3: each call is a job of its own."""
-    first = invitation()
-    others = [invitation(call=1), invitation(secret="s"), invitation(world_size=3)]
-    other_host = invitation(launched=replace(first.launched, host="1"))
-    other_rank = invitation(launched=replace(first.launched, rank=1, local_rank=1))
+    first = request()
+    others = [request(call=1), request(secret="s"), request(world_size=3)]
+    other_host = request(launched=replace(first.launched, host="1"))
+    other_rank = request(launched=replace(first.launched, rank=1, local_rank=1))
     assert len({first.key, *(other.key for other in others)}) == 4
     assert other_host.key == first.key
     assert other_host.folder_name != first.folder_name
     assert (other_rank.key, other_rank.folder_name) == (first.key, first.folder_name)
-    later = joining.expect(first, 1, True)
+    later = joining.next_request(first, 1, True)
     assert (later.call, later.world_size, later.is_first) == (1, 1, True)
 
 
@@ -260,7 +272,7 @@ def test_folders_that_nobody_has_are_removed(tmp_path: Path) -> None:
     kept = folders.lock_folder(tmp_path / "kept")
     assert kept is not None
     (tmp_path / "left").mkdir()
-    (tmp_path / "left" / "home.sock").touch()
+    (tmp_path / "left" / "workers.sock").touch()
     folders.sweep(tmp_path)
     assert [folder.name for folder in tmp_path.iterdir()] == ["kept"]
     os.close(kept)
@@ -271,5 +283,5 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(joining, "base_folder", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NoAgentError, match=r"aiohttp: want it installed.*pip install 'unbroken\[sidecar\]'"):
-        joining.take_seat(invitation())
+        joining.join(request())
     assert not list(tmp_path.iterdir())
