@@ -1,4 +1,4 @@
-"""Addresses: what to listen on, and who has come. `name` is the variable or option that an error is to name."""
+"""Addresses to listen on, and addresses of peers. `name` is the variable or option that an error names."""
 
 import ipaddress
 import socket
@@ -15,14 +15,14 @@ def split_address(name: str, text: str) -> tuple[str, int]:
 
 
 def plain_address(address: str) -> str:
-    """Return a numeric address without the mark of IPv4 in IPv6, and without its zone."""
+    """Return a numeric address without its zone; an IPv4-mapped IPv6 address as IPv4."""
     plain = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(plain, "ipv4_mapped", None)
     return str(plain if mapped is None else mapped)
 
 
 def address_to_listen_on(name: str, host: str) -> str:
-    """Return the address on which those come who were told of `host`, a name or address of this machine.
+    """Return the address to listen on for peers that know this machine as `host`, a name or address.
 
     All addresses, since `host` may be another name for the one that they use; but only `host` where that is loopback.
     Raises InputError when it cannot be resolved.

@@ -1,4 +1,4 @@
-"""Who vouches for the rendezvous: read from a file, and read again when it changes."""
+"""The certificate authority of the rendezvous: read from a file, and again when it changes."""
 
 import ssl
 import time
@@ -9,11 +9,11 @@ from unbroken_core.conventions.tls import client_context
 from unbroken_core.errors import InputError
 
 GRACE_S = 300.0
-"""Authorities that were replaced are trusted for so long: kubelets bring new files to pods up to two minutes apart."""
+"""How long a replaced authority stays trusted: kubelets update the pods' files up to two minutes apart."""
 
 
 class AuthorityFile:
-    """Makes what connections are opened with."""
+    """Makes the TLS context of each new connection."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class AuthorityFile:
         """Return the context for the next connection. Raises InputError that names the file."""
         text = self._read()
         if text != self._newest:
-            # First the check, so that a file that is wrong for a moment takes nothing away.
+            # Check first: a file that is wrong for a moment must not replace a good one.
             self._make(text)
             self._former, self._newest, self._replaced_at_s = self._newest, text, self._clock()
         is_former_good = bool(self._former) and self._clock() < self._replaced_at_s + GRACE_S

@@ -1,4 +1,4 @@
-"""The certificate that the API is served with: read from files, and read again when they change."""
+"""The certificate of the API: read from files, and again when they change."""
 
 import logging
 import ssl
@@ -11,25 +11,25 @@ from unbroken_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 16 << 10
-"""asyncio sets 256 KiB aside to read each encrypted connection, over 1 GiB for 4,096 agents, whose words are short."""
+"""asyncio reserves 256 KiB per encrypted connection, over 1 GiB for 4,096 agents, whose messages are short."""
 
 _Stamps = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """Serves each new connection with the newest certificate; those that are open stay as they are."""
+    """Gives each new connection the newest certificate; open connections keep theirs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Read the files. Raises InputError when they cannot be read, or do not belong together."""
+        """Read the files. Raises InputError when they cannot be read or do not match."""
         sslproto.SSLProtocol.max_size = _READ_BYTES
         self._files = (certificate, key)
         self._stamps = self._look()
         self._newest = self.context = server_context(*self._files)
-        """What to listen with; it hands over to the newest."""
+        """The context to listen with; it delegates to the newest."""
         self.context.sni_callback = self._choose
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Called at the begin of each handshake."""
+        """Called at the start of each handshake."""
         try:
             stamps = self._look()
             if stamps != self._stamps:
@@ -37,7 +37,7 @@ class ServerCertificate:
                 self._stamps = stamps
                 logger.info("certificate replaced: file=%s", self._files[0])
         except InputError as error:
-            # A rotation may leave the files apart for a moment; the former holds until there is a new one.
+            # During a rotation the files may not match for a moment: the old certificate serves until they do.
             logger.warning("certificate kept: %s", error)
         connection.context = self._newest
 

@@ -1,4 +1,4 @@
-"""What agent and rendezvous show to the cluster without a token: `/healthz` and `/metrics`, on a port of their own."""
+"""`/healthz` and `/metrics`, on a port of their own and without a token."""
 
 import socket
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from unbroken_core.errors import InputError
 
 
 async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) -> web.AppRunner:
-    """Serve until the returned runner is cleaned up; `render` makes the text of `/metrics`. Raises InputError."""
+    """Serve until the returned runner is cleaned up; `render` returns the text of `/metrics`. Raises InputError."""
     runner = await _runner(render)
     try:
         await web.TCPSite(runner, host, port, reuse_address=True).start()
@@ -20,7 +20,7 @@ async def serve_exposition(host: str, port: int, render: Callable[[], bytes]) ->
 
 
 async def serve_exposition_on(listener: socket.socket, render: Callable[[], bytes]) -> web.AppRunner:
-    """Do the same on a socket that listens already."""
+    """Do the same on a listening socket."""
     runner = await _runner(render)
     await web.SockSite(runner, listener).start()
     return runner

@@ -1,4 +1,4 @@
-"""Reads what comes on a WebSocket, and says why something is not taken. What stands in a message is not looked at."""
+"""Reads text frames from a WebSocket, and says why a frame is refused. Does not look into messages."""
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
@@ -7,7 +7,7 @@ from unbroken_core.errors import WireError
 
 
 class MessageRefused(WireError):
-    """A message that is not taken; its connection is closed."""
+    """A refused message; its connection is closed."""
 
     def __init__(self, reason: Refusal, detail: str) -> None:
         super().__init__(detail)

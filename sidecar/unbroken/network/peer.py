@@ -1,4 +1,4 @@
-"""One agent's connection, as the service writes to it."""
+"""The sending side of one peer's WebSocket."""
 
 import asyncio
 import struct
@@ -18,7 +18,7 @@ def text_frame(text: str) -> bytes:
 
 
 class Peer:
-    """Writes whole frames straight to the transport, whose buffer is the queue of this connection.
+    """Writes whole frames to the transport, whose buffer is this connection's queue.
 
     Nothing is awaited: a slow agent costs the others nothing, and a frame for all is encoded once.
     """
@@ -26,7 +26,7 @@ class Peer:
     def __init__(self, session: str, pod: str, transport: asyncio.WriteTransport, now_s: float) -> None:
         self.session = session
         self.pod = pod
-        self.heard_at_s = now_s
+        self.received_at_s = now_s
         self._transport = transport
 
     def send(self, frame: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What was refused: counted by reason, and logged once a peer and minute, so that nobody can fill the log."""
+"""Refused requests and messages: counted by reason, and logged once per peer and minute, to bound the log."""
 
 import logging
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _MAX_PEERS = 1024
 
 
 class Refusal(str, Enum):
-    """Why something was refused; values are metric labels."""
+    """Reason of a refusal; values are metric labels."""
 
     UNAUTHORIZED = "unauthorized"
     MALFORMED = "malformed"
@@ -20,9 +20,9 @@ class Refusal(str, Enum):
     OVERFLOW = "overflow"
     SILENT = "silent"
     NO_MEMBER = "no-member"
-    """A sound agent that may not take part: another job, another protocol, another number of workers."""
+    """A sound agent that may not join: of another job, another protocol, or another number of workers."""
     TOO_FAST = "too-fast"
-    """An agent that sends more than it may: it is read slower. Or an address that tries wrong tokens: it is cut off."""
+    """An agent that sends too much: it is read more slowly. Or an address that tries wrong tokens: it is cut off."""
     TOO_MANY = "too-many"
     """More connections without a token than may be open."""
 
@@ -35,26 +35,30 @@ class Refusals:
     def __init__(self) -> None:
         self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self._logged_at_s: dict[tuple[str, Refusal], float] = {}
-        self.stranger = ""
-        """Who came without the job's token last; "" when nobody did, and kept for _LOG_EVERY_S before another is."""
-        self._stranger_at_s = -_LOG_EVERY_S
+        self.unauthorized_peer = ""
+        """The peer that last came without the job's token; "" for none. Another replaces it after _LOG_EVERY_S."""
+        self._unauthorized_at_s = -_LOG_EVERY_S
         self._listener: Callable[[], None] = lambda: None
 
-    def on_stranger(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when there is another stranger, once a minute at most, or when one is none any more."""
+    def on_unauthorized(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when `unauthorized_peer` changes, for another peer at most once a minute."""
         self._listener = listener
 
-    def welcome(self, peer: str) -> None:
+    def note_authorized(self, peer: str) -> None:
         """Note that a peer has come with the token."""
-        if peer == self.stranger:
-            self.stranger = ""
+        if peer == self.unauthorized_peer:
+            self.unauthorized_peer = ""
             self._listener()
 
     def note(self, reason: Refusal, peer: str, detail: str, now_s: float) -> None:
         """Count one refusal; `peer` is the address that it came from."""
         self.counts[reason] += 1
-        if reason is Refusal.UNAUTHORIZED and peer != self.stranger and now_s - self._stranger_at_s >= _LOG_EVERY_S:
-            self.stranger, self._stranger_at_s = peer, now_s
+        if (
+            reason is Refusal.UNAUTHORIZED
+            and peer != self.unauthorized_peer
+            and now_s - self._unauthorized_at_s >= _LOG_EVERY_S
+        ):
+            self.unauthorized_peer, self._unauthorized_at_s = peer, now_s
             self._listener()
         key = (peer, reason)
         if now_s - self._logged_at_s.get(key, -_LOG_EVERY_S) < _LOG_EVERY_S:

@@ -1,4 +1,4 @@
-"""The metric of what was refused: of a job's rendezvous, and of the one for torchrun."""
+"""The metric of refusals, for a job's rendezvous and for the one that serves torchrun."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from unbroken.network.refusals import Refusal
 
 
 def refused_metric(counts: Mapping[Refusal, int]) -> Metric:
-    """Return the family."""
+    """Return the metric family."""
     refused = CounterMetricFamily("unbroken_refused", "Requests and messages that were refused.", labels=["reason"])
     for reason, count in counts.items():
         refused.add_metric([reason.value], count)

@@ -1,4 +1,4 @@
-"""How long the kernel waits for a peer of a connection that does not answer: by itself a quarter of an hour."""
+"""How long the kernel waits for a peer that does not answer; its default is a quarter of an hour."""
 
 import contextlib
 import socket
@@ -17,7 +17,7 @@ class Transport(Protocol):
 
 
 def give_up_silent_peer(transport: Transport, *, probe: bool) -> None:
-    """Let the kernel give up a peer that does not acknowledge; with `probe`, also one that is sent nothing.
+    """Let the kernel give up a peer that does not acknowledge; with `probe`, also while nothing is sent to it.
 
     Heartbeats see the rest: a peer that acknowledges and does nothing else.
     """
@@ -25,7 +25,7 @@ def give_up_silent_peer(transport: Transport, *, probe: bool) -> None:
     if peer is None:
         return
     options = [("TCP_USER_TIMEOUT", _SILENT_PEER_MS), *(_PROBES if probe else ())]
-    # A connection that has ended by now takes no options on some systems, and others do not know them all.
+    # Some systems take no options for a connection that has ended, and some do not know them all.
     with contextlib.suppress(OSError):
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""The token that callers have to show: one that never changes, or that of a file, read again when the file changes."""
+"""The token that callers must show: a fixed one, or one in a file, which is read again when it changes."""
 
 import hmac
 import logging
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 _MIN_CHARACTERS = 16
 GRACE_S = 300.0
-"""A token that was replaced is good for so long: kubelets bring the new one to the pods up to two minutes apart."""
+"""How long a replaced token stays valid: kubelets update the pods' files up to two minutes apart."""
 
 
 class FixedToken:
-    """Checks what callers present against a token that no file has."""
+    """Checks callers against a fixed token."""
 
     def __init__(self, token: str) -> None:
-        """Raises InputError when it is too short to be one."""
+        """Raises InputError when the token is too short."""
         self._token = token.encode()
         _want_length(self._token, "token")
 
@@ -29,10 +29,10 @@ class FixedToken:
 
 
 class TokenFile:
-    """Checks what callers present against the token in a file, and for GRACE_S against the one before it."""
+    """Checks callers against the token in a file, and for GRACE_S against the one before it."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file. Raises InputError when it cannot be read, or its token is too short to be one."""
+        """Read the file. Raises InputError when it cannot be read or its token is too short."""
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._token = b""
@@ -46,7 +46,7 @@ class TokenFile:
         try:
             self._read()
         except InputError as error:
-            # A rotation may remove the file for a moment; the old token holds until there is a new one.
+            # A rotation may remove the file for a moment: the old token stays valid until there is a new one.
             logger.warning("token kept: %s", error)
         previous = self._previous if self._has_grace() else self._token
         return _is_bearer(authorization, self._token, previous)
@@ -78,6 +78,6 @@ def _want_length(token: bytes, what: str) -> None:
 def _is_bearer(authorization: str, *tokens: bytes) -> bool:
     scheme, _, presented = authorization.partition(" ")
     shown = presented.strip().encode(errors="replace")
-    # All of them are compared, whichever it is.
+    # Compare with all of them: the time must not show which one matched.
     is_same = [hmac.compare_digest(shown, token) for token in tokens]
     return scheme.lower() == "bearer" and any(is_same)

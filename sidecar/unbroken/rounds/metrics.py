@@ -1,4 +1,4 @@
-"""What Prometheus is told of rounds for torchrun. A run's name is no label: anybody may make up another one."""
+"""Metrics of rounds for torchrun. A run's name is no label: any client can invent another."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from unbroken.rounds.server import Rounds
 
 
 class RoundsCollector(Collector):
-    """Shows all runs at the moment of the scrape."""
+    """All runs at the moment of the scrape."""
 
     def __init__(self, rounds: Rounds, refusals: Refusals) -> None:
         self._rounds = rounds

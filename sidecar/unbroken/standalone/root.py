@@ -267,7 +267,7 @@ class Root:
             server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
-        server.door.watch(runner.server)
+        server.token_guard.watch(runner.server)
         try:
             await web.SockSite(runner, listener, backlog=4096).start()
             on_up()
@@ -289,7 +289,7 @@ class Root:
             if service.num_agents:
                 continue
             # The first agent may have come and gone since the last check.
-            until_s = first_until_s if service.deserted_since_s is None else service.deserted_since_s + LINGER_S
+            until_s = first_until_s if service.empty_since_s is None else service.empty_since_s + LINGER_S
             is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
             if is_over or service.num_left >= num_hosts or self._loop.time() >= until_s:
                 return

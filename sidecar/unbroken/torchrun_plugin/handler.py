@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from unbroken.network.authority import AuthorityFile
-from unbroken.rounds.client import Endpoint, Link
+from unbroken.rounds.client import RoundsLink, RoundsServer
 from unbroken.rounds.starter import Starter, is_local
 from unbroken.torchrun_plugin.options import Options, read_options
 from unbroken.torchrun_plugin.round_store import RoundStore, connect_store, open_store
@@ -95,7 +95,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             limits=options.limits,
             intent=Intent.IDLE,
         )
-        self._link = Link(_endpoint(options), run_id, report)
+        self._link = RoundsLink(_endpoint(options), run_id, report)
         if options.is_guessable and not options.host.startswith(("127.", "localhost", "::1")):
             logger.warning("whoever knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
 
@@ -324,7 +324,7 @@ def _raise_at_end(standing: Standing) -> None:
         raise RendezvousGracefulExitError(f"this node was not needed: {standing.message}")
 
 
-def _endpoint(options: Options) -> Endpoint:
+def _endpoint(options: Options) -> RoundsServer:
     starter = Starter(
         options.host,
         options.port,
@@ -337,7 +337,7 @@ def _endpoint(options: Options) -> Endpoint:
     authority = AuthorityFile(Path(options.authority_file)) if options.authority_file else None
     may_start = options.may_start and is_local(options.host)
     start = starter if may_start else None
-    return Endpoint(options.host, options.port, options.token, authority, options.server_name, start)
+    return RoundsServer(options.host, options.port, options.token, authority, options.server_name, start)
 
 
 def _settings(run_id: str, options: Options) -> RendezvousSettings:

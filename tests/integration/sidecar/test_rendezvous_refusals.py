@@ -136,7 +136,7 @@ def test_flood_of_strangers_is_cut_off_while_members_go_on(tmp_path: Path) -> No
         server = Server(service, TokenFile(tmp_path / "token"), refusals)
         runner = web.AppRunner(server.application(), access_log=None)
         await runner.setup()
-        server.door.watch(runner.server, limit=250)
+        server.token_guard.watch(runner.server, limit=250)
         await web.SockSite(runner, listener := socket.create_server(("127.0.0.1", 0))).start()
         host, port = listener.getsockname()
         try:

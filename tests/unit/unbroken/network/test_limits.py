@@ -1,6 +1,13 @@
 """What nobody may exceed, on a clock of its own."""
 
-from unbroken.network.limits import FAILURES_AT_ONCE, FAILURES_PER_S, STRANGER_S, Budget, FailureRate, Strangers
+from unbroken.network.limits import (
+    FAILURES_AT_ONCE,
+    FAILURES_PER_S,
+    TOKEN_TIMEOUT_S,
+    Budget,
+    FailureRate,
+    UnauthenticatedConnections,
+)
 from unbroken.network.refusals import Refusal, Refusals
 
 
@@ -45,25 +52,25 @@ class Line:
 def test_connection_without_a_token_is_closed_in_time_and_one_with_it_stays() -> None:
     lines: list[Line] = []
     refusals = Refusals()
-    strangers = Strangers(lambda: list(lines), refusals, limit=10)
+    strangers = UnauthenticatedConnections(lambda: list(lines), refusals, limit=10)
     member = Line("member", lines)
     Line("idle", lines)
     strangers.admit(member)
     strangers.sweep(0.0)
     late = Line("late", lines)
-    strangers.sweep(STRANGER_S - 0.1)
+    strangers.sweep(TOKEN_TIMEOUT_S - 0.1)
     assert len(lines) == 3
-    strangers.sweep(STRANGER_S)
+    strangers.sweep(TOKEN_TIMEOUT_S)
     assert lines == [member, late]
     assert refusals.counts[Refusal.SILENT] == 1
-    strangers.sweep(10 * STRANGER_S)
+    strangers.sweep(10 * TOKEN_TIMEOUT_S)
     assert lines == [member]
 
 
 def test_of_too_many_connections_without_a_token_the_oldest_are_closed() -> None:
     lines: list[Line] = []
     refusals = Refusals()
-    strangers = Strangers(lambda: list(lines), refusals, limit=2)
+    strangers = UnauthenticatedConnections(lambda: list(lines), refusals, limit=2)
     members = [Line("member", lines) for _ in range(5)]
     for member in members:
         strangers.admit(member)

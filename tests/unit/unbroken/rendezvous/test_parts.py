@@ -160,7 +160,7 @@ def test_pods_that_have_taken_leave_are_counted_until_they_come_back() -> None:
             transport: Any = SlowTransport()
             peer = service.join(hello, transport)
             seen.append(service.num_left)
-            service.hear(peer, Report(1, (), is_leaving=True))
+            service.receive(peer, Report(1, (), is_leaving=True))
             service.leave(peer)
             seen.append(service.num_left)
         service.close()
