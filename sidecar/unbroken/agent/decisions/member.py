@@ -45,7 +45,7 @@ from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
 from unbroken.agent.decisions.place import Place
 from unbroken.agent.decisions.reporting import Reporter
-from unbroken.agent.decisions.worker_state import in_process_state, process_state
+from unbroken.agent.decisions.worker_state import worker_states
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -117,21 +117,7 @@ class PodMember:
     @property
     def workers(self) -> tuple[WorkerState, ...]:
         """All workers of the pod as they are now, in local order."""
-        is_finished = self.instructions.finish is not None
-        if self.settings.is_in_process:
-            states = [in_process_state(place, is_finished) for place in self.places]
-        else:
-            states = [process_state(place, self.host, is_finished) for place in self.places]
-        return tuple(self._without_passed_over(place, state) for place, state in zip(self.places, states, strict=True))
-
-    def _without_passed_over(self, place: Place, state: WorkerState) -> WorkerState:
-        """Count a plan as passed for a worker that was never ordered to enter it before it was interrupted."""
-        plan, interrupted = self.instructions.plan, self.instructions.interrupted
-        if plan is None or place.incarnation.part is None or plan.iteration > interrupted:
-            return state
-        if state.phase is not WorkerPhase.READY or state.iteration >= plan.iteration:
-            return state
-        return replace(state, iteration=plan.iteration)
+        return worker_states(self.places, self.instructions, self.settings.is_in_process, self.host)
 
     @property
     def asked_for_stacks(self) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 import operator
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 
+from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Place
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerReport
@@ -13,6 +15,28 @@ _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
 """After these the process ends by itself: the worker's own report says more than the exit code."""
 
 MAX_DETAIL = 2000
+
+
+def worker_states(
+    places: Sequence[Place], instructions: Instructions, is_in_process: bool, host: str
+) -> tuple[WorkerState, ...]:
+    """Return the state of each worker, in local order; `host` is the address at which this pod's ports are reached."""
+    is_finished = instructions.finish is not None
+    if is_in_process:
+        states = [in_process_state(place, is_finished) for place in places]
+    else:
+        states = [process_state(place, host, is_finished) for place in places]
+    return tuple(_past_plan(place, state, instructions) for place, state in zip(places, states, strict=True))
+
+
+def _past_plan(place: Place, state: WorkerState, instructions: Instructions) -> WorkerState:
+    """Count a plan as passed for a worker that was never ordered to enter it before it was interrupted."""
+    plan = instructions.plan
+    if plan is None or place.incarnation.part is None or plan.iteration > instructions.interrupted:
+        return state
+    if state.phase is not WorkerPhase.READY or state.iteration >= plan.iteration:
+        return state
+    return replace(state, iteration=plan.iteration)
 
 
 def in_process_state(place: Place, is_finished: bool) -> WorkerState:
