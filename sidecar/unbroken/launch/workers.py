@@ -1,4 +1,4 @@
-"""The worker processes of a pod: started, ended and reaped; never by a decision of this module."""
+"""Starts, ends and reaps the worker processes of a pod, as ordered."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ NOT_EXECUTABLE = 126
 _LOG_STACK_AFTER_S = 0.3
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
 _FORK_WORDS = "forked subprocess"
-"""What torch says of a GPU that was in use before the fork."""
+"""In torch's message about a GPU that was in use before the fork."""
 
 
 class Workers:
@@ -47,7 +47,7 @@ class Workers:
         self._forking: Forking | None = None
 
     def prepare(self, now_s: float) -> None:
-        """Start what workers are forked from, where that serves the command."""
+        """Start the fork server, if it suits the command."""
         self._forking = plan_forking(self._config, common_environment(self._config), self._tie, self._complain)
         if self._forking is not None:
             self._forking.start_server(now_s)
@@ -60,7 +60,7 @@ class Workers:
 
     @property
     def states(self) -> tuple[ProcessState, ...]:
-        """All places in local order; incarnation -1 where nothing was started."""
+        """All places in local order; incarnation -1 before the first process."""
         return tuple(worker.state for worker in self._workers)
 
     @property
@@ -99,7 +99,7 @@ class Workers:
         if order.incarnation <= newest:
             return
         if worker.is_alive:
-            # Only after its end: the memory, ports and devices that it still holds may be all that there is.
+            # Only after its end: it may still hold all memory, ports or devices.
             worker.next_order = None if worker.process.coming_exit_code is None else order
             return
         self._cancel_start(worker)
@@ -115,7 +115,7 @@ class Workers:
         self._show_server()
 
     def start_waiting(self, now_s: float) -> None:
-        """Start what was ordered while the process before it was ending."""
+        """Start processes that were ordered while the one before was still ending."""
         for worker in self._workers:
             if worker.next_order is not None and not worker.is_alive:
                 self.spawn(worker.next_order, now_s)
@@ -136,7 +136,7 @@ class Workers:
         self._show_server()
 
     def cancel_starts(self) -> None:
-        """Forget the processes that do not run yet."""
+        """Forget processes that do not run yet."""
         for worker in self._workers:
             self._cancel_start(worker)
 
@@ -146,7 +146,7 @@ class Workers:
         worker.ordered = worker.next_order = None
 
     def _start(self, worker: WorkerPlace, order: Spawn) -> None:
-        """Start a process by itself; a failure becomes its exit code."""
+        """Start a process by Popen; a failure becomes its exit code."""
         worker.renew(order.incarnation)
         environment = worker_environment(self._config, order)
         try:
@@ -164,9 +164,9 @@ class Workers:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            # A session, and with it a process group, of its own: a signal to it reaches grandchildren, too.
+            # A session, and so a process group, of its own: a signal to the group reaches grandchildren as well.
             start_new_session=True,
-            # No thread of this process can hold a lock across the fork: it has one thread only.
+            # No other thread can hold a lock across the fork: this process has only one.
             preexec_fn=self._tie,  # noqa: PLW1509 - see above
         )
         # Reaped by `reap`; this keeps Popen from waiting for it.
@@ -179,7 +179,7 @@ class Workers:
         self._adopt(worker, process.pid, output)
 
     def _adopt(self, worker: WorkerPlace, pid: int, output: Sequence[int]) -> None:
-        """Take a process that runs, and the ends of its stdout and stderr."""
+        """Take over a running process, with the read ends of its stdout and stderr."""
         process = worker.process
         process.pid = pid
         log = process.log = Log(self._open_log(worker), self._stderr)
@@ -189,7 +189,7 @@ class Workers:
         self._new_streams += process.streams
 
     def _show_server(self) -> None:
-        """Read what a fork server prints: warnings of imports, which are its own and no worker's."""
+        """Read the fork server's output: warnings of imports, which belong to no worker."""
         if self._forking is None:
             return
         prefix = f"[{self._config.pod}/fork server] ".encode()
@@ -215,7 +215,7 @@ class Workers:
     # ------------------------------------------------------------------------------------------------------------- end
 
     def end(self, local_rank: int, incarnation: int, grace_s: float, now_s: float) -> None:
-        """Tell a process and its group to end; `kill_overdue` ends them for good after the grace."""
+        """Ask a process and its group to end; `kill_overdue` kills them after the grace."""
         if not 0 <= local_rank < len(self._workers):
             return
         worker = self._workers[local_rank]
@@ -223,7 +223,7 @@ class Workers:
             self._end(worker.process, signal.SIGTERM, grace_s, now_s)
 
     def end_all(self, grace_s: float, now_s: float, number: int = signal.SIGTERM) -> None:
-        """Tell all processes to end, and start no more."""
+        """Ask all processes to end, and start no more."""
         self.cancel_starts()
         for worker in self._workers:
             if worker.is_alive:
@@ -246,7 +246,7 @@ class Workers:
                     signal_group(process.pid, signal.SIGKILL)
 
     def forward(self, number: int) -> None:
-        """Pass a signal on to the processes themselves; their children were not asked."""
+        """Pass a signal on to the processes alone, not to their children."""
         for worker in self._workers:
             if worker.is_alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -263,7 +263,7 @@ class Workers:
             process.log_stack_at_s = now_s + _LOG_STACK_AFTER_S
 
     def log_stacks(self, now_s: float) -> None:
-        """Copy the stacks that were written into the logs of their processes."""
+        """Copy written stacks into the logs of their processes."""
         for worker in self._workers:
             due_s = worker.process.log_stack_at_s
             if due_s is not None and now_s >= due_s:
@@ -271,7 +271,7 @@ class Workers:
                 worker.process.log_stack_at_s = None if self._log_stack(worker) else now_s + _LOG_STACK_AFTER_S
 
     def _log_stack(self, worker: WorkerPlace) -> bool:
-        """Copy what was written; return whether there was anything, or never will be."""
+        """Copy a written stack; return False to try again later."""
         try:
             text = stack_path(self._config.directory, worker.local_rank).read_bytes()[:MAX_STACK_BYTES]
         except OSError:
@@ -282,7 +282,7 @@ class Workers:
         return bool(text)
 
     def inspect(self, order: Inspect) -> None:
-        """Look whether a process is ending, which takes as long as freeing its memory does, and how."""
+        """Note the exit code of a process that is still ending: freeing its memory may take long."""
         if not 0 <= order.local_rank < len(self._workers):
             return
         worker = self._workers[order.local_rank]
@@ -294,12 +294,12 @@ class Workers:
             self._note_error(worker, worker.process.coming_exit_code)
 
     def reap(self) -> bool:
-        """Collect all processes that have ended, adopted orphans too; return whether a worker was among them."""
+        """Reap all processes that have ended, adopted orphans as well; return whether a worker was among them."""
         has_ended = False
         while (pid := _ended_child()) is not None:
             worker = next((worker for worker in self._workers if worker.is_alive and worker.process.pid == pid), None)
             if worker is not None:
-                # Before it is reaped: until then nobody else can get the number of its group.
+                # Before it is reaped: until then its group's number cannot be reused.
                 signal_group(pid, signal.SIGKILL)
             elif self._forking is not None:
                 self._forking.note_end(pid)
@@ -316,7 +316,7 @@ class Workers:
         worker.process.exit_code, worker.process.kill_at_s = exit_code, None
         self._note_error(worker, exit_code)
         self._doubt_fork(worker, exit_code)
-        # Another port for the next process: a worker of the old world that still tries must not meet the new store.
+        # Another port for the next process: a worker of the previous world must not reach its store.
         fresh = HeldPort()
         worker.port.release()
         worker.port = fresh
@@ -331,7 +331,7 @@ class Workers:
             process.error = process.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
 
     def _doubt_fork(self, worker: WorkerPlace, exit_code: int) -> None:
-        """A fork that may be why a process failed must not be why the next one fails, too."""
+        """If the fork may be why a process failed, do not fork the next one."""
         process = worker.process
         if not process.is_forked or self._forking is None:
             return

@@ -12,7 +12,7 @@ from unbroken_core.messages import JobStatus, Observation
 _TIMEOUT = aiohttp.ClientTimeout(total=40.0)
 
 
-class RendezvousClient:
+class StatusClient:
     """Talks to one rendezvous; every failure is an answer of None or False, as it may just be starting again."""
 
     def __init__(self, url: str, token: str, context: ssl.SSLContext | None) -> None:

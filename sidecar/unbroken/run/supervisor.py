@@ -11,8 +11,8 @@ from pathlib import Path
 
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
-from unbroken.run.client import RendezvousClient
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.client import StatusClient
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
@@ -32,7 +32,7 @@ _GRACE_S = 10.0
 class Supervisor:
     """One run. All of it in one event loop, in the main thread."""
 
-    def __init__(self, options: RunOptions, folder: Path, block: AddressBlock) -> None:
+    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock) -> None:
         self._options = options
         self._folder = folder
         self._block = block
@@ -47,7 +47,7 @@ class Supervisor:
             context = client_context(certificates.authority.read_text())
         self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
         self._children = Children()
-        self._client = RendezvousClient(self._recipes.rendezvous_url, token, context)
+        self._client = StatusClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None
         self._pods: list[Pod] = []
         self._num_made = 0
@@ -77,7 +77,7 @@ class Supervisor:
             for index in range(settings.replicas + settings.spares):
                 role = Role.ACTIVE if index < settings.replicas else Role.SPARE
                 self._start_pod(self._options.domains[index], role)
-            self._keep(self._tell_pods())
+            self._keep(self._send_pods())
             self._keep(self._follow())
             code = await self._end
             if self._is_over:
@@ -138,7 +138,7 @@ class Supervisor:
             self._say(f"rendezvous {_ending(code)}: started again")
             self._is_news.set()
 
-    async def _tell_pods(self) -> None:
+    async def _send_pods(self) -> None:
         """Tell the rendezvous which pods there are, after every change."""
         while True:
             await self._is_news.wait()
@@ -151,18 +151,18 @@ class Supervisor:
 
     async def _follow(self) -> None:
         """Tell the user what the job does, until it is over."""
-        told = ""
+        shown = ""
         while True:
             is_stuck = self._status is not None and self._status.phase is JobPhase.INTERRUPTED
-            is_untold = is_stuck and self._status is not None and self._status.message != told
-            status = await self._client.newer_status(self._status, _PATIENCE_S if is_untold else 30.0)
+            is_news = is_stuck and self._status is not None and self._status.message != shown
+            status = await self._client.newer_status(self._status, _PATIENCE_S if is_news else 30.0)
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if is_untold and self._status is not None and status.message == self._status.message:
+            if is_news and self._status is not None and status.message == self._status.message:
                 # Most interruptions are over before anybody could read what they wait for.
-                told = status.message
-                self._say(told)
+                shown = status.message
+                self._say(shown)
             for line in narrate(self._status, status):
                 self._say(line)
             self._status = status

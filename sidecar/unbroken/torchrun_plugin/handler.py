@@ -38,14 +38,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 from unbroken.network.authority import AuthorityFile
 from unbroken.rounds.client import RoundsLink, RoundsServer
 from unbroken.rounds.starter import Starter, is_local
-from unbroken.torchrun_plugin.options import Options, read_options
+from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken.torchrun_plugin.round_store import RoundStore, connect_store, open_store
 from unbroken_core.torchrun_rounds.messages import PROTOCOL, Departure, End, Intent, NodeReport, Stage, Standing
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "unbroken"
-_LAST_WORD_S = 1.0
+_DEPARTURE_S = 1.0
 """So long a process that ends without having shut its handler down tries to say so."""
 _RETRY_S = 0.1
 _KEEP_ALIVES = 3
@@ -74,7 +74,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 class UnbrokenRendezvousHandler(RendezvousHandler):
     """One node's. For one thread, as torch's agent uses it; the link has a thread of its own."""
 
-    def __init__(self, run_id: str, options: Options, local_address: str = "") -> None:
+    def __init__(self, run_id: str, options: RendezvousOptions, local_address: str = "") -> None:
         """Nothing is connected before the handler is asked for something."""
         self._run_id = run_id
         self._options = options
@@ -234,11 +234,11 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             standing = self._link.standing
             return bool(self._link.rejected) or (standing is not None and is_right(standing))
 
-        is_told = self._link.wait(is_over, self._options.close_s)
+        is_answered = self._link.wait(is_over, self._options.close_s)
         error: RendezvousError | None = None
-        if self._link.rejected or (not is_told and self._link.complaint):
+        if self._link.rejected or (not is_answered and self._link.complaint):
             error = RendezvousConnectionError(self._link.rejected or self._link.complaint)
-        elif not is_told:
+        elif not is_answered:
             error = RendezvousTimeoutError(f"want {wanted} within {self._options.close_s:g} s (close_timeout)")
         if error is not None:
             self._record_failure(error)
@@ -249,12 +249,12 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """Leave the run, and tell why; the others go on where there are enough. Return whether that was heard."""
         error = sys.exc_info()[1]
-        is_heard = self._shut_down(error)
+        is_sent = self._shut_down(error)
         if self._was_released and isinstance(error, AttributeError):
             # torch's launcher (2.13) asks a node that was released for its result, of which there is none. It was not
             # needed: that is no failure, and whoever has started it must not start it again.
             raise SystemExit(0)
-        return is_heard
+        return is_sent
 
     def _shut_down(self, error: BaseException | None) -> bool:
         departure = Departure.GONE
@@ -278,9 +278,9 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         self._has_left = True
         closes = self._link.report.closes or (departure is Departure.FAILED and self._options.is_closed_by_failure)
         self._link.say(intent=Intent.LEAVE, departure=departure, detail=detail, closes=closes)
-        is_told = self._link.wait(self._may_end, timeout_s)
+        is_answered = self._link.wait(self._may_end, timeout_s)
         self._link.stop()
-        return is_told and (self._link.was_connected or bool(self._link.rejected))
+        return is_answered and (self._link.was_connected or bool(self._link.rejected))
 
     def _may_end(self) -> bool:
         standing = self._link.standing
@@ -289,7 +289,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
 
     def _leave_at_exit(self) -> None:
         """torchrun does not shut its handler down when it was ended by a signal: the others need not wait for that."""
-        self._leave(Departure.GONE, "its process ends", _LAST_WORD_S)
+        self._leave(Departure.GONE, "its process ends", _DEPARTURE_S)
 
     # -------------------------------------------------------------------------------------------------------- internals
 
@@ -324,7 +324,7 @@ def _raise_at_end(standing: Standing) -> None:
         raise RendezvousGracefulExitError(f"this node was not needed: {standing.message}")
 
 
-def _endpoint(options: Options) -> RoundsServer:
+def _endpoint(options: RendezvousOptions) -> RoundsServer:
     starter = Starter(
         options.host,
         options.port,
@@ -340,7 +340,7 @@ def _endpoint(options: Options) -> RoundsServer:
     return RoundsServer(options.host, options.port, options.token, authority, options.server_name, start)
 
 
-def _settings(run_id: str, options: Options) -> RendezvousSettings:
+def _settings(run_id: str, options: RendezvousOptions) -> RendezvousSettings:
     limits = options.limits
     return RendezvousSettings(
         run_id,

@@ -17,7 +17,7 @@ OUT, ERR = 1, 2
 """Bits, as torch's `Std` has them."""
 _MAX_SAME_NAMES = 10_000
 _STREAMS = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -95,4 +95,4 @@ def make_attempt_folder(run_folder: str, attempt: str, local_ranks: Iterable[int
 
 def is_full(error: OSError) -> bool:
     """Return whether an error says that there is no room, or no disk, for files: training can go on without them."""
-    return error.errno in _NO_ROOM
+    return error.errno in _DISK_ERRORS

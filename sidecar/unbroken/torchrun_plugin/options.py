@@ -1,4 +1,4 @@
-"""What a user says in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure but for `Options.token`."""
+"""What a user says in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure but for `RendezvousOptions.token`."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ _OF_OTHERS = ("is_host", "store_type", "use_libuv", "timeout", "rank")
 
 
 @dataclass(frozen=True)
-class Options:
+class RendezvousOptions:
     """All of it. Times in seconds."""
 
     host: str
@@ -63,7 +63,7 @@ class Options:
 
 def read_options(
     endpoint: str, run_id: str, nodes: tuple[int, int], config: Mapping[str, object], environment: Mapping[str, str]
-) -> Options:
+) -> RendezvousOptions:
     """Raises InputError, which is a ValueError, naming the option."""
     texts = {name: str(config.get(name, "")) for name in _TEXTS}
     for name in config:
@@ -82,7 +82,7 @@ def read_options(
         raise InputError("rdzv-conf: want certificate=FILE and key=FILE, or none of them, got one")
     token_file = texts["token_file"] or environment.get("UNBROKEN_TOKEN_FILE", "")
     domains = texts["domains"] or environment.get("UNBROKEN_DOMAINS", "")
-    return Options(
+    return RendezvousOptions(
         host=host,
         port=port,
         limits=Limits(

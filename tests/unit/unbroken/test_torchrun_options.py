@@ -7,12 +7,14 @@ import pytest
 
 from unbroken.network.token import FixedToken
 from unbroken.rounds.restored_state import KnownRoundsFile, read_known_rounds
-from unbroken.torchrun_plugin.options import Options, read_options
+from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
 
-def _read(endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object) -> Options:
+def _read(
+    endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object
+) -> RendezvousOptions:
     return read_options(endpoint, "run", (2, 3), config, environment or {})
 
 
