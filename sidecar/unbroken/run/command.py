@@ -1,4 +1,4 @@
-"""The command itself: options in, exit code out, and a private folder that is gone afterwards."""
+"""The command: reads options, runs the job in a private folder, returns the exit code."""
 
 import asyncio
 import shutil

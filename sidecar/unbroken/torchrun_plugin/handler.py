@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "unbroken"
 _DEPARTURE_S = 1.0
-"""So long a process that ends without having shut its handler down tries to say so."""
+"""How long a process that ends without shutting its handler down tries to report it."""
 _RETRY_S = 0.1
 _KEEP_ALIVES = 3
-"""Heartbeats in the time after which a node that sends none is lost."""
+"""Heartbeats within the time after which a silent node is lost."""
 _numbers = itertools.count()
 
 
@@ -72,17 +72,17 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class UnbrokenRendezvousHandler(RendezvousHandler):
-    """One node's. For one thread, as torch's agent uses it; the link has a thread of its own."""
+    """The handler of one node. For one thread, as torch's agent uses it; the link has a thread of its own."""
 
     def __init__(self, run_id: str, options: RendezvousOptions, local_address: str = "") -> None:
-        """Nothing is connected before the handler is asked for something."""
+        """Connects only when it is used."""
         self._run_id = run_id
         self._options = options
         self._local_id = next(_numbers)
         self._host = local_address or socket.gethostname()
         self._settings = _settings(run_id, options)
         self._stores: list[RoundStore] = []
-        """The newest last. The one before it serves those who have not left its round yet."""
+        """The newest last. The one before it serves nodes that have not left its round yet."""
         self._has_begun = False
         self._has_left = False
         self._was_released = False
@@ -101,12 +101,12 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
 
     @property
     def settings(self) -> RendezvousSettings:
-        """In torch's words."""
+        """The settings in torch's form."""
         return self._settings
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use the round's store, too."""
+        """Whether workers use the round's store as well."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def get_backend(self) -> str:
@@ -120,7 +120,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # ------------------------------------------------------------------------------------------------- the next round
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until this node is in a round that runs.
+        """Wait until this node is in a running round.
 
         Raises RendezvousClosedError, RendezvousTimeoutError, RendezvousConnectionError, RendezvousGracefulExitError.
         """
@@ -153,7 +153,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
                     self._link.say(intent=Intent.RUN, round=standing.round, rank=standing.rank)
                     return standing, self._stores[-1]
                 if standing.stage is Stage.SPARE and not self._link.complaint:
-                    # It is not late: there is no place for it yet.
+                    # It is not late: there is just no place for it yet.
                     until_s = time.monotonic() + self._options.join_s
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -162,7 +162,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             self._await_change(standing, attempt, min(left_s, _RETRY_S if may_retry else 1.0))
 
     def _standing(self, attempt: int) -> Standing | None:
-        """Return what was told about this wish; None: nothing yet."""
+        """Return the answer to this request; None before it."""
         standing = self._link.standing
         return standing if standing is not None and standing.attempt == attempt else None
 
@@ -209,7 +209,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # ------------------------------------------------------------------------------------------------ between rounds
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for this one to come to the next round; 0 while it may stay in its own.
+        """Return how many nodes wait for this one in the next round; 0 while it may stay in its own.
 
         More than 0 as well when a node of its round is lost. What was told last counts while the rendezvous is away.
         """
@@ -224,7 +224,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         return standing is not None and standing.end is not End.NO
 
     def set_closed(self) -> None:
-        """Let there be no further round, for nobody. Raises RendezvousConnectionError, RendezvousTimeoutError."""
+        """Close the run: no node gets another round. Raises RendezvousConnectionError, RendezvousTimeoutError."""
         self._say(closes=True)
         self._ask(lambda standing: standing.end is not End.NO, "the run closed")
         self._record(f"node {self._link.report.name} has closed run {self._run_id}", NodeState.SUCCEEDED)
@@ -247,12 +247,12 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # -------------------------------------------------------------------------------------------------------- the end
 
     def shutdown(self) -> bool:
-        """Leave the run, and tell why; the others go on where there are enough. Return whether that was heard."""
+        """Leave the run with a reason; the others go on if they are enough. Return whether the rendezvous answered."""
         error = sys.exc_info()[1]
         is_sent = self._shut_down(error)
         if self._was_released and isinstance(error, AttributeError):
-            # torch's launcher (2.13) asks a node that was released for its result, of which there is none. It was not
-            # needed: that is no failure, and whoever has started it must not start it again.
+            # torch's launcher (2.13) wants the result of a released node, which has none. The node was not needed: that
+            # is no failure, and it must not be started again.
             raise SystemExit(0)
         return is_sent
 
@@ -288,7 +288,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         return bool(self._link.rejected) or is_never or (standing is not None and standing.stage is Stage.LEFT)
 
     def _leave_at_exit(self) -> None:
-        """torchrun does not shut its handler down when it was ended by a signal: the others need not wait for that."""
+        """Leave at exit: torchrun does not shut its handler down after a signal, and the others need not wait."""
         self._leave(Departure.GONE, "its process ends", _DEPARTURE_S)
 
     # -------------------------------------------------------------------------------------------------------- internals
