@@ -40,12 +40,12 @@ class RankAssignmentCtx:
 
     state: State
     store: Any = None
-    """Distributed store of this iteration, for Tree's first call and for FilterCountGroupedByKey; in a wrapper, where
-    one worker answers for all, what the others have said."""
+    """Distributed store of this iteration, for Tree's first call and for FilterCountGroupedByKey; a RollCall in a
+    wrapper, where one worker answers for all."""
     terminated_ranks: set[int] = field(default_factory=set)
     """Empty after a step that renumbers."""
     num_groupings: int = field(default=0, repr=False, compare=False)
-    """Steps that exchanged something through the store of this ctx: it tells them apart, the same on every rank."""
+    """Number of steps that have used the store of this ctx, the same on every rank: it tells them apart."""
 
 
 class RankAssignment(abc.ABC):
@@ -174,14 +174,14 @@ class FilterCountGroupedByKey(RankAssignment):
         exchange.barrier("judged", num_healthy)
 
     def judge(self, roll: RollCall, terminated: set[int]) -> set[int]:
-        """Return the ranks of groups that do not meet the condition, as one worker sees it that answers for all."""
+        """Return the ranks of groups that do not meet the condition, for a worker that answers for all."""
         keys = roll.keys_of_healthy(self, terminated)
         is_enough = {key: self.condition(count) for key, count in Counter(keys.values()).items()}
         return {rank for rank, key in keys.items() if not is_enough[key]}
 
 
 def steps_of(policy: RankAssignment) -> tuple[Any, ...]:
-    """Return the steps of a composition, from left to right; of anything else itself."""
+    """Return the steps of a composition, from left to right; a single step by itself."""
     return tuple(_flatten((policy,)))
 
 
@@ -213,7 +213,7 @@ def _check_composition(steps: tuple[Any, ...]) -> None:
 
 
 def checked_rank(ctx: RankAssignmentCtx) -> int:
-    """Return the ctx's rank; raise InputError when rank, world size and terminated ranks do not fit together."""
+    """Return the ctx's rank; raise InputError when rank, world size and terminated ranks contradict each other."""
     state = ctx.state
     if state.world_size < 1:
         raise InputError(f"state.world_size: want at least 1, got {state.world_size}")

@@ -1,4 +1,4 @@
-"""Rank assignment on a tree of domains, as a step that scripts name or call."""
+"""Rank assignment on a tree of domains, as a step for scripts."""
 
 import datetime
 import enum
@@ -44,7 +44,7 @@ class Layer:
 
 
 class Tree(RankAssignment):
-    """Assigns ranks on a tree of domains: spares take lost ranks from near, gaps are closed, limits are kept.
+    """Assigns ranks on a tree of domains: lost ranks go to near spares, gaps are closed, limits are kept.
 
     The first call exchanges the keys of all ranks through `ctx.store`; afterwards each call is a function of the
     terminated ranks. Stands alone: it cannot be composed. Raises RankDiscarded on a worker that is taken out,
@@ -80,7 +80,7 @@ class Tree(RankAssignment):
             standing = world.standing(initial_rank)
         if standing is None:
             raise RankDiscarded(f"rank {state.rank} was discarded: terminated ranks are {sorted(terminated)}")
-        # A shallow copy: the exception belongs to the caller, and neither is copied nor kept.
+        # A shallow copy: the exception belongs to the caller and is neither copied nor kept.
         ctx.state = replace(
             state,
             rank=standing.rank,
@@ -93,7 +93,7 @@ class Tree(RankAssignment):
         return ctx
 
     def _follow(self, ctx: RankAssignmentCtx, terminated: set[int]) -> RankedWorld:
-        """Return the world after these losses; in the first call those are added who never said where they are."""
+        """Return the world after these losses; the first call adds the ranks that never sent their keys."""
         if self._world is not None:
             self._world.step(sorted(terminated))
             return self._world
@@ -107,11 +107,11 @@ class Tree(RankAssignment):
         return self._world
 
     def _consider(self, roll: RollCall, world_size: int, terminated: set[int]) -> RankedWorld:
-        """Return the world after these losses, as one worker sees it that was told what all others are."""
+        """Return the world after these losses, for a worker that answers for all."""
         said = roll.keys_of_all(self, world_size, terminated)
         root_key = next((keys[0] for keys in said.values() if keys is not None), "")
         keys_by_rank = {
-            # Nobody knows any more where the lost one was: near to nobody.
+            # Where a lost worker was is unknown: it is near no other.
             number: [str(number), *(keys or (root_key, *(f"lost-{number}" for _ in self.layers[1:])))]
             for number, keys in said.items()
         }
@@ -121,7 +121,7 @@ class Tree(RankAssignment):
         return world
 
     def _exchange(self, ctx: RankAssignmentCtx, rank: int) -> dict[int, list[str]]:
-        """Return (initial rank, key of each layer) by rank; ranks that never said where they are, are missing."""
+        """Return (initial rank, key of each layer) by rank, without ranks that never sent their keys."""
         state = ctx.state
         keys = [str(state.initial_rank), *(key_of(layer.key_or_fn, state) for layer in self.layers)]
         exchange = Exchange(ctx.store, f"unbroken/tree/{state.iteration}/{ctx.num_groupings}", self.timeout)

@@ -1,7 +1,7 @@
-"""The connection to the agent: a Unix stream socket, one JSON message a line, made again whenever it breaks.
+"""The connection to the agent: a Unix stream socket, one JSON message per line, reopened whenever it breaks.
 
-One thread reads it and stamps progress. Only snapshots travel: on every connection the worker says who it is and what
-it is now, so that neither side must remember what the other has seen. While the agent is away training goes on.
+One thread reads it and stamps progress. Only snapshots travel: on every connection the worker sends who it is and its
+state, so neither side must remember what the other has seen. While the agent is down, training goes on.
 """
 
 import logging
@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
 QUIET_S = 0.05
-"""So long after a plan a report that can wait does: whoever forms a group needs the processor, and so do its peers."""
+"""How long after a plan a report may wait: this worker and its peers need the processor to form their groups."""
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Everything that the agent has said, reduced to what still matters."""
+    """The agent's newest message of each kind."""
 
     enter: Enter | None = None
     """The newest plan."""
@@ -42,7 +42,7 @@ class Orders:
     halt: Halt | None = None
     """The newest order to wait after a step."""
     question: Question | None = None
-    """The newest about ranks."""
+    """The newest question about ranks."""
 
     def has_left(self, iteration: int) -> bool:
         """Return whether this iteration is over; a newer plan says so as well."""
@@ -78,15 +78,15 @@ class Link:
         self._orders = Orders()
         self._last_seen_s = time.monotonic()
         self._unheard_since_s: float | None = None
-        """Since when no agent of this worker has heard the rendezvous, as far as it knows."""
+        """Since when no agent of this worker had contact to the rendezvous, as far as the worker knows."""
         self._own_leave: Fault | None = None
-        """Why this worker has left the last iteration that it left by itself."""
+        """Why this worker left an iteration by itself, the last time it did."""
         self._is_closing = False
         self._on_leave: Callable[[Orders], None] = lambda _: None
         self._unsent = b""
         """A report that may wait."""
         self._quiet_s: float | None = None
-        """When the thread looks after what was put off; None when nothing may be put off any more."""
+        """When the thread sends postponed reports; None while none may be postponed."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="unbroken-link", daemon=True)
 
@@ -120,14 +120,14 @@ class Link:
         self._socket = None
 
     def report(self, report: WorkerReport, may_wait: bool = False) -> None:
-        """Tell the agent what this worker is now; when it is away, as soon as it is back.
+        """Report this worker's state to the agent; if the agent is down, as soon as it is back.
 
         `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
         """
         report = replace(report, policy=self._policy, keys=self._keys)
         own_leave = self._own_leave
         if own_leave is not None and report.fault is None and report.iteration == own_leave.iteration:
-            # Otherwise it would look as if the script had left by itself.
+            # Otherwise the script would seem to have left by itself.
             report = replace(report, fault=own_leave)
         with self._send_lock:
             former = self._report
@@ -136,7 +136,7 @@ class Link:
             self._send(report, may_wait)
 
     def answer(self, halted: Halted) -> None:
-        """Add an answer to the last report, while that says RUNNING; from any thread."""
+        """Add an answer to the last report, if that was RUNNING; from any thread."""
         with self._send_lock:
             if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
                 self._send(replace(self._report, halted=halted))
@@ -149,7 +149,7 @@ class Link:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what is not sent yet, with the lock held."""
+        """Send postponed reports, with the lock held."""
         lines, self._unsent = self._unsent, b""
         connection = self._socket
         if connection is None or not lines:
@@ -161,7 +161,7 @@ class Link:
             _shutdown(connection)
 
     def _last_word(self) -> bytes:
-        """Return the last report, with the age that its fault has by now: the oldest fault names the culprit."""
+        """Return the last report with the present age of its fault: the oldest fault names the culprit."""
         report = self._report
         if report is None:
             return b""
@@ -208,7 +208,7 @@ class Link:
                 buffer = self._read(buffer)
 
     def _settle(self) -> None:
-        """Send what was put off; from now on nothing is, until the next plan."""
+        """Send postponed reports; postpone none until the next plan."""
         with self._send_lock:
             self._quiet_s = None
             self._flush()
@@ -240,12 +240,12 @@ class Link:
         logger.debug("agent reached")
 
     def _leave_when_alone(self) -> None:
-        """Leave the iteration as the agent would have, had it lost the rendezvous: others may have the ranks by now."""
+        """Leave the iteration when an agent without contact would order it: others may have the ranks by now."""
         enter, report = self._orders.enter, self._report
         if self._socket is not None or enter is None or enter.alone_s is None or self._unheard_since_s is None:
             return
         if report is None or report.phase not in _INSIDE:
-            # Who has completed saves nothing any more, and would have to do it all again.
+            # A worker that has completed saves nothing more, and would have to repeat everything.
             return
         away_s = time.monotonic() - self._unheard_since_s
         if away_s < enter.alone_s or self._orders.has_left(enter.iteration):
@@ -285,7 +285,7 @@ class Link:
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
             orders = replace(orders, enter=message)
-            # Before the main thread hears of the plan: what it puts off is looked after for sure.
+            # Before the main thread sees the plan: what it postpones will be sent for certain.
             self._quiet_s = time.monotonic() + QUIET_S
         elif isinstance(message, Leave):
             if orders.leave is not None and message.iteration <= orders.leave.iteration:
@@ -300,7 +300,7 @@ class Link:
         else:
             assert_never(message)
         self._orders = orders
-        # Before the waiters: the interruption of a running function is what everybody waits for.
+        # Before the waiters: all ranks wait for the interruption of a running function.
         self._on_leave(orders)
         with self._news:
             self._news.notify_all()
