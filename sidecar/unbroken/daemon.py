@@ -10,8 +10,8 @@ from unbroken_core.errors import InputError
 def leave_starter(log_file: str) -> None:
     """Continue in a child with a session of its own; this process exits with 0.
 
-    Call it before there are threads or an event loop. A pipe of the starter that stayed open would keep whoever reads
-    it waiting for our end. Raises InputError when the log cannot be written.
+    Call it before there are threads or an event loop. It closes the starter's pipes: their readers would wait for the
+    end of this process. Raises InputError when the log cannot be written.
     """
     try:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class Wrapper:
         health_check: runs at the start of every iteration and after `finalize`.
         rank_assignment, rank_filter: sent to the job's coordinator, which assigns ranks by them, within the job's
             spec; the same on all workers, or the job fails with the words of both. Of classes of one's own one worker
-            is asked at each plan. FilterCountGroupedByKey is refused: the error names what says the same.
+            evaluates it for each plan. FilterCountGroupedByKey is refused: the error names the replacement.
         monitor_thread_interval, monitor_process_interval, heartbeat_interval: accepted and without effect: push.
         progress_watchdog_interval: longest time between two automatic stamps of progress.
         soft_timeout, hard_timeout, heartbeat_timeout, last_call_wait, termination_grace_time: the job's `timeouts`

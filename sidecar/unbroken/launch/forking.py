@@ -246,7 +246,7 @@ class Forking:
         if self._phase is ServerPhase.IMPORTING:
             due.append(self._overdue_at_s)
         elif len(due) < len(self._starts):
-            due.append(0.0)  # The order is still to be given, or nobody is left to take it.
+            due.append(0.0)  # The order is still to be sent, or no server is left to take it.
         return min(due, default=None)
 
     def ask(self, local_rank: int, environment: Mapping[str, str], now_s: float) -> bool:

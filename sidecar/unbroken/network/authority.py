@@ -19,7 +19,7 @@ class AuthorityFile:
         self._path = path
         self._clock = clock
         self._newest = ""
-        self._former = ""
+        self._previous = ""
         self._replaced_at_s = 0.0
         self._trusted = ""
         self._context: ssl.SSLContext | None = None
@@ -30,9 +30,9 @@ class AuthorityFile:
         if text != self._newest:
             # Check first: a file that is wrong for a moment must not replace a good one.
             self._make(text)
-            self._former, self._newest, self._replaced_at_s = self._newest, text, self._clock()
-        is_former_good = bool(self._former) and self._clock() < self._replaced_at_s + GRACE_S
-        trusted = f"{self._newest}\n{self._former}" if is_former_good else self._newest
+            self._previous, self._newest, self._replaced_at_s = self._newest, text, self._clock()
+        is_previous_good = bool(self._previous) and self._clock() < self._replaced_at_s + GRACE_S
+        trusted = f"{self._newest}\n{self._previous}" if is_previous_good else self._newest
         if self._context is None or trusted != self._trusted:
             self._context, self._trusted = self._make(trusted), trusted
         return self._context

@@ -1,4 +1,4 @@
-"""What a rendezvous is told by its environment; the only place of this package that reads it."""
+"""The rendezvous' settings. No other module of this package reads the environment."""
 
 import os
 from collections.abc import Mapping

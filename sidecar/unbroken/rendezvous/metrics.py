@@ -168,7 +168,7 @@ def _time(view: View) -> Iterator[Metric]:
 def _contact(view: View) -> Iterator[Metric]:
     yield _gauge(
         "unbroken_heartbeat_age_seconds",
-        "Seconds since the connected agent that is silent for longest was heard.",
+        "Seconds for which the most silent of the connected agents has sent nothing.",
         view.heartbeat_age_s,
     )
     yield _gauge(

@@ -187,7 +187,7 @@ class Service:
     async def newer(self, generation: int, revision: int, timeout_s: float) -> None:
         """Wait for a status that is newer than the one named, `timeout_s` at most.
 
-        A change that comes while it waits is told STATUS_GATHER_S later, together with those that follow it.
+        A change during the wait is returned STATUS_GATHER_S later, together with those that follow it.
         """
         until_s = self._loop.time() + timeout_s
         while self.generation == generation and self.revision <= revision:

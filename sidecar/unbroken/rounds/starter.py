@@ -27,7 +27,7 @@ class Starter:
     def __call__(self, known: str) -> str:
         """Start it with what is known of earlier rounds (JSON, or ""); return what went wrong, "" where it listens.
 
-        Where somebody else was quicker the port is taken, which is well: whoever tries to connect next sees that.
+        If another node was quicker, the port is taken; that is no error: the next connection will show it.
         """
         host = f"[{self.host}]" if ":" in self.host else self.host
         command = [sys.executable, "-m", "unbroken.rounds", f"--listen={host}:{self.port}", "--until-idle"]

@@ -17,7 +17,7 @@ class CertificateFiles:
 
 
 def write_certificates(folder: Path, address: str, job: str, namespace: str) -> CertificateFiles:
-    """Write a new authority, whose key nobody keeps, and a certificate for a rendezvous at this IP address."""
+    """Write a new authority, without its key, and a certificate for a rendezvous at this IP address."""
     import trustme  # noqa: PLC0415 - an extra of its own, which --tls alone wants
 
     # The run and the commands check the address; agents check the name that the rendezvous of a job has in a cluster.

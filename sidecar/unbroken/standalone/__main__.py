@@ -1,6 +1,6 @@
 """`python -m unbroken.standalone host FOLDER LOCK` and `... root FOLDER`: started by wrappers, not by people.
 
-Both return to their starter as soon as they can do their work, and go on as nobody's child.
+Both return to their starter as soon as they are ready, and go on detached.
 """
 
 import asyncio

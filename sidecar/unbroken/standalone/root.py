@@ -1,6 +1,6 @@
 """The root: waits until each worker of the job is on some host, assigns the pods, and is their rendezvous.
 
-    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or nobody connected for LINGER_S──> end
+    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or no agent for LINGER_S──> end
        └──its owner has gone, or time over──> end
 
 It accepts no host before its owner, the host that started it: so hosts of a job cannot meet at a root that an earlier

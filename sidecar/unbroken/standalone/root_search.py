@@ -83,7 +83,7 @@ class RootSearch:
         try:
             proof = await self._authenticate(reader, writer)
             if proof is None:
-                logger.info("somebody else listens: host=%s port=%d", host, port)
+                logger.info("another program listens: host=%s port=%d", host, port)
                 return None
             return await self._wait_for_assignment(reader, writer, proof, present, announce)
         except (OSError, WireError, asyncio.TimeoutError) as error:

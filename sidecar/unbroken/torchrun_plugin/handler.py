@@ -1,7 +1,7 @@
 """torch's RendezvousHandler on rounds of our rendezvous.
 
-What is waited for, and decided, is in the rendezvous: `next_rendezvous` says that this node wants to be in a round, and
-does what it is told (open the store, connect to it) until it is told that the round runs.
+The rendezvous decides. `next_rendezvous` reports that this node wants to be in a round, and follows the answers (open
+the store, connect to it) until the round runs.
 """
 
 import atexit
@@ -97,7 +97,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         )
         self._link = RoundsLink(_endpoint(options), run_id, report)
         if options.is_guessable and not options.host.startswith(("127.", "localhost", "::1")):
-            logger.warning("whoever knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
+            logger.warning("anyone who knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -211,7 +211,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for this one in the next round; 0 while it may stay in its own.
 
-        More than 0 as well when a node of its round is lost. What was told last counts while the rendezvous is away.
+        More than 0 as well when a node of its round is lost. While the rendezvous is away its last answer counts.
         """
         standing = self._standing(self._link.report.attempt)
         return 0 if standing is None else standing.num_waiting

@@ -77,7 +77,7 @@ def read_options(
     host, port, is_encrypted = _split(endpoint)
     texts["ca"] = texts["ca"] or environment.get("UNBROKEN_RENDEZVOUS_CA", "")
     if is_encrypted and not texts["ca"]:
-        raise InputError("rdzv-conf: want ca=FILE, with who vouches for a rendezvous at https://, got nothing")
+        raise InputError("rdzv-conf: want ca=FILE, the certificate authority of a rendezvous at https://, got nothing")
     if bool(texts["certificate"]) is not bool(texts["key"]):
         raise InputError("rdzv-conf: want certificate=FILE and key=FILE, or none of them, got one")
     token_file = texts["token_file"] or environment.get("UNBROKEN_TOKEN_FILE", "")

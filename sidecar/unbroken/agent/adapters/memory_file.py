@@ -1,7 +1,7 @@
 """What an agent must still know after a restart, in two files of the pod's folder that are written in turn.
 
 Each holds a line with checksum, serial number and length, and the memory as JSON. One of the two is whole at any
-moment, and a write costs one system call: nobody waits for it before a worker is told its rank.
+moment, and a write costs one system call: no worker waits long for its rank.
 """
 
 import logging
@@ -83,7 +83,7 @@ def _parse(content: bytes) -> tuple[int, AgentMemory] | None:
     try:
         memory: AgentMemory = wire.decode(text, AgentMemory)
     except WireError as error:
-        logger.warning("memory of the former agent is not usable: error=%s", error)
+        logger.warning("memory of the previous agent is not usable: error=%s", error)
         return None
     return serial, memory
 

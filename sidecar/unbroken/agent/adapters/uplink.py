@@ -46,7 +46,7 @@ class Uplink:
     ) -> None:
         """`url` is the rendezvous', without a path; `termination_message` names the present problem, if any.
 
-        `authority` vouches for a rendezvous at https://, whose certificate bears `server_name`.
+        `authority` is the certificate authority of a rendezvous at https://, whose certificate names `server_name`.
         """
         self._url = f"{url}/v1/agents"
         self._token_file = token_file

@@ -78,7 +78,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class ConnectionRefused:
-    """A connection was refused: nobody listens where the rendezvous should be."""
+    """A connection was refused: nothing listens where the rendezvous should be."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Ticked:
 
 @dataclass(frozen=True)
 class Terminated:
-    """The agent was told to end (SIGTERM)."""
+    """The agent received SIGTERM."""
 
 
 Event = Union[

@@ -104,7 +104,7 @@ class Contact:
             self.lost_since_s = min(self.lost_since_s, since_s)
 
     def note_absent(self, now_s: float) -> None:
-        """Nobody listens where the rendezvous should be."""
+        """Nothing listens where the rendezvous should be."""
         if self.lost_since_s is not None:
             self.lost_since_s = now_s
 

@@ -191,7 +191,7 @@ class Orders:
             return []
         if report.phase is not WorkerPhase.READY or report.iteration >= entry.iteration:
             return []
-        # Nobody enters without contact to the rendezvous.
+        # No worker enters without contact to the rendezvous.
         place.connection = replace(connection, entered=entry.iteration, lost_since_s=None)
         return [SendToWorker(place.local_rank, entry)]
 
@@ -222,7 +222,7 @@ class Orders:
 
     def _drain(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
         """End a worker of a pod that is to end, unless ranks can still move from it."""
-        # Without the rendezvous nobody moves them.
+        # Without the rendezvous the ranks cannot move.
         if not self.is_draining or not place.is_alive or (is_accepted and state.phase in _INSIDE):
             return []
         return self._end(place)

@@ -29,7 +29,7 @@ class WorkerConnection:
     left: int = -1
     """Highest iteration that it was ordered to leave."""
     lost_since_s: float | None = _NOT_SENT
-    """Since when the rendezvous is not heard, as the worker knows it; None: it is heard."""
+    """Since when there is no contact to the rendezvous, as the worker knows it; None while there is."""
     asked: Consult | None = None
     """The newest question that was passed on to it."""
     halt: Halt | None = None

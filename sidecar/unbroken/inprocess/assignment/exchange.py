@@ -92,7 +92,7 @@ def exchange_keys(
 
     The last to come, or the first whose patience ends, reads all keys and publishes them as one value: N ranks cost
     O(N) reads together. A rank that died before it published does not block: it is missing in the result, on all ranks
-    alike. Terminated ranks publish when they are there, but nobody waits for them. Raises TimeoutError when the store
+    alike. Terminated ranks publish if they still run, but no rank waits for them. Raises TimeoutError when the store
     does not answer.
     """
     exchange.put(f"keys/{rank}", json.dumps(keys))

@@ -49,7 +49,7 @@ class Tree(RankAssignment):
     The first call exchanges the keys of all ranks through `ctx.store`; afterwards each call is a function of the
     terminated ranks. Stands alone: it cannot be composed. Raises RankDiscarded on a worker that is taken out,
     RootKeyMismatch when the root's keys differ, InputError for limits that contradict themselves, terminated ranks that
-    nobody has, and a `world_size_filter` that raises or returns more than it got.
+    do not exist, and a `world_size_filter` that raises or returns more than it got.
     """
 
     stands_alone = True

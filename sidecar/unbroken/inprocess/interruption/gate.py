@@ -60,7 +60,7 @@ class Gate:
         self._leaving_since_s = 0.0
         self._handled_before = 0
         """id() of the exception that the function was handling when the iteration ended."""
-        self._former_trace: Any = None
+        self._previous_trace: Any = None
         self._does_trace = False
         self._signal_number = 0
 
@@ -106,7 +106,7 @@ class Gate:
             error = error or late
         finally:
             if self._does_trace:
-                sys.settrace(self._former_trace)
+                sys.settrace(self._previous_trace)
             self.left.set()
         return Outcome(value, error)
 
@@ -121,7 +121,7 @@ class Gate:
         """Signal the main thread until it has left; from another thread.
 
         `free` is called before every further signal: what blocked the main thread may have begun after the abort. It
-        returns whether that thread was still inside: whoever looks late finds it inside again, in the next iteration.
+        returns whether that thread was still inside; a late check may find it inside again, in the next iteration.
         """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
@@ -169,7 +169,7 @@ class Gate:
     def _strike_again_in_handlers(self, frame: FrameType | None) -> None:
         """Raise once more at the next line that runs: in the handler that swallows, outside its `try`."""
         if not self._does_trace:
-            self._does_trace, self._former_trace = True, sys.gettrace()
+            self._does_trace, self._previous_trace = True, sys.gettrace()
         while frame is not None and frame.f_code is not Gate.run.__code__:
             frame.f_trace = self._on_line
             frame = frame.f_back

@@ -77,7 +77,7 @@ class Link:
         self._news = threading.Condition()
         self._orders = Orders()
         self._last_seen_s = time.monotonic()
-        self._unheard_since_s: float | None = None
+        self._no_contact_since_s: float | None = None
         """Since when no agent of this worker had contact to the rendezvous, as far as the worker knows."""
         self._own_leave: Fault | None = None
         """Why this worker left an iteration by itself, the last time it did."""
@@ -122,7 +122,7 @@ class Link:
     def report(self, report: WorkerReport, may_wait: bool = False) -> None:
         """Report this worker's state to the agent; if the agent is down, as soon as it is back.
 
-        `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
+        `may_wait`: the agent already knows it from its own order; the report goes a moment later, or with the next one.
         """
         report = replace(report, policy=self._policy, keys=self._keys)
         own_leave = self._own_leave
@@ -130,9 +130,9 @@ class Link:
             # Otherwise the script would seem to have left by itself.
             report = replace(report, fault=own_leave)
         with self._send_lock:
-            former = self._report
-            if former is not None and former.halted is not None and _is_same_run(report, former):
-                report = replace(report, halted=former.halted)
+            earlier = self._report
+            if earlier is not None and earlier.halted is not None and _is_same_run(report, earlier):
+                report = replace(report, halted=earlier.halted)
             self._send(report, may_wait)
 
     def answer(self, halted: Halted) -> None:
@@ -229,7 +229,7 @@ class Link:
             connection.connect(str(self._folder / "agent.sock"))
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
-                away_s = 0.0 if self._unheard_since_s is None else time.monotonic() - self._unheard_since_s
+                away_s = 0.0 if self._no_contact_since_s is None else time.monotonic() - self._no_contact_since_s
                 hello = wire.encode(replace(self._attach, away_s=away_s)).encode() + b"\n"
                 connection.sendall(hello + self._last_word())
                 self._socket, self._unsent = connection, b""
@@ -242,12 +242,12 @@ class Link:
     def _leave_when_alone(self) -> None:
         """Leave the iteration when an agent without contact would order it: others may have the ranks by now."""
         enter, report = self._orders.enter, self._report
-        if self._socket is not None or enter is None or enter.alone_s is None or self._unheard_since_s is None:
+        if self._socket is not None or enter is None or enter.alone_s is None or self._no_contact_since_s is None:
             return
         if report is None or report.phase not in _INSIDE:
             # A worker that has completed saves nothing more, and would have to repeat everything.
             return
-        away_s = time.monotonic() - self._unheard_since_s
+        away_s = time.monotonic() - self._no_contact_since_s
         if away_s < enter.alone_s or self._orders.has_left(enter.iteration):
             return
         detail = f"no agent has heard the rendezvous for {away_s:.1f} s: left, since others may have its ranks by now"
@@ -281,7 +281,7 @@ class Link:
     def _obey(self, message: ToWorker) -> None:
         orders = self._orders
         if isinstance(message, Enter):
-            self._unheard_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
+            self._no_contact_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
             orders = replace(orders, enter=message)
@@ -311,15 +311,15 @@ class Link:
         if connection is not None:
             connection.close()
             self._last_seen_s = time.monotonic()
-            if self._unheard_since_s is None:
-                self._unheard_since_s = self._last_seen_s
+            if self._no_contact_since_s is None:
+                self._no_contact_since_s = self._last_seen_s
             with self._news:
                 self._news.notify_all()
 
 
-def _is_same_run(report: WorkerReport, former: WorkerReport) -> bool:
-    is_running = report.phase is WorkerPhase.RUNNING and former.phase is WorkerPhase.RUNNING
-    return is_running and report.iteration == former.iteration
+def _is_same_run(report: WorkerReport, earlier: WorkerReport) -> bool:
+    is_running = report.phase is WorkerPhase.RUNNING and earlier.phase is WorkerPhase.RUNNING
+    return is_running and report.iteration == earlier.iteration
 
 
 def _shutdown(connection: socket.socket) -> None:
