@@ -13,12 +13,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "metrics.md"
 PARTS = {
-    "Rendezvous (one a job, port 29601)": ["sidecar/unbroken/rendezvous/*.py"],
+    "Rendezvous (one a job, port 29601)": [
+        "sidecar/unbroken/rendezvous/*.py",
+        "sidecar/unbroken/network/refused_metric.py",
+    ],
     "Agent (one a training pod, port 29602)": ["sidecar/unbroken/agent/**/*.py"],
     "Operator (`--metrics-listen`)": ["operator/unbroken_operator/**/*.py"],
     "Rendezvous for torchrun (`python -m unbroken.rounds --metrics-listen`)": [
         "sidecar/unbroken/rounds/*.py",
-        "sidecar/unbroken/rendezvous/refused_metric.py",
+        "sidecar/unbroken/network/refused_metric.py",
     ],
 }
 KINDS = {

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rendezvous.refused_metric import refused_metric
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.messages import JobStatus, PodStatus
@@ -168,7 +168,7 @@ def _time(view: View) -> Iterator[Metric]:
 def _contact(view: View) -> Iterator[Metric]:
     yield _gauge(
         "unbroken_heartbeat_age_seconds",
-        "Seconds since the connected agent that is silent for longest was heard.",
+        "Seconds for which the most silent of the connected agents has sent nothing.",
         view.heartbeat_age_s,
     )
     yield _gauge(

@@ -22,7 +22,7 @@ from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, BrowserError, Tab, find_chromium
 
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import Answer, Door
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.settings import JobSettings, Layer, Timeouts
@@ -53,7 +53,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[PageJob]:
     """Start a rendezvous with four pods in two racks, of which one is a spare and one has a name that is markup."""
-    block = AddressBlock()
+    block = LoopbackBlock()
     with page_job(SETTINGS, block.rendezvous, tmp_path) as made:
         for pod, domains in enumerate((("a", "a0"), ("a", "a1"), ("b", MARKUP), ("b", "b1"))):
             made.join(f"digits-{pod}", *domains)

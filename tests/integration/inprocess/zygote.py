@@ -39,7 +39,7 @@ class Client:
     buffer: bytes = b""
     number_by_pid: dict[int, int] = field(default_factory=dict)
 
-    def say(self, **message: object) -> None:
+    def announce(self, **message: object) -> None:
         """Write one line; whoever does not listen any more is seen to have hung up in a moment."""
         try:
             self.connection.sendall(json.dumps(message).encode() + b"\n")
@@ -118,13 +118,13 @@ class Zygote:
                 return
             for client in self._clients:
                 if pid in client.number_by_pid:
-                    client.say(id=client.number_by_pid.pop(pid), exit_code=os.waitstatus_to_exitcode(status))
+                    client.announce(id=client.number_by_pid.pop(pid), exit_code=os.waitstatus_to_exitcode(status))
 
     def _fork(self, client: Client, request: dict[str, Any]) -> None:
         pid = os.fork()
         if pid:
             client.number_by_pid[pid] = request["id"]
-            client.say(id=request["id"], pid=pid)
+            client.announce(id=request["id"], pid=pid)
             return
         code = 1
         try:

@@ -142,6 +142,12 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         decode(text, messages.Welcome)
 
 
+def test_whole_number_that_no_float_can_hold_is_refused() -> None:
+    text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":1' + "0" * 400 + "}"
+    with pytest.raises(WireError, match=r"Welcome.heartbeat_interval_s: want a finite number, got 10000"):
+        decode(text, messages.Welcome)
+
+
 def test_an_observation_of_all_pods_of_the_largest_plan_fits() -> None:
     pod = messages.PodObservation(
         "a-training-job-16383", "node-16383.cluster.internal", ("block-1", "rack-12", "nvl-3")

@@ -89,7 +89,7 @@ class CallWrapper:
         number = self._stack_signal.number
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
         asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
-        self._link = Link(place.folder, attach, self._progress, options.beat_s, asked)
+        self._link = Link(place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys)
         self._halting = Halting(self._progress, self._link.answer)
         self._leftovers = Leftovers()
         self._torch_state = TorchState()
