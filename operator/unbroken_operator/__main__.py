@@ -14,24 +14,22 @@ from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters import logs
+from unbroken_operator.adapters.discovery import is_served, wait_for_api
 from unbroken_operator.adapters.endpoints import serving
-from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeNotServed
-from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.permissions import rights, telling_missing_rights
-from unbroken_operator.adapters.quarantine_taints import Mode, QuarantineKeeper
+from unbroken_operator.adapters.quarantine_taints import QuarantineKeeper
 from unbroken_operator.adapters.rendezvous_client import RendezvousClient
 from unbroken_operator.adapters.webhook import reviewing
-from unbroken_operator.api import layout
 from unbroken_operator.config import Config, parse
+from unbroken_operator.decisions.quarantine import Mode
 from unbroken_operator.decisions.snapshot import OperatorOptions
 from unbroken_operator.handlers import run_operator
-from unbroken_operator.jobs import Jobs, has_native_sidecars
+from unbroken_operator.jobs import Jobs
 
 logger = logging.getLogger(__name__)
-
-RETRY_S = 1.0
 
 
 STATUS_LEASE_LOST = 3
@@ -120,7 +118,7 @@ async def _work(
     metrics: OperatorMetrics,
     flags: Flags,
 ) -> None:
-    is_native = await _wait_for_api(kube, config.namespaces)
+    is_native = await wait_for_api(kube, config.namespaces)
     options = OperatorOptions(
         config.sidecar_image,
         has_native_sidecars=is_native,
@@ -146,7 +144,7 @@ async def _work(
             config.namespaces,
             flags.stop,
             flags.ready,
-            is_served=lambda: _is_served(kube, config.namespaces),
+            is_served=lambda: is_served(kube, config.namespaces),
         )
     finally:
         if keeping is not None:
@@ -158,46 +156,6 @@ async def _work(
 def _stop_on_signals(stop: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-
-async def _is_served(kube: Kube, namespaces: tuple[str, ...]) -> bool:
-    try:
-        await _look_for_jobs(kube, namespaces)
-    except KubeError:
-        return False
-    return True
-
-
-async def _look_for_jobs(kube: Kube, namespaces: tuple[str, ...]) -> None:
-    """Raise KubeError unless the API server serves jobs, and says so.
-
-    One that has just started may serve them before it tells of them. kopf asks what there is only once, and would watch
-    nothing from then on.
-    """
-    await kube.peek(collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION))
-    groups = (await kube.get("/apis")).get("groups") or ()
-    kinds = (await kube.get(f"/apis/{layout.API_VERSION}")).get("resources") or ()
-    if layout.GROUP not in {group["name"] for group in groups} or layout.PLURAL not in {kind["name"] for kind in kinds}:
-        raise KubeNotServed(f"GET /apis: the API server serves {layout.PLURAL}, and does not say so yet")
-
-
-async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
-    """Wait for the API server and the CRD; return whether the cluster has native sidecars."""
-    trouble = ""
-    while True:
-        try:
-            is_native = await has_native_sidecars(kube)
-            await _look_for_jobs(kube, namespaces)
-        except (KubeNotFound, KubeNotServed):
-            found = f"no CRD {layout.CRD_NAME}, install crds/resilienttrainingjobs.yaml"
-        except KubeError as error:
-            found = str(error)
-        else:
-            return is_native
-        if found != trouble:
-            logger.warning("waiting for the API server error=%s", found)
-        trouble = found
-        await asyncio.sleep(RETRY_S)
 
 
 def _make_room() -> None:

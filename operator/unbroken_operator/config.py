@@ -9,29 +9,13 @@ from pathlib import Path
 from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
-from unbroken_operator.adapters.quarantine_taints import Mode
+from unbroken_operator.adapters.listening import Address
+from unbroken_operator.adapters.webhook import Webhook
 from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
-from unbroken_operator.decisions.quarantine import Limits
+from unbroken_operator.decisions.quarantine import Limits, Mode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
 DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class Webhook:
-    """Where reviews of jobs are served."""
-
-    listen: Address
-    certificates: Path
-    """Folder with tls.crt and tls.key, which may come late and be replaced."""
 
 
 @dataclass(frozen=True)

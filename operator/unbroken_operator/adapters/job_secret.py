@@ -6,12 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.stores import JobKey
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.objects.manifests import certificates_of, missing_keys, token_of, with_credentials
+from unbroken_operator.decisions.objects.credentials import (
+    Certificates,
+    certificates_of,
+    missing_keys,
+    token_of,
+    with_credentials,
+)
 from unbroken_operator.decisions.snapshot import SecretView, controller_uid, is_orphan
 
 logger = logging.getLogger(__name__)

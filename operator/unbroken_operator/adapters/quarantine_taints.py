@@ -4,26 +4,17 @@ import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 from typing import Any
 
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.quarantine import JobsView, Limits, Offender, judge
+from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, Offender, judge
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-
-
-class Mode(str, Enum):
-    """What becomes of a judgement."""
-
-    OFF = "off"
-    DRY_RUN = "dry-run"
-    ON = "on"
 
 
 class QuarantineKeeper:

@@ -140,3 +140,11 @@ def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
         action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
     )
     return Decision(actions, decision.check_after_s)
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """Numbers of the next pods."""
+
+    pod: int
+    rendezvous: int

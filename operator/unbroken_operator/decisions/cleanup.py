@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unbroken_operator.api.models import CleanPodPolicy, Spec
-from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod
+from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import Outcome, ttl_left_s
-from unbroken_operator.decisions.reporting.status import Ordinals
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 LAST_WORDS_S = 10.0

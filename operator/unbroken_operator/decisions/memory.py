@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
-from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import Memory, PodView, Refusal
 
 MAX_RECOVERIES = 200

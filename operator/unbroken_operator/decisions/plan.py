@@ -12,7 +12,6 @@ Doing the actions again, or stopping after any of them and planning anew, ends i
 from collections.abc import Iterator
 
 from unbroken_core.reasons import Role
-from unbroken_operator.adapters.backoff import retry_delay_s
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
@@ -22,6 +21,7 @@ from unbroken_operator.decisions.actions import (
     CreateService,
     Decision,
     DeletePod,
+    Ordinals,
     PostEvent,
     PushObservation,
     WriteStatus,
@@ -31,13 +31,15 @@ from unbroken_operator.decisions.assessment import Assessment, assess, observati
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.decisions.drift import mending, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, heard
-from unbroken_operator.decisions.node_signals import moves, num_extra
+from unbroken_operator.decisions.moves import moves, num_extra
+from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
-from unbroken_operator.decisions.reporting.status import Ordinals, earlier, next_status, status_patch
+from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
-from unbroken_operator.decisions.spreading import Preference, spare_preferences
+from unbroken_operator.decisions.spreading import spare_preferences
 from unbroken_operator.decisions.suspects import shunned
 from unbroken_operator.decisions.updates import not_started
 

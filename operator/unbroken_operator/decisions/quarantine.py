@@ -9,6 +9,7 @@ The mark is an annotation with the time and the reason: it outlives operators an
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from unbroken_operator.api import layout
@@ -18,6 +19,14 @@ from unbroken_operator.decisions.suspects import AVOIDED, score_now
 
 EXEMPT = "never"
 """Value of the node's label that keeps it from being quarantined."""
+
+
+class Mode(str, Enum):
+    """What becomes of a judgement."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ It decays, so that a node that was mended is used again, and it lies in the stat
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from unbroken_core.messages import JobStatus, Recovery
@@ -12,6 +11,7 @@ from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between
+from unbroken_operator.decisions.objects.affinity import Shunned
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 HALF_LIFE_S = 1800.0
@@ -29,16 +29,6 @@ _WEIGHTS = {
     Cause.HARD_TIMEOUT: 0.5,
 }
 """Exceptions and exit codes are the script's, deletions somebody's wish."""
-
-
-@dataclass(frozen=True)
-class Shunned:
-    """Values of the label kubernetes.io/hostname of nodes where new pods are not to run."""
-
-    avoided: tuple[str, ...] = ()
-    """Only where there is no other."""
-    forbidden: tuple[str, ...] = ()
-    """Not at all."""
 
 
 def next_suspects(status: Mapping[str, Any], report: JobStatus, now: str) -> list[dict[str, Any]]:

@@ -5,29 +5,14 @@ template, sidecar or logs changed ──> pods that have not started ──> del
                                              └─Rolling───> leave like pods whose node is about to go (node_signals)
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from unbroken_operator.api.models import Spec, UpdatePolicy
 from unbroken_operator.decisions.actions import DeletePod
+from unbroken_operator.decisions.objects.training_pods import template_digest
 from unbroken_operator.decisions.snapshot import PodView
 
 CHANGED = "it was made from an earlier template"
-
-
-def template_digest(spec: Spec) -> str:
-    """Return a short name of what training pods are made from; settings that the rendezvous tells them are no part."""
-    return digest_of(spec, spec.template.model_dump(by_alias=True, exclude_none=True, mode="json"))
-
-
-def digest_of(spec: Spec, template: Any) -> str:
-    """Return the same where the template is dumped already."""
-    # Without defaults: those of another release of the operator are no change of the user's.
-    others = [part and part.model_dump(exclude_defaults=True, mode="json") for part in (spec.sidecar, spec.logs)]
-    parts = [template, *others]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def outdated_pods(spec: Spec, pods: Iterable[PodView]) -> tuple[PodView, ...]:

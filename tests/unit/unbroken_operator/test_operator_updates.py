@@ -8,7 +8,7 @@ import pytest
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
-from unbroken_operator.decisions.updates import template_digest
+from unbroken_operator.decisions.objects.training_pods import template_digest
 
 from .operator_world import World, a_job
 
