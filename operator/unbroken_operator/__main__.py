@@ -19,8 +19,8 @@ from unbroken_operator.adapters.endpoints import serving
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease
 from unbroken_operator.adapters.metrics import OperatorMetrics
-from unbroken_operator.adapters.permissions import rights, telling_missing_rights
-from unbroken_operator.adapters.quarantine_taints import QuarantineKeeper
+from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
+from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.adapters.rendezvous_client import RendezvousClient
 from unbroken_operator.adapters.webhook import reviewing
 from unbroken_operator.config import Config, parse
@@ -68,7 +68,7 @@ async def run(config: Config) -> int:
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
         wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is Mode.ON)
-        await stack.enter_async_context(telling_missing_rights(kube, wanted))
+        await stack.enter_async_context(reporting_missing_rights(kube, wanted))
         await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
@@ -126,7 +126,7 @@ async def _work(
         encrypts=config.encrypts,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
-    quarantine = QuarantineKeeper(
+    quarantine = QuarantineTaints(
         kube,
         jobs.nodes,
         jobs.blames,

@@ -23,7 +23,7 @@ from unbroken_operator.decisions.snapshot import SecretView, controller_uid, is_
 logger = logging.getLogger(__name__)
 
 
-class SecretKeeper:
+class JobSecret:
     """Knows the job's Secret, its token and its certificates."""
 
     def __init__(self, kube: Kube, key: JobKey, uid: str, encrypts: bool) -> None:

@@ -103,7 +103,7 @@ async def missing_rights(kube: Kube, wanted: Iterable[Right]) -> tuple[Right, ..
     return tuple(found)
 
 
-async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
+async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
     """Say what is missing, once for each change, until nothing is. Of an API server that is away others tell."""
     known: tuple[Right, ...] = ()
     while True:
@@ -125,9 +125,9 @@ async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def telling_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
+async def reporting_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
     """Do so beside what else is done, while the context lasts."""
-    telling = asyncio.create_task(tell_missing_rights(kube, tuple(wanted)), name="permissions")
+    telling = asyncio.create_task(report_missing_rights(kube, tuple(wanted)), name="permissions")
     try:
         yield
     finally:

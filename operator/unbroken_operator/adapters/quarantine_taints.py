@@ -9,7 +9,7 @@ from typing import Any
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, Offender, judge
+from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, Offender, decide_quarantine
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 15.0
 
 
-class QuarantineKeeper:
+class QuarantineTaints:
     """One for all jobs."""
 
     def __init__(
@@ -53,18 +53,18 @@ class QuarantineKeeper:
 
     async def look(self, now: str) -> None:
         """Judge once and act on it. Raises KubeError."""
-        judgement = judge(self._nodes(), self._jobs(), now, self._limits)
+        decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
         is_on = self._mode is Mode.ON
-        self._tell(judgement.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
+        self._tell(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
         if not is_on:
-            self._tell(judgement.quarantine, "node would be quarantined, see --quarantine")
-        self._told &= {offender.name for offender in (*judgement.over_limit, *judgement.quarantine)}
+            self._tell(decision.quarantine, "node would be quarantined, see --quarantine")
+        self._told &= {offender.name for offender in (*decision.over_limit, *decision.quarantine)}
         if not is_on or not self._may_act():
             return
-        for name in judgement.release:
+        for name in decision.release:
             await self._write(name, None)
             logger.info("node released node=%s", name)
-        for offender in judgement.quarantine:
+        for offender in decision.quarantine:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
 

@@ -77,7 +77,7 @@ class PatchPod:
 
 
 @dataclass(frozen=True)
-class Mend:
+class Revert:
     """Set back what somebody else changed of one of the job's objects, if it still has this uid."""
 
     resource: str
@@ -115,7 +115,7 @@ Action = Union[
     CreatePod,
     DeletePod,
     PatchPod,
-    Mend,
+    Revert,
     DeleteJob,
 ]
 

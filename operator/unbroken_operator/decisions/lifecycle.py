@@ -37,7 +37,7 @@ class Outcome:
         return self.reason == Reason.DEADLINE_EXCEEDED.value
 
 
-def heard(snapshot: Snapshot) -> Snapshot:
+def without_ended_report(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without a report that counts no more: of a coordinator that suspension or deadline has ended.
 
     What it says while its pods end, such as that none is left, is no fault.

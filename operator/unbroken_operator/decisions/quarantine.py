@@ -22,7 +22,7 @@ EXEMPT = "never"
 
 
 class Mode(str, Enum):
-    """What becomes of a judgement."""
+    """What becomes of a decision."""
 
     OFF = "off"
     DRY_RUN = "dry-run"
@@ -56,7 +56,7 @@ class Offender:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class QuarantineDecision:
     """What is to be done now."""
 
     quarantine: tuple[Offender, ...] = ()
@@ -65,7 +65,9 @@ class Judgement:
     """Would be quarantined if there were not as many already."""
 
 
-def judge(nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: Limits) -> Judgement:
+def decide_quarantine(
+    nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: Limits
+) -> QuarantineDecision:
     """Return what is to be done; nothing once it is done."""
     marked = {name: node for name, node in nodes.items() if _marked_at(node)}
     over = [name for name, node in marked.items() if seconds_between(_marked_at(node), now) >= limits.duration_s]
@@ -77,7 +79,7 @@ def judge(nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, lim
         if score >= limits.score and _may_be_quarantined(nodes.get(name))
     ]
     room = max(0, limits.max_nodes - num_held)
-    return Judgement(tuple(offenders[:room]), tuple(sorted(over)), tuple(offenders[room:]))
+    return QuarantineDecision(tuple(offenders[:room]), tuple(sorted(over)), tuple(offenders[room:]))
 
 
 def is_quarantined(node: NodeView) -> bool:

@@ -40,7 +40,7 @@ class Answer:
 
 
 def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
-    """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another's to judge.
+    """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another operator's.
 
     Raises InputError for what is no review of a ResilientTrainingJob.
     """

@@ -174,9 +174,9 @@ class Memory:
     since_refusal_s: float = 0.0
     uses: tuple[tuple[Cause, RungUse], ...] = ()
     """Recoveries of all coordinators that ended while this process looked, oldest first."""
-    mends: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    reverts: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """How often what was set back lately, and the seconds since the last time, by key of the action."""
-    told: frozenset[str] = frozenset()
+    posted: frozenset[str] = frozenset()
     """Names of Events that need not be posted again."""
 
 

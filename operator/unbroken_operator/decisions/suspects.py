@@ -11,7 +11,7 @@ from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between
-from unbroken_operator.decisions.objects.affinity import Shunned
+from unbroken_operator.decisions.objects.affinity import AvoidedNodes
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 HALF_LIFE_S = 1800.0
@@ -78,7 +78,7 @@ def pardoned(snapshot: Snapshot, pods: Iterable[PodView]) -> list[dict[str, Any]
     ]
 
 
-def shunned(snapshot: Snapshot, node_selector: Mapping[str, str]) -> Shunned:
+def avoided_nodes(snapshot: Snapshot, node_selector: Mapping[str, str]) -> AvoidedNodes:
     """Return where new pods are not to run: nodes that just failed, and those that have done so again and again.
 
     Nothing is forbidden while no other node could take a pod: then a bad node is better than none.
@@ -93,7 +93,7 @@ def shunned(snapshot: Snapshot, node_selector: Mapping[str, str]) -> Shunned:
         for node in snapshot.nodes.values()
     )
     dubious = sorted(name for name, score in scores.items() if score >= AVOIDED and name in snapshot.nodes)
-    return Shunned(_hostnames(snapshot, dubious), _hostnames(snapshot, bad) if has_others else ())
+    return AvoidedNodes(_hostnames(snapshot, dubious), _hostnames(snapshot, bad) if has_others else ())
 
 
 def _hostnames(snapshot: Snapshot, names: Iterable[str]) -> tuple[str, ...]:

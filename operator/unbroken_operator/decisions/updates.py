@@ -1,6 +1,6 @@
-"""Pure: which training pods were made from an earlier template, and what becomes of them.
+"""Pure: which training pods were made from an earlier template, and what happens to them.
 
-template, sidecar or logs changed ──> pods that have not started ──> deleted at once, and made anew
+template, sidecar or logs changed ──> pods that have not started ──> deleted at once, and recreated
                                   └─> others ──OnDelete──> stay until they are deleted or lost
                                              └─Rolling───> leave like pods whose node is about to go (node_signals)
 """
@@ -30,7 +30,7 @@ def leaving_for_update(spec: Spec, outdated: Iterable[PodView]) -> dict[str, str
 
 
 def not_started(outdated: Iterable[PodView]) -> Iterator[DeletePod]:
-    """Yield the deletions of pods that wait, perhaps for what the new template mends: an image, a size, a label."""
+    """Yield the deletions of pods that wait, perhaps for what the new template corrects: an image, a size, a label."""
     for pod in outdated:
         if pod.phase == "Pending" and not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, CHANGED)

@@ -10,7 +10,7 @@ from unbroken_operator.adapters import permissions
 from unbroken_operator.adapters.errors import KubeUnavailable
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import LeaseName
-from unbroken_operator.adapters.permissions import Right, rights, tell_missing_rights, words
+from unbroken_operator.adapters.permissions import Right, report_missing_rights, rights, words
 
 
 class Reviews:
@@ -42,7 +42,7 @@ def told(
     monkeypatch.setattr(permissions, "RETRY_S", 0.0)
     caplog.set_level("INFO")
     wanted = tuple(rights(("ml",), LeaseName("ops", "unbroken")))
-    asyncio.run(tell_missing_rights(cast(Kube, Reviews(wanted, *rounds)), wanted))
+    asyncio.run(report_missing_rights(cast(Kube, Reviews(wanted, *rounds)), wanted))
     return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 

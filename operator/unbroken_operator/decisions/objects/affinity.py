@@ -20,7 +20,7 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Shunned:
+class AvoidedNodes:
     """Values of the label kubernetes.io/hostname of nodes where new pods are not to run."""
 
     avoided: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Shunned:
     """Not at all."""
 
 
-NOTHING_SHUNNED = Shunned()
+NO_AVOIDED_NODES = AvoidedNodes()
 
 
 def with_affinity(
@@ -47,18 +47,18 @@ def with_affinity(
     return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
 
 
-def away_from(affinity: Manifest, shunned: Shunned) -> Manifest:
+def away_from(affinity: Manifest, avoided_nodes: AvoidedNodes) -> Manifest:
     """Return the affinity with the nodes in it that a pod is not to run on."""
-    if shunned.avoided:
-        others = {"matchExpressions": [_not_on(shunned.avoided)]}
+    if avoided_nodes.avoided:
+        others = {"matchExpressions": [_not_on(avoided_nodes.avoided)]}
         affinity = _preferring(affinity, "nodeAffinity", [{"weight": 100, "preference": others}])
-    if not shunned.forbidden:
+    if not avoided_nodes.forbidden:
         return affinity
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     part = affinity.get("nodeAffinity") or {}
     # One of the terms must hold: each of the user's gets ours.
     terms = (part.get(key) or {}).get("nodeSelectorTerms") or [{}]
-    ours = _not_on(shunned.forbidden)
+    ours = _not_on(avoided_nodes.forbidden)
     narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or []), ours]} for term in terms]
     return {**affinity, "nodeAffinity": {**part, key: {"nodeSelectorTerms": narrowed}}}
 

@@ -16,7 +16,13 @@ from unbroken_core.wire import settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import SidecarMode
-from unbroken_operator.decisions.objects.affinity import NOTHING_SHUNNED, Preference, Shunned, away_from, with_affinity
+from unbroken_operator.decisions.objects.affinity import (
+    NO_AVOIDED_NODES,
+    AvoidedNodes,
+    Preference,
+    away_from,
+    with_affinity,
+)
 from unbroken_operator.decisions.objects.manifests import (
     Manifest,
     container_security,
@@ -44,13 +50,14 @@ def training_pod(
     options: OperatorOptions,
     *,
     preferences: Sequence[Preference] = (),
-    shunned: Shunned = NOTHING_SHUNNED,
+    avoided_nodes: AvoidedNodes = NO_AVOIDED_NODES,
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
     digest = digest_of(spec, template)
     pod = template["spec"]
     drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
+    affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image
@@ -66,12 +73,12 @@ def training_pod(
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
         "volumes": [*pod.get("volumes", []), *_volumes(settings, options.encrypts)],
-        "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
+        "affinity": away_from(affinity, avoided_nodes),
     }
     metadata = _metadata(template, settings, ordinal, role)
     metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: digest}
-    if shunned.forbidden:
-        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden)}
+    if avoided_nodes.forbidden:
+        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(avoided_nodes.forbidden)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
