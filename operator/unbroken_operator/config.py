@@ -93,13 +93,13 @@ def parse(arguments: list[str] | None = None) -> Config:
     namespaces = tuple(dict.fromkeys(options.namespace or ()))
     for name in namespaces:
         if not re.match(DNS_LABEL, name):
-            raise InputError(f"--namespace: want the name of a namespace, got {name!r}")
+            raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
-        raise InputError("--sidecar-image: want an image, got an empty string")
+        raise InputError("--sidecar-image: must not be empty")
     if not options.force_delete_after_seconds >= 0:
-        raise InputError(f"--force-delete-after-seconds: want at least 0, got {options.force_delete_after_seconds}")
+        raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
-        raise InputError(f"--lease-seconds: want 1 to 3600, got {options.lease_seconds}")
+        raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
     return Config(
         namespaces=namespaces,
         kubeconfig=_kubeconfig(options.kubeconfig),
@@ -149,11 +149,11 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
 def _limits(options: argparse.Namespace) -> Limits:
     # Below, faults that are long forgotten would count; every node would be an offender at 0.
     if not 1 <= options.quarantine_score <= 1000:
-        raise InputError(f"--quarantine-score: want 1 to 1000, got {options.quarantine_score:g}")
+        raise InputError(f"--quarantine-score: must be 1 to 1000, got {options.quarantine_score:g}")
     if not 1 <= options.quarantine_max_nodes <= 1000:
-        raise InputError(f"--quarantine-max-nodes: want 1 to 1000, got {options.quarantine_max_nodes}")
+        raise InputError(f"--quarantine-max-nodes: must be 1 to 1000, got {options.quarantine_max_nodes}")
     if not 60 <= options.quarantine_seconds <= 30 * DAY_S:
-        raise InputError(f"--quarantine-seconds: want 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
+        raise InputError(f"--quarantine-seconds: must be 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
     return Limits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
 
 
@@ -162,7 +162,7 @@ def _webhook(listen: str | None, folder: str | None) -> Webhook | None:
     if address is None and not folder:
         return None
     if address is None or not folder:
-        raise InputError("--webhook-listen, --webhook-certificates: want both or none, got one")
+        raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
     return Webhook(address, Path(folder))
 
 
@@ -171,7 +171,7 @@ def _lease(text: str | None) -> LeaseName | None:
         return None
     namespace, _, name = text.partition("/")
     if not re.match(DNS_LABEL, namespace) or not re.match(DNS_LABEL, name):
-        raise InputError(f"--lease: want NAMESPACE/NAME, such as unbroken-system/unbroken-operator, got {text!r}")
+        raise InputError(f"--lease: must be NAMESPACE/NAME, such as unbroken-system/unbroken-operator, got {text!r}")
     return LeaseName(namespace, name)
 
 
@@ -183,7 +183,7 @@ def _kubeconfig(option: str | None) -> str | None:
         return None
     expanded = Path(path).expanduser()
     if not expanded.is_file():
-        raise InputError(f"--kubeconfig: want a file, got {path!r}")
+        raise InputError(f"--kubeconfig: no such file: {path!r}")
     return str(expanded)
 
 
@@ -192,5 +192,5 @@ def _address(option: str, text: str | None) -> Address | None:
         return None
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65_535 or not host:
-        raise InputError(f"{option}: want ADDRESS:PORT, such as 0.0.0.0:9090, got {text!r}")
+        raise InputError(f"{option}: must be ADDRESS:PORT, such as 0.0.0.0:9090, got {text!r}")
     return Address(host.strip("[]"), int(port))

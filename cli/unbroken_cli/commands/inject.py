@@ -86,7 +86,9 @@ def _do(
 def _kubectl(words: Sequence[str]) -> int:
     program = shutil.which("kubectl")
     if program is None:
-        raise InputError("kubectl: want it in PATH to reach into a pod, got none; faults of whole pods need none")
+        raise InputError(
+            "kubectl: not found in PATH, and needed to reach into a pod; faults of whole pods do not need it"
+        )
     try:
         done = subprocess.run([program, *words], capture_output=True, text=True, timeout=_EXEC_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
@@ -95,7 +97,9 @@ def _kubectl(words: Sequence[str]) -> int:
         ) from error
     if done.returncode or not done.stdout.strip().isdecimal():
         said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-        raise CommandError(f"kubectl exec ended with {done.returncode}: {said}; want create on pods/exec, and python")
+        raise CommandError(
+            f"kubectl exec ended with {done.returncode}: {said}; you need create on pods/exec, and the pod needs Python"
+        )
     return int(done.stdout)
 
 
@@ -109,7 +113,5 @@ def _recovered(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fa
             if fault.started_at not in known and fault.is_recovered:
                 return job, fault
         if job.state == "Failed" or time.monotonic() >= deadline_s:
-            raise CommandError(
-                f"{job.title}: want a recovery within {limit_s:g} s, got state {job.state}: {job.message}"
-            )
+            raise CommandError(f"{job.title}: no recovery within {limit_s:g} s, state {job.state}: {job.message}")
         time.sleep(_LOOK_S)

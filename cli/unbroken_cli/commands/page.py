@@ -49,7 +49,7 @@ def _end(_number: int, _frame: object) -> NoReturn:
 def _serve(arguments: argparse.Namespace, way: Ask) -> None:
     first = way("/page/status")
     if first.status != 200:
-        hints = {401: ": want the token of this job", 404: ": it has no page; is it of an earlier release?"}
+        hints = {401: ": give the token of this job", 404: ": it has no page; is it of an earlier release?"}
         raise CommandError(f"the rendezvous answers {first.status}{hints.get(first.status, '')}")
     try:
         job = str(json.loads(first.body)["status"]["job"])
@@ -94,11 +94,11 @@ def _way(arguments: argparse.Namespace) -> Iterator[Ask]:
 def _access(arguments: argparse.Namespace) -> Access:
     """Read the files at each question: they may be replaced."""
     if arguments.token_file is None:
-        raise InputError("--url: want --token-file with it, the file with the job's token")
+        raise InputError("--url: needs --token-file, the file with the job's token")
     texts = []
     for option, file in (("--token-file", arguments.token_file), ("--ca-file", arguments.ca_file)):
         try:
             texts.append(None if file is None else file.read_text().strip())
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{option} {file}: want a file that can be read, got {error}") from error
+            raise InputError(f"{option} {file}: cannot be read: {error}") from error
     return Access(arguments.url, texts[0] or "", texts[1])

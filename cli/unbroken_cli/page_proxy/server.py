@@ -99,7 +99,7 @@ def _foreign_host(request: Request, keys: Keys) -> Answer | None:
     if request.host in keys.hosts:
         return None
     # A name that somebody else has pointed here (DNS rebinding).
-    return _refusal(403, f"want http://{keys.hosts[0]}, got the host {request.host[:100]!r}")
+    return _refusal(403, f"use http://{keys.hosts[0]}, not the host {request.host[:100]!r}")
 
 
 def _entry(request: Request, keys: Keys) -> Answer | None:
@@ -107,20 +107,20 @@ def _entry(request: Request, keys: Keys) -> Answer | None:
         return None
     cookie = keys.redeem(request.path.removeprefix(_ENTRY))
     if cookie is None:
-        return _refusal(401, "this link is not good any more: want the newest one that `unbroken page` has printed")
+        return _refusal(401, "this link has been used: open the newest one that `unbroken page` printed")
     return Answer(200, _WELCOME, "text/html; charset=utf-8", cookie)
 
 
 def _foreign_site(request: Request, _keys: Keys) -> Answer | None:
     if request.site in ("", "none", "same-origin"):
         return None
-    return _refusal(403, "want a request of this page's own, got another site's")
+    return _refusal(403, "refused: another site made this request")
 
 
 def _unknown_browser(request: Request, keys: Keys) -> Answer | None:
     if keys.know(request.cookies):
         return None
-    return _refusal(401, "want the link that `unbroken page` has printed: it opens the page in one browser")
+    return _refusal(401, "open the link that `unbroken page` printed: it lets one browser in")
 
 
 def _unknown_path(request: Request, _keys: Keys) -> Answer | None:

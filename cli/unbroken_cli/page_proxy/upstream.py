@@ -57,13 +57,13 @@ def _connection(access: Access) -> http.client.HTTPConnection:
         parts = urllib.parse.urlsplit(access.url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {access.url!r}: {error}") from error
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or host is None:
-        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {access.url!r}")
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}")
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     if access.authorities is None:
-        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
+        raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
     return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=_trust(access.authorities))
 
 
@@ -81,7 +81,7 @@ class PortForward:
         """`words`: what kubectl is told. Raises InputError without kubectl."""
         program = shutil.which("kubectl")
         if program is None:
-            raise InputError("kubectl: want it in PATH to reach the rendezvous, got none; or see --url")
+            raise InputError("kubectl: not found in PATH, and needed to reach the rendezvous; or see --url")
         self._command = [program, *words]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -135,7 +135,7 @@ class PortForward:
         if not found:
             self._end()
             words = " ".join(said) or f"it said nothing within {_FORWARD_S:g} s"
-            raise CommandError(f"kubectl port-forward: {words}; want create on pods/portforward")
+            raise CommandError(f"kubectl port-forward: {words}; you need create on pods/portforward")
         return found[0]
 
 
@@ -180,4 +180,4 @@ def secret_value(secret: Mapping[str, Any], key: str) -> str | None:
     try:
         return base64.b64decode(text, validate=True).decode().strip()
     except ValueError as error:
-        raise CommandError(f"Secret {secret['metadata']['name']}: {key}: want base64 of text") from error
+        raise CommandError(f"Secret {secret['metadata']['name']}: {key}: not base64 of text") from error

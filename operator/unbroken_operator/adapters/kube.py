@@ -175,7 +175,7 @@ class Kube:
         except ValueError as error:
             raise KubeUnavailable(f"{method} {path}: unreadable answer: {_text(error)}") from error
         if not isinstance(parsed, dict):
-            raise KubeUnavailable(f"{method} {path}: want a JSON object, got {type(parsed).__name__}")
+            raise KubeUnavailable(f"{method} {path}: expected a JSON object, got {type(parsed).__name__}")
         return parsed
 
     async def _request(
@@ -224,7 +224,7 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
             await load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         where = "service account of this pod" if kubeconfig is None else f"kubeconfig {kubeconfig}"
-        raise InputError(f"{where}: {error}; want a cluster to work in, see --kubeconfig") from error
+        raise InputError(f"{where}: {error}; name a cluster with --kubeconfig") from error
     return configuration
 
 

@@ -80,8 +80,8 @@ def rights(namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: 
             yield Right("coordination.k8s.io", "leases", verb, lease.namespace, name)
 
 
-def words(missing: Iterable[Right]) -> str:
-    """Return the rights in words: `list, watch pods in namespace ml`."""
+def describe(missing: Iterable[Right]) -> str:
+    """Return the rights as text: `list, watch pods in namespace ml`."""
     verbs: dict[tuple[str, str, str | None, str], list[str]] = {}
     for right in missing:
         verbs.setdefault((right.group, right.resource, right.namespace, right.name), []).append(right.verb)
@@ -114,7 +114,7 @@ async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
             continue
         if missing and missing != known:
             logger.error(
-                "permissions are missing, want rbac.create of the chart, or roles with these rights=%s", words(missing)
+                "permissions are missing: set rbac.create in the chart, or grant these rights=%s", describe(missing)
             )
         if not missing:
             if known:

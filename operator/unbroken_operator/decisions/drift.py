@@ -121,9 +121,11 @@ def _revert_event(snapshot: Snapshot, revert: Revert, num: int) -> Iterator[Post
     fields = ", ".join(revert.fields)
     by = snapshot.service.changed_by if snapshot.service is not None and revert.resource == "services" else ""
     whom = f"somebody else (last written by {by})" if by else "somebody else"
-    message, key = f"{what}: {fields} changed by {whom}; set back", ("mended", revert.key)
+    message, key = f"{what}: {fields} changed by {whom}; reverted", ("mended", revert.key)
     if num >= NUM_INSISTED:
-        message = f"{what}: {fields} changed by {whom} again and again; set back ever more seldom. Want it left alone"
+        message = (
+            f"{what}: {fields} changed by {whom} again and again; reverted with increasing back-off. Leave it alone"
+        )
         key = ("fight", revert.key)
     manifest = event(snapshot, key, Reason.CHANGED_BY_HAND.value, "Warning", message)
     if manifest["metadata"]["name"] not in snapshot.memory.posted:
@@ -135,7 +137,7 @@ def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     if secret is not None and secret.is_orphan and secret.owner_uid == snapshot.uid:
         message = (
             f"Secret {secret.name}: {OWNER} changed by somebody else: it would stay when the job is deleted. "
-            "Delete it, and it is made again with what is in it"
+            "Delete it, and the operator recreates it with its content"
         )
         yield event(snapshot, ("orphan", secret.uid), Reason.CHANGED_BY_HAND.value, "Warning", message)
     for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
@@ -153,7 +155,7 @@ def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 def _released(pod: PodView) -> str:
     where = f" on node {pod.node}" if pod.node else ""
     return (
-        f"pod {pod.name} has lost the label {layout.JOB_LABEL}: it counts as deleted and is replaced, but runs on"
+        f"pod {pod.name} has lost the label {layout.JOB_LABEL}: it counts as deleted and is replaced, but keeps running"
         f"{where} until it is deleted, or the job is"
     )
 

@@ -50,7 +50,7 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
     if request.get("operation") not in ("CREATE", "UPDATE"):
         return Answer(request["uid"], "")
     if not isinstance(item, dict) or not isinstance(before, dict | None):
-        raise InputError(f"AdmissionReview.request.object: want a {layout.KIND}, got {type(item).__name__}")
+        raise InputError(f"AdmissionReview.request.object: expected a {layout.KIND}, got {type(item).__name__}")
     job = _as_stored(item, before, request)
     words = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
@@ -68,14 +68,14 @@ def _request(review: Any) -> dict[str, Any]:
     found = review if isinstance(review, dict) else {}
     if (found.get("apiVersion"), found.get("kind")) != (API_VERSION, KIND):
         seen = f"{found.get('kind')} of {found.get('apiVersion')}"
-        raise InputError(f"body: want an {KIND} of {API_VERSION}, got {seen[:200]}")
+        raise InputError(f"body: expected an {KIND} of {API_VERSION}, got {seen[:200]}")
     request = found.get("request")
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
-        raise InputError("AdmissionReview.request.uid: want a text, got none")
+        raise InputError("AdmissionReview.request.uid: must be a string")
     resource = request.get("resource")
     name = resource.get("resource") if isinstance(resource, dict) else None
     if name != layout.PLURAL:
-        raise InputError(f"AdmissionReview.request.resource: want {layout.PLURAL}, got {str(name)[:200]}")
+        raise InputError(f"AdmissionReview.request.resource: expected {layout.PLURAL}, got {str(name)[:200]}")
     return request
 
 

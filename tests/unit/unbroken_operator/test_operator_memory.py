@@ -165,11 +165,11 @@ def test_only_labels_and_readiness_of_a_node_are_news() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        pytest.param(["--namespace", "A_b"], "--namespace: want the name of a namespace, got 'A_b'", id="namespace"),
-        pytest.param(["--metrics-listen", "9090"], "--metrics-listen: want ADDRESS:PORT", id="address"),
-        pytest.param(["--liveness", "a:99999"], "--liveness: want ADDRESS:PORT", id="port"),
-        pytest.param(["--force-delete-after-seconds", "nan"], "want at least 0, got nan", id="not a number"),
-        pytest.param(["--sidecar-image", ""], "--sidecar-image: want an image", id="image"),
+        pytest.param(["--namespace", "A_b"], "--namespace: not the name of a namespace: 'A_b'", id="namespace"),
+        pytest.param(["--metrics-listen", "9090"], "--metrics-listen: must be ADDRESS:PORT", id="address"),
+        pytest.param(["--liveness", "a:99999"], "--liveness: must be ADDRESS:PORT", id="port"),
+        pytest.param(["--force-delete-after-seconds", "nan"], "must be at least 0, got nan", id="not a number"),
+        pytest.param(["--sidecar-image", ""], "--sidecar-image: must not be empty", id="image"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(

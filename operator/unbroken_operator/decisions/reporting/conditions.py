@@ -74,8 +74,8 @@ def _admitted(snapshot: Snapshot, verdict: Accepted | Refused) -> Finding:
     ]
     if names:
         message = (
-            f"{' and '.join(names)} exist and do not belong to this job; want them gone, or this job under another "
-            "name (after a job of the same name was deleted, they go within seconds)"
+            f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "
+            "name (those of a deleted job of the same name go within seconds)"
         )
         return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     settings = verdict.settings
@@ -135,7 +135,7 @@ def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
         return Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}"
     if snapshot.secret is not None and snapshot.secret.lacks:
         lacking = f"Secret {snapshot.secret.name} has lost {_listed(snapshot.secret.lacks)}"
-        return Reason.SECRET_DAMAGED, f"{lacking}: pods that start cannot go on; delete it, and it is made again"
+        return Reason.SECRET_DAMAGED, f"{lacking}: starting pods cannot go on; delete it, and the operator recreates it"
     return None
 
 
@@ -218,7 +218,7 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
     depth = next(index for index, name in enumerate(found.above) if name != found.other_above[index])
     layer, outer = layers[found.depth], layers[depth]
     return (
-        f"{layer.label}={found.name}: want it in one {outer.name}, got {outer.label}={found.above[depth]} on node "
+        f"{layer.label}={found.name}: must be in one {outer.name}, but has {outer.label}={found.above[depth]} on node "
         f"{found.key} and {outer.label}={found.other_above[depth]} on node {found.other_key}"
     )
 
@@ -321,7 +321,7 @@ def _spread(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, repor
 
     if not settings.layers or not settings.spares or verdict.spec.spares.spread is Spread.ANYWHERE:
         if any(item["type"] == ConditionType.SPARES_SPREAD.value for item in snapshot.status.get("conditions") or ()):
-            yield finding(True, "spares are not asked to be anywhere (spares.count, spares.spread, topology.layers)")
+            yield finding(True, "nothing says where spares are to be (spares.count, spares.spread, topology.layers)")
         return
     is_all_there = len(assessment.alive) >= settings.replicas + settings.spares
     is_placed = all(pod.node or _is_unschedulable(pod) for pod in assessment.alive)
@@ -340,10 +340,10 @@ def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:
     for item in bare:
         text = f"{item.layer}: no spare pod in {_listed(item.domains)}"
         if settings.spares < item.num_domains:
-            text += f": want spares.count of {item.num_domains}, one for each domain with active pods"
-            text += f", got {settings.spares}"
+            text += f": raise spares.count to {item.num_domains}, one for each domain with active pods"
+            text += f"; it is {settings.spares}"
         else:
-            text += f": want a node with room there, {settings.spares} spares for {item.num_domains} domains are enough"
+            text += f": free or add a node there; {settings.spares} spares for {item.num_domains} domains are enough"
         parts.append(text)
     return "; ".join(parts)
 
