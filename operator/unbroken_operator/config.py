@@ -44,6 +44,27 @@ class Config:
 
 def parse(arguments: list[str] | None = None) -> Config:
     """Read the command line. Exits with a usage message; raises InputError for what is well-formed but wrong."""
+    options = _parser().parse_args(arguments)
+    _check(options)
+    return Config(
+        namespaces=tuple(dict.fromkeys(options.namespace or ())),
+        kubeconfig=_kubeconfig(options.kubeconfig),
+        sidecar_image=options.sidecar_image,
+        metrics_listen=_address("--metrics-listen", options.metrics_listen),
+        liveness_listen=_address("--liveness", options.liveness),
+        is_json_log=options.log_format == "json",
+        log_level=options.log_level.upper(),
+        force_delete_after_s=options.force_delete_after_seconds,
+        encrypts=not options.no_encryption,
+        lease=_lease(options.lease),
+        lease_s=options.lease_seconds,
+        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
+        quarantine=Mode(options.quarantine),
+        quarantine_limits=_limits(options),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m unbroken_operator", description="Runs ResilientTrainingJobs on a Kubernetes cluster."
     )
@@ -71,6 +92,12 @@ def parse(arguments: list[str] | None = None) -> Config:
         action="store_true",
         help="let the parts of new jobs speak in clear, where something else encrypts, such as a service mesh",
     )
+    _add_lease_and_webhook(parser)
+    _add_quarantine(parser)
+    return parser
+
+
+def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
@@ -88,10 +115,10 @@ def parse(arguments: list[str] | None = None) -> Config:
     parser.add_argument(
         "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; taken anew when they change"
     )
-    _add_quarantine(parser)
-    options = parser.parse_args(arguments)
-    namespaces = tuple(dict.fromkeys(options.namespace or ()))
-    for name in namespaces:
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in options.namespace or ():
         if not re.match(DNS_LABEL, name):
             raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
@@ -100,22 +127,6 @@ def parse(arguments: list[str] | None = None) -> Config:
         raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
         raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
-    return Config(
-        namespaces=namespaces,
-        kubeconfig=_kubeconfig(options.kubeconfig),
-        sidecar_image=options.sidecar_image,
-        metrics_listen=_address("--metrics-listen", options.metrics_listen),
-        liveness_listen=_address("--liveness", options.liveness),
-        is_json_log=options.log_format == "json",
-        log_level=options.log_level.upper(),
-        force_delete_after_s=options.force_delete_after_seconds,
-        encrypts=not options.no_encryption,
-        lease=_lease(options.lease),
-        lease_s=options.lease_seconds,
-        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
-        quarantine=Mode(options.quarantine),
-        quarantine_limits=_limits(options),
-    )
 
 
 def _add_quarantine(parser: argparse.ArgumentParser) -> None:

@@ -90,7 +90,7 @@ def _root_schema() -> dict[str, Any]:
     name_rule = rule(
         f"self.metadata.name.size() <= {layout.MAX_JOB_NAME} && "
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name: must have at most {layout.MAX_JOB_NAME} lowercase letters, digits and '-', beginning with a "
+        f"metadata.name: must be at most {layout.MAX_JOB_NAME} lowercase letters, digits and '-', beginning with a "
         "letter, since pods and a Service are named after it",
     )
     return {
