@@ -1,4 +1,4 @@
-"""Pure: the faults that `unbroken inject` can make, whom one hits, and how."""
+"""Pure: the faults that `unbroken inject` can cause, which pod one hits, and how."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -86,9 +86,9 @@ def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | Non
         # A spare may be broken as well, when it is meant.
         fitting = [pod for pod in pods if pod["metadata"]["name"] == wanted and _is_running(pod)]
     if not fitting:
-        names = ", ".join(sorted(f"{pod['metadata']['name']} ({_words(pod)})" for pod in pods)) or "none"
-        whom = "an active trainer pod" if kind.component == "trainer" else f"a {kind.component} pod"
-        what = f"{whom} that runs" if wanted is None else f"pod {wanted!r} to run"
+        names = ", ".join(sorted(f"{pod['metadata']['name']} ({_describe(pod)})" for pod in pods)) or "none"
+        target = "an active trainer pod" if kind.component == "trainer" else f"a {kind.component} pod"
+        what = f"{target} that runs" if wanted is None else f"pod {wanted!r} to run"
         raise InputError(f"--fault {kind.name}: needs {what}; found {names}")
     pod = max(fitting, key=_ordinal)
     container = pod["spec"]["containers"][0]
@@ -102,7 +102,7 @@ def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | Non
     )
 
 
-def exec_words(kind: FaultKind, victim: Victim, local_rank: int) -> list[str]:
+def exec_arguments(kind: FaultKind, victim: Victim, local_rank: int) -> list[str]:
     """Return what kubectl is asked to do for a fault of a worker, but for which cluster and namespace."""
     script = [victim.python, "-c", SCRIPT, str(int(kind.signal)), str(local_rank)]
     return ["exec", victim.pod, "--container", victim.container, "--", *script]
@@ -125,14 +125,14 @@ def check_state(item: JsonObject) -> None:
 
 
 def _is_running(pod: JsonObject) -> bool:
-    return _words(pod).endswith("Running")
+    return _describe(pod).endswith("Running")
 
 
 def _role(pod: JsonObject) -> str:
     return str((pod["metadata"].get("labels") or {}).get(_ROLE_LABEL, ""))
 
 
-def _words(pod: JsonObject) -> str:
+def _describe(pod: JsonObject) -> str:
     phase = (pod.get("status") or {}).get("phase") or "Pending"
     return f"{_role(pod)} {'ending' if pod['metadata'].get('deletionTimestamp') else phase}".strip()
 

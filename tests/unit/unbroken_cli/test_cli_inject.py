@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_words
+from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_core.errors import InputError
 
 JsonObject = dict[str, Any]
@@ -58,7 +58,7 @@ def test_a_victim_that_is_not_there_is_refused_with_those_that_are(
 
 
 def test_a_worker_is_reached_by_the_interpreter_of_its_own_container() -> None:
-    words = exec_words(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
+    words = exec_arguments(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
     assert words[:6] == ["exec", "digits-10", "--container", "trainer", "--", "python3.12"]
     assert words[-2:] == [str(int(signal.SIGSTOP)), "1"]
 
