@@ -1,4 +1,4 @@
-"""`python -m unbroken_operator`: runs until it is told to end."""
+"""`python -m unbroken_operator`: runs until SIGTERM or SIGINT, or until another operator leads."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ async def run(config: Config) -> int:
             lease = Lease(electorate, config.lease, identity, config.lease_s)
 
         def is_ready() -> bool:
-            # One who waits for the lease is ready to take over.
+            # A replica that waits for the lease is ready to take over.
             return ready.is_set() or (lease is not None and lease.is_in_touch and not lease.may_act)
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
@@ -100,7 +100,7 @@ async def _lead(lease: Lease, work: Callable[[], Coroutine[None, None, None]], f
 async def _until_stopped(
     what: Coroutine[None, None, None], stop: asyncio.Event, ready: asyncio.Event | None = None
 ) -> None:
-    """Run to the end, or until told to stop; what is ready then ends by itself."""
+    """Run to the end, or until `stop` is set; once ready, `what` sees that itself and ends."""
     work = asyncio.create_task(what, name="operator")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -133,7 +133,7 @@ class Jobs:
             logger.error("worker ended by a bug job=%s/%s", *key, exc_info=task.exception())
 
     async def _sweep(self) -> None:
-        """Compare with the API server now and then: kopf's watch does not tell of a job deleted while it was cut."""
+        """Compare with the API server now and then: kopf reports no job that was deleted while its watch was broken."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:

@@ -1,7 +1,7 @@
 """Jobs, pods and Events from the API server, with the user's own kubeconfig and rights.
 
-The only module that knows the `kubernetes` package. Every call is bounded in time, and every failure is one sentence:
-a CommandError.
+The only module that imports the `kubernetes` package. It is not the operator's client: a command makes a few calls and
+ends, so it needs no asyncio. Every call is bounded in time, and every failure is one sentence: a CommandError.
 """
 
 import json

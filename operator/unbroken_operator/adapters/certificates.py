@@ -1,4 +1,4 @@
-"""An authority of one job and the certificate of its rendezvous, by which agents know that they speak to no other."""
+"""An authority of one job and the certificate of its rendezvous, by which agents recognise it."""
 
 import datetime
 from collections.abc import Sequence

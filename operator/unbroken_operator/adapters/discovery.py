@@ -25,8 +25,7 @@ async def is_served(kube: Kube, namespaces: tuple[str, ...]) -> bool:
 async def _look_for_jobs(kube: Kube, namespaces: tuple[str, ...]) -> None:
     """Raise KubeError unless the API server serves jobs, and says so.
 
-    One that has just started may serve them before it tells of them. kopf asks what there is only once, and would watch
-    nothing from then on.
+    A server that has just started may serve them before discovery lists them. kopf reads that list once.
     """
     await kube.peek(collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION))
     groups = (await kube.get("/apis")).get("groups") or ()

@@ -230,7 +230,7 @@ class Executor:
     async def look_for_unsure_pods(self) -> None:
         """Take in the pods whose creation was not answered: else others would be made in their place. Raises KubeError.
 
-        The watch tells of them as well, but perhaps later.
+        The watch reports them as well, but perhaps later.
         """
         for name in sorted(self._unsure):
             with contextlib.suppress(KubeNotFound):
@@ -285,10 +285,10 @@ class Executor:
             self._shared.pods.forget(self._key, action.name, action.uid)
 
     async def _revert(self, action: Revert) -> None:
-        """Set back; the watch tells of what became of an object that is not that one any more."""
+        """Revert a change. If the object has been replaced, the watch reports what is there now."""
         path = f"{self._path(action.resource)}/{action.name}"
         fields = ",".join(action.fields)
-        logger.info("set back what was changed by hand job=%s/%s name=%s fields=%s", *self._key, action.name, fields)
+        logger.info("revert a change by hand job=%s/%s name=%s fields=%s", *self._key, action.name, fields)
         try:
             metadata: dict[str, Any] = {"uid": action.uid, **action.patch.get("metadata", {})}
             if action.owner is not None:
@@ -299,8 +299,8 @@ class Executor:
         except (KubeNotFound, KubeConflict):
             return
         except KubeRefused as error:
-            # The job can do without: a role of an earlier release of the chart, or a policy.
-            logger.warning("setting back was refused job=%s/%s error=%s", *self._key, error)
+            # The job can do without it. The chart's role may be of an earlier release, or a policy forbids it.
+            logger.warning("revert was refused job=%s/%s error=%s", *self._key, error)
             return
         if action.resource == "services":
             self._shared.services.upsert(item)

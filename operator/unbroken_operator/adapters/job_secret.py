@@ -89,7 +89,7 @@ class JobSecret:
         if self.is_foreign:
             return
         if certificates_of(item) is None and certificates is not None:
-            advice = "delete it, and it is made again as it was"
+            advice = "delete it, and the operator recreates it as it was"
             logger.error("secret has lost its certificates job=%s/%s; %s", *self.key, advice)
         self._certificates = certificates
         if token:

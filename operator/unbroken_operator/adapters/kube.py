@@ -1,6 +1,9 @@
-"""The API server, as JSON objects by path. The only module that knows the `kubernetes` package.
+"""The API server, as JSON objects by path. The only module that imports the `kubernetes` package.
 
-Every call is bounded in time, and fails with one of the classes of `errors`.
+Every call is bounded in time, and fails with one of the classes of `errors`. The package's typed clients and its watch
+are not used: a plan reads a few fields of a pod, and to make a typed one takes a hundred times as long as to read its
+JSON. The command line has a client of its own, without asyncio and with errors for people; the two share no package but
+core, which does no input or output.
 """
 
 import asyncio

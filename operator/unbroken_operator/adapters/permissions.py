@@ -1,6 +1,6 @@
-"""What the operator may not do of what it has to: asked at the start, and said in one line with what to do.
+"""Reports missing RBAC rights at start-up, in one line that says what to do.
 
-Without that a missing right shows as a watch that fails again and again, or much later, when a first pod is lost.
+Else a missing right shows as a watch that fails again and again, or much later, when a first pod is lost.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from unbroken_operator.api import layout
 logger = logging.getLogger(__name__)
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-"""Every user that is logged in may ask there what it may do itself."""
+"""Every authenticated user may ask there for its own rights."""
 LOOK_S = 60.0
 """Between looks while something is missing."""
 RETRY_S = 5.0
@@ -33,7 +33,7 @@ _IN_JOBS_NAMESPACES = (
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
 _FOR_TAINTS = (("", "nodes", ("get", "patch")),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
-"""Verb, and whether it is for the one Lease only: one that does not exist yet has no name to the API server."""
+"""Verb, and whether it is limited to this Lease: to the API server, a new object has no name yet."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ async def missing_rights(kube: Kube, wanted: Iterable[Right]) -> tuple[Right, ..
 
 
 async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
-    """Say what is missing, once for each change, until nothing is. Of an API server that is away others tell."""
+    """Log what is missing, once for each change, until nothing is. Others log an API server that is away."""
     known: tuple[Right, ...] = ()
     while True:
         try:
@@ -126,7 +126,7 @@ async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
 
 @contextlib.asynccontextmanager
 async def reporting_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
-    """Do so beside what else is done, while the context lasts."""
+    """Do so in the background while the context lasts."""
     telling = asyncio.create_task(report_missing_rights(kube, tuple(wanted)), name="permissions")
     try:
         yield

@@ -1,4 +1,4 @@
-"""Carries out what `quarantine` judges: looks now and then, and writes the taint and the mark of nodes."""
+"""Carries out what `decide_quarantine` says: writes taints and marks of nodes, every few seconds."""
 
 import asyncio
 import datetime
@@ -36,7 +36,7 @@ class QuarantineTaints:
         self._mode = mode
         self._limits = limits
         self._may_act = may_act
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Names of offenders about which there is nothing new to say."""
 
     async def run(self) -> None:
@@ -55,10 +55,10 @@ class QuarantineTaints:
         """Judge once and act on it. Raises KubeError."""
         decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
         is_on = self._mode is Mode.ON
-        self._tell(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
+        self._report(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
         if not is_on:
-            self._tell(decision.quarantine, "node would be quarantined, see --quarantine")
-        self._told &= {offender.name for offender in (*decision.over_limit, *decision.quarantine)}
+            self._report(decision.quarantine, "node would be quarantined, see --quarantine")
+        self._reported &= {offender.name for offender in (*decision.over_limit, *decision.quarantine)}
         if not is_on or not self._may_act():
             return
         for name in decision.release:
@@ -68,11 +68,11 @@ class QuarantineTaints:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
 
-    def _tell(self, offenders: Iterable[Offender], what: str) -> None:
+    def _report(self, offenders: Iterable[Offender], what: str) -> None:
         for offender in offenders:
-            if offender.name not in self._told:
+            if offender.name not in self._reported:
                 logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
-                self._told.add(offender.name)
+                self._reported.add(offender.name)
 
     async def _write(self, name: str, mark: str | None) -> None:
         path = f"{collection_path('nodes')}/{name}"

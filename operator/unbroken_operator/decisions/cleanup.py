@@ -97,7 +97,7 @@ def force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
 
 
 def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[PodView, float, str]]:
-    """Yield deleted pods that nobody takes away: after how many seconds that is to be done, and why."""
+    """Yield deleted pods that no kubelet removes, after how many seconds to force them away, and why."""
     for pod in (*snapshot.trainers(), *snapshot.rendezvous_pods()):
         if not pod.is_deleting:
             continue

@@ -1,12 +1,12 @@
-"""Pure: what somebody else changed of the job's objects is set back or told, once, and nothing is fought over.
+"""Pure: changes that others made to the job's objects are reverted or reported, and no fight is begun.
 
     Service             leads to the rendezvous again
     pods                get owner, component, role and topology back
-    Secret              is told of: who may write Secrets may read them, too, so the operator's roles have no such right
-    finalizers, the     are told of: they are somebody's wish. A pod without the job's label is no pod of the job, as
-    job's label         with a ReplicaSet, whose users look at a sick pod in peace that way
+    Secret              is reported: a right to write Secrets is one to read them, and the operator's roles lack it
+    finalizers, the     are reported: somebody wants them. A pod without the job's label is no pod of the job, as
+    job's label         with a ReplicaSet: users take a sick pod aside that way
 
-What is changed again after it was set back is left for ever longer: somebody insists, perhaps another controller.
+Changes that come back are reverted with increasing back-off: another controller may insist on them.
 """
 
 import json
@@ -32,14 +32,14 @@ OWNER, LABELS = "metadata.ownerReferences", "metadata.labels"
 
 @dataclass(frozen=True)
 class Drift:
-    """What is to be set back now, and the seconds until something else may be; 0 for nothing."""
+    """What to revert now, and the seconds until there may be more; 0 for nothing."""
 
     actions: tuple[Action, ...]
     wait_s: float
 
 
 def drift(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Drift:
-    """Return what to set back. With the Events that tell of it, unless it is a matter of course."""
+    """Return what to revert, with Events; stale labels and annotations are corrected without one."""
     actions: list[Action] = []
     waits: list[float] = []
     for revert in _reverts(snapshot, settings):
@@ -58,7 +58,7 @@ def drift(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> 
 
 
 def notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Yield the Events of what somebody did that is not set back, and of which none was posted."""
+    """Yield the Events of changes that are not reverted, as far as none was posted."""
     for manifest in _notices(snapshot):
         if manifest["metadata"]["name"] not in snapshot.memory.posted:
             yield manifest
@@ -103,7 +103,7 @@ def _service_revert(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[s
 
 
 def _service_changes(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what to merge into the spec; ports and other things that somebody added harm nobody."""
+    """Yield what to merge into the spec; added ports and other fields do no harm."""
     if seen.get("type") == "ExternalName":
         yield from (("type", "ClusterIP"), ("externalName", None))
     selector = seen.get("selector") or {}

@@ -11,7 +11,7 @@ from unbroken_operator.decisions.snapshot import Memory, PodView, Refusal
 MAX_RECOVERIES = 200
 """So many are remembered, more than any sensible budget allows in its window."""
 REVERTS_S = 600.0
-"""What was set back is remembered for so long: a change after that is no fight."""
+"""How long a revert is remembered: a change after that is no fight."""
 MAX_POSTED = 500
 
 
@@ -64,7 +64,7 @@ class JobMemory:
         self.refused_at = now_s
 
     def note_revert(self, key: str, now_s: float) -> None:
-        """Remember that this was set back, or that it was tried."""
+        """Remember that this was reverted, or that it was tried."""
         self.reverted = {name: found for name, found in self.reverted.items() if now_s - found[1] <= REVERTS_S}
         self.reverted[key] = (self.reverted.get(key, (0, 0.0))[0] + 1, now_s)
 
@@ -115,7 +115,7 @@ class JobMemory:
         self.joined |= members
 
     def _count_failures(self, pods: list[PodView], now_s: float) -> None:
-        # A pod that was told to end says nothing about the template either.
+        # A pod that is being deleted says nothing about the template either.
         fresh = {pod.uid for pod in pods if pod.phase == "Failed" and not pod.is_deleting} - self.failed
         self.failed |= fresh
         # What failed before this process looked may have trained for days: it says nothing about the template.

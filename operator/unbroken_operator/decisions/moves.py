@@ -1,6 +1,6 @@
 """How pods that are to leave are led away: from a node that is about to go, or from an earlier template.
 
-    troubled ──a ready spare elsewhere──> marked ──rendezvous is told, ranks move──> deleted
+    troubled ──a ready spare elsewhere──> marked ──rendezvous hears of it, ranks move──> deleted
         │                                   (annotation: it outlives the operator)
         └── one more pod is made meanwhile, as if the pod were not there
 

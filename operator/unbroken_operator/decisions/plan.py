@@ -1,7 +1,7 @@
 """Pure: from one snapshot to the actions that bring the cluster closer to what the job wants.
 
     Observation to the rendezvous      it is on the recovery path, so it goes first
-    Events                             before the status that says that they were told
+    Events                             before the status that records them
     status                             reserves the ordinals of the pods that follow
     Secret, Service, rendezvous, pods  created in the order in which they need each other
     deletions, labels, and what others changed of all this
@@ -187,7 +187,7 @@ def _has_unscheduled_actives(assessment: Assessment) -> bool:
 
 
 def _lost_actives(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
-    """Return the pods that are gone and of which the rendezvous has not yet said who has their ranks."""
+    """Return the lost pods whose ranks the rendezvous has not reassigned yet."""
     report = assessment.report
     if report is None or report.iteration < 0:
         return []

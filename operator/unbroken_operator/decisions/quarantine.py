@@ -1,4 +1,4 @@
-"""Pure: which nodes are kept from getting pods because they failed jobs again and again, and for how long.
+"""Pure: which nodes get no pods for a while, because jobs failed on them again and again.
 
     jobs' suspectNodes ──score of all jobs──> quarantined (taint and mark, at most so many nodes) ──time──> released
                                                    │                                                          ^
@@ -88,7 +88,7 @@ def is_quarantined(node: NodeView) -> bool:
 
 
 def _marked_at(node: NodeView) -> str:
-    """Return the time of the mark, "" for none. What is no time is somebody else's mark, and stays."""
+    """Return the time of the mark, "" for none. A mark without a valid time is not ours, and stays."""
     words = node.quarantined.split(" ", 1)
     try:
         seconds_between(words[0], words[0])
@@ -99,7 +99,7 @@ def _marked_at(node: NodeView) -> str:
 
 def _may_be_quarantined(node: NodeView | None) -> bool:
     if node is None or node.quarantined or is_quarantined(node):
-        # A mark without a taint: somebody has released it, and knows better until the time is over.
+        # A mark without a taint: a person released the node, which counts until the time is over.
         return False
     return node.labels.get(layout.QUARANTINE) != EXEMPT
 

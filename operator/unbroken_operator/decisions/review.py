@@ -1,7 +1,7 @@
 """Pure: the answer to an AdmissionReview of a ResilientTrainingJob, by the checks that the operator makes itself.
 
-It refuses what a request brings, never what was there before: a job that an earlier release let in can be labelled,
-suspended and deleted, and whoever changes it reads in a warning what is wrong with it.
+It refuses what a request changes, never what was there before: a job admitted by an earlier release can be labelled,
+suspended and deleted; a warning says what is wrong with it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ KIND = "AdmissionReview"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server is told."""
+    """What is answered to the API server."""
 
     uid: str
     """That of the request."""

@@ -20,7 +20,7 @@ from unbroken_operator.decisions.snapshot import PodView
 
 Path = tuple[str, ...]
 MAX_CHOICES = 8
-"""Domains that one spare pod is told to prefer: the neediest may have no room."""
+"""How many domains one spare pod prefers: the neediest may have no room."""
 _BEST, _FALLING, _LEAST, _AROUND = 100, 0.8, 20, 10
 
 

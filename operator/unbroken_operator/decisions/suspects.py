@@ -1,6 +1,6 @@
 """Pure: the memory of nodes on which pods of the job failed, and where new pods are not to run because of it.
 
-It decays, so that a node that was mended is used again, and it lies in the status, so that it outlives the operator.
+It decays, so that a repaired node is used again. It is kept in the status, so that it outlives the operator.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,14 +28,14 @@ _WEIGHTS = {
     Cause.PROCESS_SIGNAL: 0.5,
     Cause.HARD_TIMEOUT: 0.5,
 }
-"""Exceptions and exit codes are the script's, deletions somebody's wish."""
+"""Exceptions and exit codes come from the script, deletions from a person."""
 
 
 def next_suspects(status: Mapping[str, Any], report: JobStatus, now: str) -> list[dict[str, Any]]:
     """Return status.suspectNodes with the recoveries that have ended since the stored history was written."""
     stored = {item["name"]: dict(item) for item in status.get("suspectNodes") or ()}
-    told = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
-    fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in told]
+    recorded = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
+    fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in recorded]
     blamed = [item for item in fresh if item.node and item.cause in _WEIGHTS]
     if not blamed:
         return list(stored.values())
