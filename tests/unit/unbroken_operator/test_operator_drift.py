@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.actions import Mend, PatchPod
+from unbroken_operator.decisions.actions import PatchPod, Revert
 from unbroken_operator.decisions.drift import NUM_FREE_STAMPS
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import SecretView, service_view
@@ -103,11 +103,11 @@ def test_what_is_changed_again_and_again_is_set_back_ever_more_seldom_and_told_t
     while now_s < 700.0:
         port_moved(the_service(world))
         known = {key: (num, now_s - at)} if num else {}
-        world.memory = dataclasses.replace(world.memory, mends=known)
+        world.memory = dataclasses.replace(world.memory, reverts=known)
         decision = plan(world.snapshot())
         for action in decision.actions:
             world.apply(action)
-            if isinstance(action, Mend):
+            if isinstance(action, Revert):
                 num, at, key = num + 1, now_s, action.key
                 times.append(now_s)
         if not decision.actions:
@@ -122,9 +122,9 @@ def test_a_label_that_flips_with_recoveries_is_no_fight_but_one_that_flips_more_
     world = running_world()
     world.pods["digits-0"]["metadata"]["labels"][layout.ROLE_LABEL] = "spare"
     (patch,) = (action for action in world.actions() if isinstance(action, PatchPod))
-    world.memory = dataclasses.replace(world.memory, mends={patch.key: (NUM_FREE_STAMPS, 0.0)})
+    world.memory = dataclasses.replace(world.memory, reverts={patch.key: (NUM_FREE_STAMPS, 0.0)})
     assert patch in world.actions()
-    world.memory = dataclasses.replace(world.memory, mends={patch.key: (NUM_FREE_STAMPS + 2, 3.0)})
+    world.memory = dataclasses.replace(world.memory, reverts={patch.key: (NUM_FREE_STAMPS + 2, 3.0)})
     decision = plan(world.snapshot())
     assert not [action for action in decision.actions if isinstance(action, PatchPod)]
     assert decision.check_after_s == 5.0
@@ -150,7 +150,7 @@ def test_a_pod_that_another_job_of_that_name_left_behind_is_not_adopted() -> Non
     world = running_world()
     del world.pods["digits-1"]["metadata"]["ownerReferences"]
     world.job["metadata"]["uid"] = "another"
-    assert not [action for action in world.actions() if isinstance(action, Mend)]
+    assert not [action for action in world.actions() if isinstance(action, Revert)]
 
 
 def test_a_pod_that_lost_the_label_of_its_job_is_told_of_once_and_replaced() -> None:

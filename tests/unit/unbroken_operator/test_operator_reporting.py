@@ -263,7 +263,7 @@ def test_pods_that_wait_for_nodes_say_how_many_and_what_no_node_has() -> None:
     (message,) = world.messages("PodsUnschedulable")
     assert message == (
         "1 of 3 training pods run; 2 wait for nodes (digits-0, digits-2): 0/1 nodes are available; "
-        "want a node with label pool=gpu, seen none"
+        "no node has the label pool=gpu (seen none)"
     )
 
 

@@ -25,21 +25,21 @@ def wants(**spec: Any) -> dict[str, Any]:
         pytest.param(wants(), "not ready: c", id="nothing asked for"),
         pytest.param(
             wants(nodeSelector={"pool": "gpu"}),
-            "want a node with label pool=gpu, seen cpu, small; not ready: c",
+            "no node has the label pool=gpu (seen cpu, small); not ready: c",
             id="another value",
         ),
         pytest.param(
-            wants(nodeSelector={"zone": "x"}), "want a node with label zone=x, seen none; not ready: c", id="no label"
+            wants(nodeSelector={"zone": "x"}), "no node has the label zone=x (seen none); not ready: c", id="no label"
         ),
         pytest.param(wants(nodeSelector={"pool": "cpu"}), "not ready: c", id="a label that a node bears"),
         pytest.param(
             wants(resources={"limits": {"nvidia.com/gpu": 8}}),
-            "want a node with 8 nvidia.com/gpu for each pod, the largest has 4; not ready: c",
+            "each pod needs 8 nvidia.com/gpu, the largest node has 4; not ready: c",
             id="too many devices",
         ),
         pytest.param(
             wants(resources={"limits": {"example.com/nic": "1"}}),
-            "want a node with 1 example.com/nic for each pod, the largest has none; not ready: c",
+            "each pod needs 1 example.com/nic, the largest node has none; not ready: c",
             id="a device that no node has",
         ),
         pytest.param(
@@ -54,7 +54,7 @@ def test_each_wish_that_no_node_meets_is_named_with_what_there_is(spec: dict[str
 
 
 def test_a_cluster_without_nodes_says_so() -> None:
-    assert missing_on_nodes(wants(), {}) == "want a node, the cluster has none"
+    assert missing_on_nodes(wants(), {}) == "the cluster has no nodes"
 
 
 def test_nothing_is_said_where_every_wish_is_met() -> None:
