@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unbroken_core.coordination.events import Action, AgentReported, Event, Send, Tick
+from unbroken_core.coordinator.events import Action, AgentReported, Event, Send, Tick
 from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
     from tests.simulation.world import World
 
-    from unbroken_core.coordination.state import Interruption
+    from unbroken_core.coordinator.state import Interruption
 
 
 class Violation(AssertionError):
@@ -397,7 +397,7 @@ class Ledger:
     def _is_stillborn(self, pod: Pod, plan: Plan) -> bool:
         """Whether a rank of this pod has no process, so that nobody makes a step in this iteration.
 
-        The rendezvous does not wait for the other workers of such a pod (`Census.leaving`), unless pods may be split:
+        The rendezvous does not wait for the other workers of such a pod (`Members.leaving`), unless pods may be split:
         they may enter before they hear that the iteration is over.
         """
         coordinator = self.world.coordinator

@@ -14,8 +14,8 @@ from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.training import Training
 
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import (
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import (
     AgentDisconnected,
     AgentJoined,
     AgentReported,

@@ -192,7 +192,7 @@ class Ranking:
         is_first = pending.tree is not self._tree
         tree = self._tree = pending.tree
         cut = cut_of(tree, pending.plan, pending.outcome, is_first)
-        self._last_plan = replace(pending.plan, draft=None)
+        self._last_plan = replace(pending.plan, take_back=None)
         for uid in self._returned:
             if uid in tree.places:
                 cut.ranks[uid] = ranks_of(tree, uid)
@@ -314,7 +314,7 @@ class Ranking:
 
     def _take_back(self) -> None:
         pending, self._pending = self._pending, None
-        if pending is not None and pending.tree is self._tree and pending.plan.draft is not None:
+        if pending is not None and pending.tree is self._tree and pending.plan.take_back is not None:
             pending.tree.undo(pending.plan)
 
     def _settle(self, uid: str, seat: _Seat) -> None:
@@ -359,7 +359,7 @@ class Ranking:
     def _hold(self, key: Hashable, tree: RankTree, plan: TreePlan) -> Outcome:
         if tree is not self._tree and not plan.shortfall:
             self._let_spares_grow(tree)
-        outcome = self._judge(tree, plan)
+        outcome = self._outcome_of(tree, plan)
         self._pending = _Pending(key, tree, plan, outcome)
         return outcome
 
@@ -368,7 +368,7 @@ class Ranking:
         if replacement_depth(self._layers) == 0:
             tree.let_spares_grow()
 
-    def _judge(self, tree: RankTree, plan: TreePlan) -> Outcome:
+    def _outcome_of(self, tree: RankTree, plan: TreePlan) -> Outcome:
         rules, num_ranks = self.rules, self._line_size
         if plan.shortfall:
             healthy = tree.root.healthy

@@ -17,7 +17,7 @@ from unbroken.rendezvous.metrics import (
 from unbroken.rendezvous.refusals import Refusal
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
-from unbroken_core.recoveries.history import FaultRecord, History
+from unbroken_core.recovery.history import FaultRecord, History
 from unbroken_core.settings import JobSettings, Layer
 
 SETTINGS = JobSettings(

@@ -8,8 +8,8 @@ import pytest
 from unbroken.rendezvous.config import read_config
 from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import AgentJoined, Observed, Send
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import AgentJoined, Observed, Send
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
 from unbroken_core.reasons import Rung, WorkerPhase

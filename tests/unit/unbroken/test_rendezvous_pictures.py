@@ -1,7 +1,7 @@
 """The job's tree for people."""
 
 from unbroken.rendezvous.pictures import tree_text
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain
 from unbroken_core.ranks.worlds import shown_name
 from unbroken_core.settings import JobSettings

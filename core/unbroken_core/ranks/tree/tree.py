@@ -142,9 +142,9 @@ class RankTree:
 
     def undo(self, plan: TreePlan) -> None:
         """Take the last plan back: ranks are as before it. Raises InputError for any other plan, or after a change."""
-        if plan.number != self._last_number or plan.draft is None:
+        if plan.number != self._last_number or plan.take_back is None:
             raise InputError(f"undo: want the last plan and no change of the tree after it, got plan {plan.number}")
-        plan.draft.roll_back()
+        plan.take_back()
         self._last_number = None
 
     # ------------------------------------------------------------------------------------------------------- changes

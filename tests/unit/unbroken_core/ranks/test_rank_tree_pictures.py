@@ -2,7 +2,8 @@
 
 from xml.etree import ElementTree
 
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain, picture, svg_picture
+from unbroken.rendezvous.tree_drawing import svg_picture
+from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain, picture
 
 LAYERS = [
     TreeLayer("job", replace_from=True),
