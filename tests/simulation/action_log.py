@@ -66,7 +66,7 @@ class _LoggedWorld(World):
         if self.coordinator is not coordinator:
             return
         if len(self.actions) > where or not isinstance(event, Tick):
-            self.actions.insert(where, f"{self.now_s!r} {kind} {coordinator.next_deadline_s()!r}")
+            self.actions.insert(where, f"{self.now_s!r} {kind}")
         if coordinator.revision != revision:
             self.statuses.append(f"{self.now_s!r} {plain(coordinator.status(self.now_s, str))!r}")
 

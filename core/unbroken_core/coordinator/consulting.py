@@ -6,61 +6,72 @@ few workers with a rank are no error while others may come: they are waited for 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Union
 
-from unbroken_core.coordinator.members import Member, Place
-from unbroken_core.coordinator.planning import finish, mark_failed
-from unbroken_core.coordinator.state import Consultation, Job, Objection
+from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, Finish, Learn, Replace, Wait
+from unbroken_core.coordinator.previous_world import hold_back
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
+from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Answer, Consult, Question
 from unbroken_core.ranks.worlds import Shortage, Worker
-from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 MAX_SILENT = 3
 """Workers in a row that may leave a question without an answer."""
 
 
-def consult(job: Job, now_s: float) -> list[Worker] | None:
-    """Return the worker of each rank in the next plan.
+def plan_when_ready(job: JobState, phase: Consultable, rung: Rung | None, now_s: float) -> Decision:
+    """Cut the plan once no other world can train, and the script's code, where it has some, has given the ranks."""
+    held = hold_back(job, phase, now_s)
+    if held is not None:
+        return held
+    if not job.rules.has_code:
+        return CutPlan(rung, phase)
+    order = _consult(job, phase, now_s)
+    return CutPlan(rung, phase, order) if isinstance(order, list) else order
 
-    None while nobody has said, when the answer makes no world (`objection`), and when the job has failed.
-    """
-    talk = job.consultation
-    if talk is None or talk.version != job.members.ranking.version:
-        talk = job.consultation = _ask(job, talk, now_s)
-    member = job.members.by_uid[talk.uid]
-    place = member.places[talk.local_rank]
+
+def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Worker], Decision]:
+    """Return the worker of each rank in the next plan, or what to do while nobody has said."""
+    asked = phase.consulting.question
+    if asked is None or asked.version != job.members.ranking.version:
+        question = _question(job, asked, now_s)
+        return Ask(question, replace(phase, consulting=replace(phase.consulting, question=question)))
+    member = job.members.by_uid[asked.uid]
+    place = member.places[asked.local_rank]
     answer = place.state.answer
-    if answer is not None and _has_answered(job, talk):
-        return _take(job, talk, answer)
-    deadline_s = talk.asked_at_s + job.settings.timeouts.soft_s
+    if answer is not None and _has_answered(job, asked):
+        return _take(job, phase, asked, answer)
+    deadline_s = asked.asked_at_s + job.settings.timeouts.soft_s
     if now_s < deadline_s:
-        job.wake(deadline_s)
-        job.say(job.reason, f"waits for the rank assignment of the script on {member.pod} worker {talk.local_rank}")
-        return None
-    _give_up(job, member, place, now_s - talk.asked_at_s, now_s)
-    return None
+        message = f"waits for the rank assignment of the script on {member.pod} worker {asked.local_rank}"
+        return Wait(deadline_s, Report(job.report.reason, message), phase)
+    return _give_up(job, phase, asked, now_s)
 
 
-def objection(job: Job) -> Shortage | None:
+def objection(job: JobState) -> Shortage | None:
     """Return why the script makes no world of what is ready; None when it was not asked since the last change."""
-    last = job.objection
+    phase = job.phase
+    last = phase.consulting.objection if isinstance(phase, (Forming, Interrupted)) else None
     return None if last is None or last.version != job.members.ranking.version else last.shortage
 
 
-def ask_again(job: Job, member: Member) -> None:
+def consult_message(job: JobState, question: Consultation) -> Consult:
+    """Return a question for the agent of the worker that is asked."""
+    return Consult(job.numbers.generation, question.local_rank, question.incarnation, question.question)
+
+
+def ask_again(job: JobState, member: Member) -> None:
     """Repeat an open question to a pod whose connection is new."""
-    talk = job.consultation
-    if talk is not None and talk.uid == member.uid:
-        job.send(member, Consult(job.generation, talk.local_rank, talk.incarnation, talk.question))
+    question = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
+    if question is not None and question.uid == member.uid:
+        job.send(member, consult_message(job, question))
 
 
-def forget_asked(job: Job, member: Member) -> None:
-    """A pod is given up: should it come back, it is asked anew, and has its time for the answer."""
-    if job.consultation is not None and job.consultation.uid == member.uid:
-        job.consultation = None
-
-
-def _ask(job: Job, previous: Consultation | None, now_s: float) -> Consultation:
+def _question(job: JobState, previous: Consultation | None, now_s: float) -> Consultation:
     roll = job.members.ranking.roll()
     lost = set(roll.lost)
     workers = [*roll.active, *roll.idle]
@@ -70,24 +81,21 @@ def _ask(job: Job, previous: Consultation | None, now_s: float) -> Consultation:
     uid, local_rank = (previous.uid, previous.local_rank) if previous is not None and is_same else healthy[0]
     is_silent = previous is not None and is_same and not _has_answered(job, previous)
     asked_at_s = previous.asked_at_s if previous is not None and is_silent else now_s
-    member = job.members.by_uid[uid]
-    incarnation = member.places[local_rank].state.incarnation
-    job.num_questions += 1
     question = Question(
-        job.generation,
-        job.num_questions,
-        job.highest_iteration + 1,
+        job.numbers.generation,
+        job.numbers.question + 1,
+        job.numbers.highest_iteration + 1,
         len(workers),
         len(roll.active),
         tuple(roll.lost),
         *_keys(job, workers),
     )
+    incarnation = job.members.by_uid[uid].places[local_rank].state.incarnation
     version = job.members.ranking.version
-    job.send(member, Consult(job.generation, local_rank, incarnation, question))
     return Consultation(version, question, workers, uid, local_rank, incarnation, asked_at_s)
 
 
-def _keys(job: Job, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+def _keys(job: JobState, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
     """Return what the key functions of workers have said, each combination once, and whose is which."""
     said = job.script.keys
     if not said:
@@ -97,60 +105,54 @@ def _keys(job: Job, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], ...],
     return tuple(places), keys
 
 
-def _is_there(job: Job, previous: Consultation, healthy: list[Worker]) -> bool:
+def _is_there(job: JobState, previous: Consultation, healthy: list[Worker]) -> bool:
     if (previous.uid, previous.local_rank) not in healthy:
         return False
     return job.members.by_uid[previous.uid].places[previous.local_rank].state.incarnation == previous.incarnation
 
 
-def _has_answered(job: Job, talk: Consultation) -> bool:
+def _has_answered(job: JobState, asked: Consultation) -> bool:
     """Return whether the question was answered, if too late for what has come and gone since."""
-    answer = job.members.by_uid[talk.uid].places[talk.local_rank].state.answer
-    question = talk.question
+    answer = job.members.by_uid[asked.uid].places[asked.local_rank].state.answer
+    question = asked.question
     return answer is not None and (answer.generation, answer.number) == (question.generation, question.number)
 
 
-def _take(job: Job, talk: Consultation, answer: Answer) -> list[Worker] | None:
+def _take(job: JobState, phase: Consultable, asked: Consultation, answer: Answer) -> Union[list[Worker], Decision]:
     numbers = answer.workers[: job.rules.world_size(len(answer.workers))]
-    for message in _faults(talk, answer):
-        pod = job.members.by_uid[talk.uid].pod
-        finish(
-            job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"{pod} worker {talk.local_rank}: rank_assignment: {message}"
-        )
-        return None
-    job.num_silent = 0
-    job.consultation = None
-    shortage = _shortage(job, talk, answer, len(numbers))
+    for message in _faults(asked, answer):
+        pod = job.members.by_uid[asked.uid].pod
+        text = f"{pod} worker {asked.local_rank}: rank_assignment: {message}"
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+    shortage = _shortage(job, asked, answer, len(numbers))
     if shortage is None:
-        by_uid = job.members.by_uid
-        job.script.keys = {worker: keys for worker, keys in job.script.keys.items() if worker[0] in by_uid}
-        return [talk.workers[number] for number in numbers]
+        return [asked.workers[number] for number in numbers]
     if len(job.members.ready) >= job.settings.replicas:
         # All are there: it would say the same for ever.
-        finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
-        return None
-    job.objection = Objection(job.members.ranking.version, shortage)
-    return None
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
+    objection = Objection(job.members.ranking.version, shortage)
+    silent_began = phase.consulting.silent_began
+    return Learn(replace(phase, consulting=Consulting(objection=objection, silent_began=silent_began)))
 
 
-def _faults(talk: Consultation, answer: Answer) -> Iterator[str]:
+def _faults(asked: Consultation, answer: Answer) -> Iterator[str]:
     """Yield why this cannot be an answer."""
     if answer.error:
         yield answer.error
     if len(set(answer.workers)) != len(answer.workers):
         yield "want each worker once, got one twice"
-    if any(not 0 <= number < len(talk.workers) for number in answer.workers):
-        yield f"want workers 0 to {len(talk.workers) - 1}, got others"
-    lost = sorted(set(talk.question.terminated).intersection(answer.workers))
+    if any(not 0 <= number < len(asked.workers) for number in answer.workers):
+        yield f"want workers 0 to {len(asked.workers) - 1}, got others"
+    lost = sorted(set(asked.question.terminated).intersection(answer.workers))
     if lost:
         yield f"want healthy workers, got {lost[:5]}, which are lost"
 
 
-def _shortage(job: Job, talk: Consultation, answer: Answer, world_size: int) -> Shortage | None:
+def _shortage(job: JobState, asked: Consultation, answer: Answer, world_size: int) -> Shortage | None:
     """Return why an answer makes no world; None when it does."""
     settings, num_ranks = job.settings, len(answer.workers)
     # As elsewhere, those count that the world's size cuts off.
-    num_pods = len({talk.workers[number][0] for number in answer.workers})
+    num_pods = len({asked.workers[number][0] for number in answer.workers})
     what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
     if num_pods < max(settings.minimum_replicas, 1):
         return Shortage(
@@ -161,26 +163,25 @@ def _shortage(job: Job, talk: Consultation, answer: Answer, world_size: int) -> 
     return None
 
 
-def _give_up(job: Job, member: Member, place: Place, waited_s: float, now_s: float) -> None:
-    job.consultation = None
-    job.num_silent += 1
+def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: float) -> Decision:
+    member, waited_s = job.members.by_uid[asked.uid], now_s - asked.asked_at_s
+    place = member.places[asked.local_rank]
+    num_silent = phase.consulting.num_silent + 1
     where = f"{member.pod} worker {place.state.local_rank}"
     text = f"the rank assignment of the script did not answer for {waited_s:.0f} s (timeouts.softSeconds)"
-    if job.num_silent >= MAX_SILENT:
+    if num_silent >= MAX_SILENT:
         text = f"{where}: {text}, nor did {MAX_SILENT - 1} others"
-        finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, text)
-        return
-    if job.history.running is not None:
-        record = FaultRecord(
-            Cause.HARD_TIMEOUT,
-            member.uid,
-            place.state.local_rank,
-            now_s - waited_s,
-            waited_s,
-            place.state.incarnation,
-            detail=f"{text}; its process is replaced",
-        )
-        job.history.running.add(job.fault(member, record))
-    job.script.silent_began = job.pod_clock.read(now_s)
-    job.is_changed = True
-    mark_failed(job, member, place)
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+    record = FaultRecord(
+        Cause.HARD_TIMEOUT,
+        member.uid,
+        place.state.local_rank,
+        now_s - waited_s,
+        waited_s,
+        place.state.incarnation,
+        detail=f"{text}; its process is replaced",
+    )
+    consulting = Consulting(
+        objection=phase.consulting.objection, num_silent=num_silent, silent_began=job.pod_clock.read(now_s)
+    )
+    return Replace(((member, place),), replace(phase, consulting=consulting), job.fault(member, record))

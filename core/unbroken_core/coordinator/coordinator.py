@@ -16,10 +16,10 @@ for new processes and pods; a pod that is away timeouts.reconnect (or 1 s), one 
 Only the cluster may take as long as it wants to run pods: timeouts.startup is time of the pod clock (pod_clock.py).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Union
 
-from unbroken_core.coordinator.contact import is_deaf, start_over
 from unbroken_core.coordinator.events import (
     Action,
     AgentDisconnected,
@@ -29,32 +29,17 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
-from unbroken_core.coordinator.forming import consider_adoption, while_forming
-from unbroken_core.coordinator.interruption import inspect, take_fault, while_interrupted
-from unbroken_core.coordinator.moves import while_moving
-from unbroken_core.coordinator.planning import late_fault, mark_failed, while_planned, while_running
 from unbroken_core.coordinator.previous_world import first_world
-from unbroken_core.coordinator.receiving import (
-    bring_up_to_date,
-    join,
-    lacks_plan,
-    lose,
-    lose_connection,
-    observe,
-    receive,
-)
-from unbroken_core.coordinator.respawning import respawn
-from unbroken_core.coordinator.state import OVER, Job
+from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
+from unbroken_core.coordinator.resolver import resolve
+from unbroken_core.coordinator.state.job import JobState, Numbers
 from unbroken_core.coordinator.status import build_status
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import JobStatus
-from unbroken_core.pod.liveness import reconnect_grace_s
 from unbroken_core.ranks.tree import RankTree
-from unbroken_core.reasons import Cause, JobPhase, Rung
+from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.recovery.history import History, Progress
 from unbroken_core.settings import JobSettings
-
-_MAX_TURNS = 8
 
 
 class Coordinator:
@@ -73,23 +58,22 @@ class Coordinator:
         `generation` is the lowest one to use, `highest_iteration` that of earlier coordinators; `uses` are the rungs
         that they have used, oldest first, and count in the budgets.
         """
-        self._job = Job(settings, generation, now_s)
-        self._job.highest_iteration = highest_iteration
+        self._job = JobState(settings, Numbers(generation, highest_iteration), now_s)
         self._job.previous = first_world(self._job, now_s)
         for rung, at_s in uses:
-            self._job.ladder.charge(rung, at_s)
+            self._job.budgets.charge(rung, at_s)
         self._revision = 0
-        self._job.wake(now_s + settings.timeouts.startup_s)
+        self._deadline_s = now_s + settings.timeouts.startup_s
 
     @property
     def generation(self) -> int:
         """Fencing number; rises when an agent knows a higher one."""
-        return self._job.generation
+        return self._job.numbers.generation
 
     @property
     def past(self) -> tuple[int, int]:
         """Generation and highest iteration: what the next coordinator should begin with."""
-        return self._job.generation, self._job.highest_iteration
+        return self._job.numbers.generation, self._job.numbers.highest_iteration
 
     @property
     def revision(self) -> int:
@@ -99,17 +83,17 @@ class Coordinator:
     @property
     def phase(self) -> JobPhase:
         """State of the job."""
-        return self._job.phase
+        return self._job.phase.kind
 
     def next_deadline_s(self) -> float | None:
         """Return when a Tick is due, unless another event comes first; None when only an event can change anything."""
-        return self._job.next_deadline_s
+        return None if self._deadline_s == math.inf else self._deadline_s
 
     def step(self, event: Event, now_s: float) -> list[Action]:
         """Take one event and return what to do, in order. `now_s` never goes back."""
         job = self._job
         job.actions = []
-        job.is_changed = False
+        version = job.version
         match event:
             case AgentJoined(session=session, hello=hello, can_halt=can_halt):
                 join(job, session, hello, can_halt, now_s)
@@ -123,10 +107,9 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        _advance(job, now_s)
-        if job.is_changed:
+        self._deadline_s = resolve(job, now_s)
+        if job.version != version:
             self._revision += 1
-            job.previous.holds_until_s = None
         return job.actions
 
     def plan_took(self, seconds: float) -> None:
@@ -167,87 +150,3 @@ class Coordinator:
     def status(self, now_s: float, wall: Callable[[float], str]) -> JobStatus:
         """Return what is known now. `wall` turns a time of the coordinator's clock into RFC 3339 UTC."""
         return build_status(self._job, self._revision, now_s, wall)
-
-
-def _advance(job: Job, now_s: float) -> None:
-    job.reset_wake()
-    if job.phase in OVER:
-        return
-    _expire(job, now_s)
-    for _turn in range(_MAX_TURNS):
-        phase = job.phase
-        if job.members.hopeless or job.pod_clock.is_standing:
-            job.run_pod_clock(now_s)  # A turn that loses the pod for which it stood must not leave it standing.
-        _turn_once(job, now_s)
-        if job.phase is phase:
-            break
-    if job.phase not in OVER:
-        respawn(job, now_s)
-    else:
-        job.reset_wake()
-
-
-def _turn_once(job: Job, now_s: float) -> None:
-    match job.phase:
-        case JobPhase.FORMING:
-            if job.adoption is None:
-                while_forming(job, now_s)
-            else:
-                _adopt(job, now_s)
-        case JobPhase.PLANNED:
-            for member, place in while_planned(job, now_s):
-                late = late_fault(member, place, job.settings.timeouts.barrier_s, now_s)
-                take_fault(job, job.fault(member, late), now_s)
-                mark_failed(job, member, place)
-        case JobPhase.RUNNING:
-            while_running(job, now_s)
-            faults = while_moving(job, now_s)
-            for fault in faults:
-                take_fault(job, fault, now_s)
-            if faults:
-                _expire(job, now_s)  # Who is away is waited for less long now.
-        case JobPhase.INTERRUPTED:
-            while_interrupted(job, now_s)
-        case JobPhase.COMPLETE | JobPhase.FAILED:
-            pass
-        case _:
-            assert_never(job.phase)
-
-
-def _adopt(job: Job, now_s: float) -> None:
-    faults = consider_adoption(job, now_s)
-    if job.phase is JobPhase.FORMING:
-        if job.adoption is None:
-            while_forming(job, now_s)
-        return
-    for fault in faults:
-        take_fault(job, fault, now_s)
-    for member in job.members.by_uid.values():
-        inspect(job, member, now_s, is_adoption=True)
-        if lacks_plan(job, member):
-            bring_up_to_date(job, member, now_s)
-
-
-def _expire(job: Job, now_s: float) -> None:
-    timeouts = job.settings.timeouts
-    grace_s = reconnect_grace_s(timeouts, job.phase is JobPhase.INTERRUPTED)
-    for uid in list(job.members.away):
-        member = job.members.by_uid[uid]
-        away_s = now_s - member.away_since_s
-        # Compared as a deadline is computed: rounding must not put the decision behind its tick.
-        if now_s >= member.away_since_s + grace_s:
-            detail = f"its connection was broken for {away_s:.1f} s"
-            lose(job, member, Cause.POD_LOST, now_s, detect_s=away_s, detail=detail)
-        else:
-            job.wake(member.away_since_s + grace_s)
-    while job.members.heard:
-        member = job.members.by_uid[next(iter(job.members.heard))]
-        silent_s = now_s - member.heard_at_s
-        if now_s < member.heard_at_s + timeouts.heartbeat_s:
-            job.wake(member.heard_at_s + timeouts.heartbeat_s)
-            return
-        if is_deaf(job, now_s):
-            start_over(job, f"no pod was heard for {timeouts.heartbeat_s:g} s: waits for them to come back", now_s)
-            return
-        detail = f"it was silent for {silent_s:.1f} s"
-        lose(job, member, Cause.HEARTBEAT_LOST, now_s, detect_s=silent_s, detail=detail)

@@ -1,72 +1,47 @@
 """Before the first plan: waiting for the pods, or taking over a job that runs already."""
 
-from unbroken_core.coordinator.consulting import consult, objection
-from unbroken_core.coordinator.newcomers import newcomers
-from unbroken_core.coordinator.planning import cut_plan, finish
-from unbroken_core.coordinator.previous_world import adopted_world, is_held
-from unbroken_core.coordinator.state import Adoption, Interruption, Job
+import math
+from dataclasses import replace
+
+from unbroken_core.coordinator.cluster import standing_text
+from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.decisions import Adopt, Decision, Finish, Learn, Wait, at_latest
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.members import Newcomers
+from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
-from unbroken_core.ranks.worlds import Outcome, Shortage
-from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
-from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
+from unbroken_core.reasons import JobPhase, Reason, Role, Rung
 from unbroken_core.recovery.ladder import shorten_names
 
 
-def while_forming(job: Job, now_s: float) -> None:
+def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
     """Cut the first plan when it is time, or give up when the startup timeout is over."""
-    settings, members = job.settings, job.members
-    num_ready = len(members.ready)
-    if num_ready < settings.replicas:
-        job.last_call_s = None
-    elif job.last_call_s is None:
-        job.last_call_s = now_s
-    startup_end_s = job.startup_due_s(job.forming_began)
-    if now_s < startup_end_s:
-        job.wake(startup_end_s)
+    if phase.adoption is not None:
+        return _decide_adoption(job, phase, phase.adoption, now_s)
+    has_enough = len(job.members.ready) >= job.settings.replicas
+    if has_enough != (phase.last_call_s is not None):
+        phase = replace(phase, last_call_s=now_s if has_enough else None)
+    startup_end_s = job.startup_due_s(phase.began)
     if _is_hopeless(job):
-        finish(job, JobPhase.FAILED, Reason.FAILED_BEFORE_READY, hopeless_text(job) + "; " + _count_text(job))
-    elif job.last_call_s is not None and _is_complete(job, job.last_call_s, now_s):
-        outcome = first_outcome(job, now_s)
-        if not isinstance(outcome, Shortage):
-            _form(job, now_s)
-        elif now_s >= startup_end_s:
-            finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
-        else:
-            job.say(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
-    elif job.last_call_s is None:
-        _wait_or_give_up(job, startup_end_s, now_s)
+        text = hopeless_text(job) + "; " + _count_text(job)
+        return Finish(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
+    if phase.last_call_s is None:
+        decision = _wait_or_give_up(job, phase, startup_end_s, now_s)
+    else:
+        waits = _last_call(job, phase, phase.last_call_s, now_s)
+        decision = waits or _first_plan(job, phase, startup_end_s, now_s)
+    return at_latest(decision, startup_end_s) if now_s < startup_end_s else decision
 
 
-def _form(job: Job, now_s: float) -> None:
-    if is_held(job, now_s):
-        return
-    order = consult(job, now_s) if job.rules.has_code else None
-    if job.rules.has_code and order is None:
-        if job.phase is JobPhase.FORMING and job.consultation is None:
-            while_forming(job, now_s)  # Nobody was left to wait for: the next one is asked.
-        return
-    outage, job.outage = job.outage, None
-    if outage is None:
-        cut_plan(job, None, now_s, order)
-        return
-    # Nobody came back with the plan that was running: everything starts again, and that is no first start.
-    incident = job.history.running
-    if incident is None:
-        incident = job.history.open(outage.at_s, outage.iteration, outage.world_size)
-    incident.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
-    job.interruption = Interruption(outage.at_s, job.pod_clock.read(now_s))
-    cut_plan(job, Rung.JOB, now_s, order)
-
-
-def first_outcome(job: Job, now_s: float) -> Outcome:
+def first_outcome(job: JobState, newcomers: Newcomers) -> Outcome:
     """Return the world of what is ready now, regardless of earlier ones."""
-    job.members.ranking.exclude(newcomers(job, now_s))
-    observed = job.observed or {}
-    preferred = {uid for uid, pod in observed.items() if pod.role is Role.ACTIVE}
+    job.members.ranking.exclude(newcomers.places)
+    preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
     return objection(job) or job.members.ranking.first(preferred)
 
 
-def hopeless_text(job: Job) -> str:
+def hopeless_text(job: JobState) -> str:
     """Return how the processes of a place that was given up have ended; "" when there is none."""
     for uid in job.members.hopeless:
         member = job.members.by_uid[uid]
@@ -80,145 +55,122 @@ def hopeless_text(job: Job) -> str:
     return ""
 
 
-def consider_adoption(job: Job, now_s: float) -> list[FaultRecord]:
-    """Take over the iteration that the agents are in, when all of its ranks are there or have had their time.
+def begin_adoption(job: JobState, plan: Plan, now_s: float) -> None:
+    """Note that an agent came with a plan."""
+    phase = job.phase
+    if not isinstance(phase, Forming):
+        return
+    adoption = phase.adoption or Adoption(now_s)
+    is_newer = (plan.iteration, plan.generation) > adoption.newest
+    num_awaited = 0 if is_newer else adoption.num_awaited
+    adoption = replace(adoption, num_joins=adoption.num_joins + 1, num_awaited=num_awaited)
+    job.phase = replace(phase, adoption=adoption)
 
-    Returns the faults of the ranks that did not come back.
-    """
-    adoption = job.adoption
-    if adoption is None:
-        return []
+
+def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: float) -> Decision:
+    """Take over the iteration that the agents are in, when all of its ranks are there or have had their time."""
     deadline_s = adoption.since_s + job.settings.timeouts.heartbeat_s
-    if now_s < deadline_s and not _may_be_complete(adoption, len(job.members.by_uid)):
-        job.wake(deadline_s)
-        return []
+    num_members = len(job.members.by_uid)
+    # A lost pod may have brought the newest plan.
+    may_be_complete = num_members < adoption.num_members or adoption.num_joins >= adoption.num_awaited
+    if now_s < deadline_s:
+        adoption = replace(adoption, num_members=num_members)
+        phase = replace(phase, adoption=adoption)
+        if not may_be_complete:
+            return Wait(deadline_s, phase=phase)
     plans = [(member.uid, member.plan) for member in job.members.by_uid.values() if member.plan is not None]
     if not plans:
-        job.adoption = None  # Those who came with a plan are lost again.
-        return []
+        return Learn(replace(phase, adoption=None))  # Those who came with a plan are lost again.
     plans.sort(key=lambda held: (held[1].iteration, held[1].generation))
     newest = plans[-1][1]
-    places: dict[int, tuple[str, int]] = {}
+    places: dict[int, Worker] = {}
     for uid, plan in plans:
         # A number may have been used again by a coordinator without memory: the last one holds.
         if plan.iteration == newest.iteration:
             places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size))
-    if not is_complete and now_s < deadline_s:
-        adoption.newest = (newest.iteration, newest.generation)
-        adoption.num_joins, adoption.num_awaited = 0, _num_awaited(job, newest.world_size - len(places))
-        job.wake(deadline_s)
-        message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
-        job.say(Reason.WAITING_FOR_PODS, message)
-        return []
-    return _adopt(job, newest.iteration, newest.world_size, places, now_s)
+    if is_complete or now_s >= deadline_s:
+        return Adopt(newest.iteration, newest.world_size, places)
+    num_awaited = _num_awaited(job, newest.world_size - len(places))
+    adoption = replace(adoption, newest=(newest.iteration, newest.generation), num_joins=0, num_awaited=num_awaited)
+    message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
+    return Wait(deadline_s, Report(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
 
 
-def _adopt(
-    job: Job, iteration: int, world_size: int, places: dict[int, tuple[str, int]], now_s: float
-) -> list[FaultRecord]:
-    job.adoption = job.outage = None
-    job.iteration = iteration
-    job.highest_iteration = max(job.highest_iteration, iteration)
-    job.world_size = world_size
-    ranks = job.members.ranking.adopt(world_size, places)
-    job.planned_s = now_s
-    for member in job.members.by_uid.values():
-        member.seat(ranks.get(member.uid, {}), {})
-        job.sort(member)
-    job.previous = adopted_world(job, len(places))
-    message = f"iteration {iteration}: taken over with {len(places)} of {world_size} ranks"
-    job.enter_phase(JobPhase.PLANNED, Reason.WAITING_FOR_WORKERS, message)
-    heartbeat_s = job.settings.timeouts.heartbeat_s
-    lost = [uid for uid in ranks if uid not in job.members.by_uid]
-    return [
-        FaultRecord(
-            Cause.POD_LOST, uid, None, now_s - heartbeat_s, heartbeat_s, detail="did not come back to a new rendezvous"
-        )
-        for uid in lost
-    ]
-
-
-def begin_adoption(job: Job, plan: Plan, now_s: float) -> None:
-    """Note that an agent came with a plan."""
-    if job.phase is not JobPhase.FORMING:
-        return
-    if job.adoption is None:
-        job.adoption = Adoption(now_s)
-    job.adoption.num_joins += 1
-    if (plan.iteration, plan.generation) > job.adoption.newest:
-        job.adoption.num_awaited = 0
-
-
-def _may_be_complete(adoption: Adoption, num_members: int) -> bool:
-    """Whether all ranks can be there that were not at the last look; a lost pod may have brought the newest plan."""
-    is_lost = num_members < adoption.num_members
-    adoption.num_members = num_members
-    return is_lost or adoption.num_joins >= adoption.num_awaited
-
-
-def _num_awaited(job: Job, num_missing: int) -> int:
+def _num_awaited(job: JobState, num_missing: int) -> int:
     """Return how many pods must come before it is worth to look again; often enough to tell people how it goes on."""
     num_wanted = -(-num_missing // job.settings.ranks_per_pod)
     return max(min(num_wanted, len(job.members.by_uid) // 8), 1)
 
 
-def _is_complete(job: Job, last_call_s: float, now_s: float) -> bool:
+def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
+    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    outcome = first_outcome(job, newcomers)
+    if not isinstance(outcome, Shortage):
+        decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+    elif now_s >= startup_end_s:
+        return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
+    else:
+        report = Report(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
+        decision = Wait(report=report, phase=phase)
+    return at_latest(decision, newcomers.until_s)
+
+
+def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) -> Wait | None:
+    """Return the wait for those who come up together with the last pod that is needed; None when it is over."""
     settings, members = job.settings, job.members
-    deadline_s = last_call_s + settings.timeouts.last_call_s
+    wait_s = settings.timeouts.last_call_s
+    deadline_s = last_call_s + wait_s
     if now_s >= deadline_s:
-        return True
-    num_wanted = settings.replicas + settings.spares
-    if not members.without_domain and len(members.ready) >= num_wanted:
-        return True
-    job.wake(deadline_s)
+        return None
     if members.without_domain:
         names = shorten_names(members.without_domain, members.name)
-        message = f"waits {settings.timeouts.last_call_s:.0f} s for the domains of {names}"
-        job.say(Reason.WAITING_FOR_TOPOLOGY, message)
+        report = Report(Reason.WAITING_FOR_TOPOLOGY, f"waits {wait_s:.0f} s for the domains of {names}")
+    elif len(members.ready) >= settings.replicas + settings.spares:
+        return None
     else:
-        message = f"{_count_text(job)}; waits {settings.timeouts.last_call_s:.0f} s for the others"
-        job.say(Reason.WAITING_FOR_PODS, message)
-    return False
+        report = Report(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others")
+    return Wait(deadline_s, report, phase)
 
 
-def _wait_or_give_up(job: Job, startup_end_s: float, now_s: float) -> None:
+def _wait_or_give_up(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
     if now_s < startup_end_s:
         has_all_pods = len(job.members.by_uid) >= job.settings.replicas
         reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
-        standing = job.standing_text()
-        job.say(reason, _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else ""))
-        return
-    outcome = first_outcome(job, now_s)
-    silent_began = job.script.silent_began
+        standing = standing_text(job)
+        message = _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else "")
+        return Wait(report=Report(reason, message), phase=phase)
+    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    outcome = first_outcome(job, newcomers)
+    silent_began = phase.consulting.silent_began
+    silent_until_s = -math.inf if silent_began is None else job.startup_due_s(silent_began)
     if not isinstance(outcome, Shortage):
-        _form(job, now_s)
-    elif silent_began is not None and now_s < job.startup_due_s(silent_began):
+        return plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+    if now_s < silent_until_s:
         # However late it was asked, its new process has the time to get ready that every process has.
-        job.wake(job.startup_due_s(silent_began))
-        job.say(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
-    else:
-        waited_s = job.settings.timeouts.startup_s
-        refused = objection(job)
-        why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
-        message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
-        finish(job, JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
+        report = Report(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
+        return Wait(min(silent_until_s, newcomers.until_s), report, phase)
+    waited_s = job.settings.timeouts.startup_s
+    refused = objection(job)
+    why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
+    message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
+    return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
 
 
-def _is_hopeless(job: Job) -> bool:
+def _is_hopeless(job: JobState) -> bool:
     if not job.members.hopeless:
         return False
     expected = max(len(job.members.by_uid), job.settings.replicas + job.settings.spares)
-    num_lost = len(job.members.by_uid) - job.num_living
+    num_lost = len(job.members.by_uid) - job.members.num_living
     return expected - num_lost < job.settings.minimum_replicas
 
 
-def _count_text(job: Job) -> str:
+def _count_text(job: JobState) -> str:
     members, settings = job.members, job.settings
     return f"{len(members.ready)} of {settings.replicas} pods are ready, {len(members.by_uid)} have joined"
 
 
-def _hint(job: Job) -> str:
+def _hint(job: JobState) -> str:
     has_silent_workers = len(job.members.by_uid) > len(job.members.ready)
     if not (job.settings.is_in_process and has_silent_workers):
         return ""
@@ -228,7 +180,7 @@ def _hint(job: Job) -> str:
     )
 
 
-def _missing_text(job: Job) -> str:
+def _missing_text(job: JobState) -> str:
     members = job.members
     absent, unready = members.absent, members.unready
     text = f"; not joined: {shorten_names(absent.values())}" if absent else ""

@@ -1,230 +1,125 @@
-"""From a fault to the next plan."""
+"""From a fault to the next plan: what an interrupted job waits for, and what the ladder makes of what is there."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 
-from unbroken_core.coordinator.consulting import consult, objection
+from unbroken_core.coordinator.cluster import standing_text
+from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.decisions import Believe, Decision, Finish, Interrupt, Replace, Wait, at_latest
+from unbroken_core.coordinator.decisions import RestartJob as RestartAll
+from unbroken_core.coordinator.faults import fault_text
 from unbroken_core.coordinator.forming import first_outcome, hopeless_text
-from unbroken_core.coordinator.members import Member, Place, evidence
-from unbroken_core.coordinator.moves import may_wait
-from unbroken_core.coordinator.newcomers import newcomers
-from unbroken_core.coordinator.planning import cut_plan, finish, late_fault, mark_failed
-from unbroken_core.coordinator.previous_world import is_held
-from unbroken_core.coordinator.state import Interruption, Job
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import Interrupt
+from unbroken_core.coordinator.planning import late_fault
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.members import Newcomers
+from unbroken_core.coordinator.state.phases import Interrupted
+from unbroken_core.coordinator.state.places import Member, Place
 from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.ranks.worlds import Outcome, Shortage
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
-from unbroken_core.recovery.history import FaultRecord, Incident
-from unbroken_core.recovery.ladder import Cut, Fail, RestartJob, Situation, Wait, choose
+from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
+from unbroken_core.recovery.ladder import Choice, Cut, Fail, RestartJob, Situation, choose
+from unbroken_core.recovery.ladder import Wait as WaitForHelp
 
-MAX_PLANS = 8
-"""Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
-also ends a job whose workers never get as far as running."""
 _READY = WorkerPhase.READY
-_LIVE = (JobPhase.PLANNED, JobPhase.RUNNING, JobPhase.INTERRUPTED)
 
 
-def inspect(job: Job, member: Member, now_s: float, is_adoption: bool = False) -> None:
-    """Look for faults of one member; interrupt the iteration when there is one."""
-    if job.phase not in _LIVE or not member.ranks:
-        return
-    if member.out is not None and not may_wait(job, member, is_adoption):
-        take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
-    for local_rank in member.ranks:
-        place = member.places[local_rank]
-        is_firm = _is_firm(place, job.iteration)
-        if job.phase is JobPhase.INTERRUPTED and not is_firm and not is_adoption:
-            continue
-        found = evidence(place, job.iteration, is_adoption)
-        if found is None:
-            continue
-        if is_adoption and not is_firm:
-            # The rendezvous before this one had ended the iteration, or was away when it ended. What the others tell
-            # may be consequences: only stronger evidence names a culprit.
-            detail = "the iteration had ended when the rendezvous was restarted"
-            take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
-            continue
-        is_told = found is place.state.fault
-        at_s, detect_s = (place.fault_at_s, place.fault_detect_s) if is_told else (now_s, 0.0)
-        record = FaultRecord(
-            found.cause,
-            member.uid,
-            local_rank,
-            at_s,
-            detect_s,
-            place.state.incarnation,
-            detail=found.detail,
-            stack=found.stack,
-        )
-        if take_fault(job, job.fault(member, record), now_s):
-            _count_fault(job, member, place)
-
-
-def _unknown_instant_s(job: Job, now_s: float) -> float:
-    """Return when that was which is told of after a restart: before all that is told now, after all known before."""
-    incident = job.history.running
-    return incident.started_s if incident is not None and incident.started_s < now_s else -math.inf
-
-
-def take_fault(job: Job, fault: FaultRecord, now_s: float) -> bool:
-    """Collect a fault of the current iteration. Return whether it is news."""
-    if job.phase is JobPhase.INTERRUPTED and job.history.running is not None:
-        job.is_changed = True
-        return job.history.running.add(fault)
-    if job.phase not in _LIVE:
-        return False
-    move, job.move = job.move, None
-    incident = _open_incident(job, now_s)
-    incident.add(fault)
-    job.progress.stop(now_s)
-    job.interruption = Interruption(now_s, job.pod_clock.read(now_s))
-    message = f"iteration {job.iteration} was interrupted: {_fault_text(fault)}"
-    job.enter_phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message)
-    order_out(job, job.members.by_uid.values())
-    for planned in () if move is None else move.faults.values():
-        # It may have been the end of that pod that the fault was a consequence of.
-        incident.add(planned)
-    return True
-
-
-def order_out(job: Job, members: Iterable[Member]) -> None:
-    """Tell agents that the iteration is over; each in the words of a plan that it has.
-
-    One that was told of an iteration without its plan would keep that to itself: were this rendezvous lost, the next
-    one might never hear of it, begin with the same number, and be ignored.
-    """
-    message = interrupt_message(job, job.history.running, job.iteration)
-    for member in members:
-        has_plan = member.plan is not None and member.plan.iteration >= job.iteration
-        known = job.iteration if has_plan else min(member.newest_iteration, job.iteration)
-        if known >= 0:
-            job.send(member, message if known == job.iteration else replace(message, iteration=known))
-
-
-def interrupt_message(job: Job, incident: Incident | None, iteration: int) -> Interrupt:
-    """Return the order to leave an iteration."""
-    if incident is None:
-        return Interrupt(job.generation, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
-    culprit = incident.culprit
-    return Interrupt(job.generation, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
-
-
-def while_interrupted(job: Job, now_s: float) -> None:
+def decide_interrupted(job: JobState, phase: Interrupted, now_s: float) -> Decision:
     """Wait for the survivors, then follow the choice of the ladder."""
-    interruption = job.interruption
-    if interruption is None or _is_waiting_for_leavers(job, interruption, now_s):
-        return
-    if interruption.left_at_s is None:
-        interruption.left_at_s = now_s
-    _replace_culprit(job, interruption, now_s)
-    view = _situation(job, interruption, now_s)
-    choice = choose(view)
-    match choice:
-        case Wait():
-            _wait(job, interruption, choice, view.outcome, now_s)
-        case Cut():
-            _cut(job, interruption, choice.rung, now_s)
-        case RestartJob():
-            _restart_job(job, interruption, now_s)
-        case Fail():
-            job.progress.end(now_s)
-            finish(job, JobPhase.FAILED, choice.reason, choice.message)
-        case _:
-            assert_never(choice)
+    waits = _wait_for_leavers(job, phase, now_s)
+    if waits is not None:
+        return waits
+    has_culprit = not phase.has_replaced_culprit and job.settings.is_in_process and job.history.running is not None
+    if has_culprit and Rung.IN_PROCESS not in possible_rungs(job, phase, now_s):
+        # The culprit's own process may not go on where the cheapest rung is not listed, or used up.
+        return Replace(tuple(_culprits_place(job)), replace(phase, has_replaced_culprit=True))
+    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    view, phase = _situation(job, phase, newcomers, now_s)
+    return at_latest(_follow(job, phase, view, choose(view), now_s), newcomers.until_s)
 
 
-def _cut(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
-    if is_held(job, now_s):
-        return
-    order = consult(job, now_s) if job.rules.has_code else None
-    if job.rules.has_code and order is None:
-        if job.phase is JobPhase.INTERRUPTED and job.consultation is None:
-            while_interrupted(job, now_s)  # Nobody was left to wait for: the next one is asked.
-        return
-    _charge(job, interruption, rung, now_s)
-    cut_plan(job, rung, now_s, order)
+def possible_rungs(job: JobState, phase: Interrupted, now_s: float) -> frozenset[Rung]:
+    """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
+    free = job.budgets.allowed if is_free(job) else frozenset()
+    return job.budgets.possible(now_s) | phase.charged | free
 
 
-def _is_firm(place: Place, iteration: int) -> bool:
-    """Return whether the evidence is more than having left the iteration, which everybody is told to do."""
-    state = place.state
-    return (state.fault is not None and state.fault.iteration == iteration) or state.phase is WorkerPhase.GONE
-
-
-def _count_fault(job: Job, member: Member, place: Place) -> None:
-    key = (member.uid, place.state.local_rank)
-    limit = job.settings.max_faults_per_rank
-    if limit is not None:
-        faults = job.history.by_place
-        place.num_faults = faults[key] = faults.get(key, 0) + 1
-        place.is_retired = place.num_faults > limit
-    job.sort(member)
-
-
-def _open_incident(job: Job, now_s: float) -> Incident:
+def is_free(job: JobState) -> bool:
+    """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
     incident = job.history.running
-    if incident is not None and incident.num_plans >= MAX_PLANS:
-        job.history.abandon()
-        incident = None
-    if incident is None:
-        is_barren = not job.progress.has_gained(now_s)
-        incident = job.history.open(now_s, job.iteration, job.world_size, is_barren)
-    return incident
+    return incident is not None and not job.settings.counts(incident.culprit.cause)
 
 
-def _is_waiting_for_leavers(job: Job, interruption: Interruption, now_s: float) -> bool:
+def _follow(job: JobState, phase: Interrupted, view: Situation, choice: Choice, now_s: float) -> Decision:
+    """Return what a choice of the ladder means for the job."""
+    match choice:
+        case WaitForHelp():
+            if choice.reason is Reason.BELOW_MINIMUM:
+                began = job.pod_clock.read(now_s) if phase.shortage_began is None else phase.shortage_began
+                was_short = phase.was_short or isinstance(view.outcome, Shortage)
+                if (was_short, began) != (phase.was_short, phase.shortage_began):
+                    phase = replace(phase, was_short=was_short, shortage_began=began)
+            report = Report(choice.reason, f"iteration {job.world.iteration}: {choice.message}")
+            return Wait(choice.until_s, report, phase, choice.rung)
+        case Cut():
+            return plan_when_ready(job, phase, choice.rung, now_s)
+        case RestartJob():
+            return RestartAll(replace(phase, job_rung_began=job.pod_clock.read(now_s)))
+        case Fail():
+            return Finish(JobPhase.FAILED, choice.reason, choice.message)
+
+
+def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decision | None:
+    """Return what to do while survivors have yet to leave the iteration; None once nobody is waited for."""
     members = job.members
-    if not members.leaving or interruption.job_rung_began is not None:
-        return False
-    _release_passed_over(job, interruption, now_s)
-    if not members.leaving:
-        return False
-    deadline_s = interruption.at_s + job.settings.timeouts.barrier_s
+    if not members.leaving or phase.job_rung_began is not None:
+        return None
+    patience_s = heartbeat_interval_s(job.settings.timeouts)
+    believes_at_s = phase.at_s + 2 * patience_s
+    until_s = math.inf
+    if now_s < believes_at_s:
+        until_s = believes_at_s
+    else:
+        passed_over = tuple(_passed_over(job, phase, phase.at_s + patience_s))
+        phase = replace(phase, believed_at_s=now_s)
+        if passed_over:
+            return Believe(passed_over, phase)
+    deadline_s = phase.at_s + job.settings.timeouts.barrier_s
     if now_s < deadline_s:
-        job.wake(deadline_s)
-        culprit = "" if job.history.running is None else _fault_text(job.history.running.culprit)
+        culprit = "" if job.history.running is None else fault_text(job.history.running.culprit)
         first = members.by_uid[next(iter(members.leaving))].pod
         others = f" and {len(members.leaving) - 1} more pods" if len(members.leaving) > 1 else ""
-        message = f"iteration {job.iteration}: {culprit}; waits for {first}{others} to leave"
-        job.say(Reason.RECOVERING, message)
-        return True
-    for uid in list(members.leaving):
-        member = members.by_uid[uid]
-        for local_rank in member.ranks:
-            place = member.places[local_rank]
-            if place.lingers:
-                waited_s = now_s - interruption.at_s
-                take_fault(job, job.fault(member, late_fault(member, place, waited_s, now_s)), now_s)
-                mark_failed(job, member, place)
+        message = f"iteration {job.world.iteration}: {culprit}; waits for {first}{others} to leave"
+        return Wait(min(until_s, deadline_s), Report(Reason.RECOVERING, message), phase)
+    late = tuple(_late_leavers(job))
+    if late:
+        waited_s = now_s - phase.at_s
+        faults = tuple(job.fault(member, late_fault(member, place, waited_s, now_s)) for member, place in late)
+        return Interrupt(faults, late)
     # What is left is away and has its own, shorter grace.
-    return bool(members.leaving)
+    return Wait(until_s, phase=phase)
 
 
-def _release_passed_over(job: Job, interruption: Interruption, now_s: float) -> None:
-    """Believe those to be ready who say so long after they were told to leave.
+def _late_leavers(job: JobState) -> Iterator[tuple[Member, Place]]:
+    for uid in job.members.leaving:
+        member = job.members.by_uid[uid]
+        yield from ((member, member.places[rank]) for rank in member.ranks if member.places[rank].lingers)
+
+
+def _passed_over(job: JobState, phase: Interrupted, heard_from_s: float) -> Iterator[tuple[Member, Place]]:
+    """Yield those that say READY long after they were told to leave, and are taken for some that have yet to leave.
 
     An agent that takes a Plan and the Interrupt of that plan at once never enters it, and its workers stay READY
     without having been in the iteration. A word of the agent from well after the order shows that this was so.
     """
-    patience_s = heartbeat_interval_s(job.settings.timeouts)
-    heard_from_s = interruption.at_s + patience_s
-    if now_s < heard_from_s + patience_s:
-        job.wake(heard_from_s + patience_s)
-        return
-    for member in _heard_since(job, heard_from_s, interruption.believed_at_s):
-        waits = [place for place in member.places.values() if place.state.phase is _READY and not place.is_dead]
-        for place in waits:
-            place.told_incarnation = -1
-        if waits:
-            job.sort(member)
-    interruption.believed_at_s = now_s
+    for member in _heard_since(job, heard_from_s, phase.believed_at_s):
+        for place in member.places.values():
+            if place.state.phase is _READY and not place.is_dead and place.told_incarnation != -1:
+                yield member, place
 
 
-def _heard_since(job: Job, from_s: float, looked_at_s: float) -> list[Member]:
+def _heard_since(job: JobState, from_s: float, looked_at_s: float) -> list[Member]:
     """Return the pods that are waited for and were heard from then on, after the last look; no others are looked at."""
     members = job.members
     newest_first = (members.by_uid[uid] for uid in reversed(members.heard))
@@ -235,49 +130,45 @@ def _heard_since(job: Job, from_s: float, looked_at_s: float) -> list[Member]:
     return [member for member in candidates if member.heard_at_s >= from_s and member.uid in members.leaving]
 
 
-def _replace_culprit(job: Job, interruption: Interruption, now_s: float) -> None:
-    """Replace the culprit's process where its own process may not go on: the cheapest rung is not listed or used up."""
-    incident = job.history.running
-    is_enough = Rung.IN_PROCESS in possible_rungs(job, interruption, now_s)
-    if interruption.has_replaced_culprit or incident is None or is_enough or not job.settings.is_in_process:
+def _culprits_place(job: JobState) -> Iterator[tuple[Member, Place]]:
+    """Yield the place of the culprit, while the process is there that caused the fault."""
+    if job.history.running is None:
         return
-    interruption.has_replaced_culprit = True
-    culprit = incident.culprit
+    culprit = job.history.running.culprit
     member = job.members.by_uid.get(culprit.pod_uid)
-    place = None if member is None or culprit.local_rank is None else member.places[culprit.local_rank]
-    if member is not None and place is not None and place.state.incarnation == culprit.incarnation:
-        mark_failed(job, member, place)
+    if member is not None and culprit.local_rank is not None:
+        place = member.places[culprit.local_rank]
+        if place.state.incarnation == culprit.incarnation:
+            yield member, place
 
 
-def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
+def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: float) -> tuple[Situation, Interrupted]:
+    """Return all that the choice depends on, and the phase with what was learned."""
     settings, members = job.settings, job.members
-    possible = possible_rungs(job, interruption, now_s)
-    is_job_rung = interruption.job_rung_began is not None
-    outcome = _outcome(job, interruption, possible, now_s)
+    possible = possible_rungs(job, phase, now_s)
+    is_job_rung = phase.job_rung_began is not None
+    outcome = _outcome(job, phase, possible, newcomers, now_s)
+    phase = _note_end_of_shortage(phase, outcome, now_s)
     refused = objection(job)
-    # After the job rung nobody asks for them, and they are all pods of the job.
-    broken = () if is_job_rung else members.broken
-    waitable = [uid for uid in broken if uid in members.active and uid not in members.hopeless]
-    respawning = [members.by_uid[uid].pod for uid in waitable if uid not in members.out and uid not in members.away]
-    respawn_began = interruption.began if interruption.job_rung_began is None else interruption.job_rung_began
-    shortage_began = interruption.shortage_began
-    if shortage_began is None:
-        shortage_began = job.pod_clock.read(now_s)
-    return Situation(
+    respawn_began = phase.began if phase.job_rung_began is None else phase.job_rung_began
+    shortage_began = job.pod_clock.read(now_s) if phase.shortage_began is None else phase.shortage_began
+    last_call_s = None if phase.enough_at_s is None else phase.enough_at_s + settings.timeouts.last_call_s
+    situation = Situation(
         now_s=now_s,
         possible=possible,
         is_in_process=settings.is_in_process,
         is_job_rung=is_job_rung,
-        respawning=respawning,
+        # After the job rung nobody asks for them, and they are all pods of the job.
+        respawning=[] if is_job_rung else _respawning(job),
         respawn_until_s=job.startup_due_s(respawn_began),
         outcome=outcome,
         has_respawned=any(
             members.ranking.has_rank(uid, local_rank)
-            for uid, local_ranks in interruption.respawned.items()
+            for uid, local_ranks in phase.respawned.items()
             for local_rank in local_ranks
         ),
-        num_living_pods=job.num_living,
-        num_starting_pods=sum(uid not in members.hopeless for uid in members.coming) + len(newcomers(job, now_s)),
+        num_living_pods=members.num_living,
+        num_starting_pods=sum(uid not in members.hopeless for uid in members.coming) + len(newcomers.places),
         num_possible_pods=settings.replicas + settings.spares - sum(uid not in members.out for uid in members.hopeless),
         replicas=settings.replicas,
         minimum_replicas=settings.minimum_replicas,
@@ -285,94 +176,51 @@ def _situation(job: Job, interruption: Interruption, now_s: float) -> Situation:
         startup_s=settings.timeouts.startup_s,
         is_kept_apart=refused is None and _is_kept_apart(job, outcome, possible),
         objection="" if refused is None else refused.detail,
-        standing=job.standing_text(),
-        last_call_until_s=_last_call_until_s(interruption, outcome, settings.timeouts.last_call_s, now_s),
-        spent=job.ladder.spent(now_s),
+        standing=standing_text(job),
+        last_call_until_s=last_call_s,
+        spent=job.budgets.spent(now_s),
         hopeless=hopeless_text(job),
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
-        culprit=_fault_text(job.history.running.culprit) if job.history.running is not None else "",
+        culprit=fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
+    return situation, phase
 
 
-def _is_kept_apart(job: Job, outcome: Outcome, possible: frozenset[Rung]) -> bool:
+def _respawning(job: JobState) -> list[str]:
+    """Return the names of pods that lost ranks and start a process at their places."""
+    members = job.members
+    waitable = (uid for uid in members.broken if uid in members.active and uid not in members.hopeless)
+    return [members.by_uid[uid].pod for uid in waitable if uid not in members.out and uid not in members.away]
+
+
+def _is_kept_apart(job: JobState, outcome: Outcome, possible: frozenset[Rung]) -> bool:
     settings, num_ready = job.settings, len(job.members.ready)
     is_enough = num_ready >= settings.minimum_replicas and Rung.POD in possible and bool(job.rules.layers)
-    is_replaced = job.num_living < settings.replicas + settings.spares
+    is_replaced = job.members.num_living < settings.replicas + settings.spares
     return isinstance(outcome, Shortage) and is_enough and is_replaced
 
 
-def _last_call_until_s(interruption: Interruption, outcome: Outcome, last_call_s: float, now_s: float) -> float | None:
-    if not interruption.was_short or isinstance(outcome, Shortage):
-        interruption.enough_at_s = None
-        return None
-    if interruption.enough_at_s is None:
-        interruption.enough_at_s = now_s
-    return interruption.enough_at_s + last_call_s
+def _note_end_of_shortage(phase: Interrupted, outcome: Outcome, now_s: float) -> Interrupted:
+    is_enough = phase.was_short and not isinstance(outcome, Shortage)
+    if is_enough == (phase.enough_at_s is not None):
+        return phase
+    return replace(phase, enough_at_s=now_s if is_enough else None)
 
 
-def _outcome(job: Job, interruption: Interruption, possible: frozenset[Rung], now_s: float) -> Outcome:
+def _outcome(
+    job: JobState, phase: Interrupted, possible: frozenset[Rung], newcomers: Newcomers, now_s: float
+) -> Outcome:
     ranking = job.members.ranking
-    if interruption.job_rung_began is not None:
+    if phase.job_rung_began is not None:
         num_ready, replicas = len(job.members.ready), job.settings.replicas
-        if num_ready < replicas and now_s < job.startup_due_s(interruption.job_rung_began):
+        if num_ready < replicas and now_s < job.startup_due_s(phase.job_rung_began):
             # All are waited for: there is nothing to choose, and every pod that gets ready would cost a first plan.
             return Shortage(
                 num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
             )
-        return first_outcome(job, now_s)
+        return first_outcome(job, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
-    respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else interruption.respawned
-    ranking.exclude({**respawned, **newcomers(job, now_s)})
+    respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
+    ranking.exclude({**respawned, **newcomers.places})
     return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
-
-
-def _wait(job: Job, interruption: Interruption, choice: Wait, outcome: Outcome, now_s: float) -> None:
-    if choice.rung is not None:
-        _charge(job, interruption, choice.rung, now_s)
-    if choice.reason is Reason.BELOW_MINIMUM:
-        interruption.was_short = interruption.was_short or isinstance(outcome, Shortage)
-        if interruption.shortage_began is None:
-            interruption.shortage_began = job.pod_clock.read(now_s)
-    job.wake(choice.until_s)
-    job.say(choice.reason, f"iteration {job.iteration}: {choice.message}")
-
-
-def _charge(job: Job, interruption: Interruption, rung: Rung, now_s: float) -> None:
-    if rung not in interruption.charged:
-        interruption.charged.add(rung)
-        if not _is_free(job):
-            job.ladder.charge(rung, now_s)
-    if job.history.running is not None:
-        job.history.running.raise_rung(rung)
-
-
-def possible_rungs(job: Job, interruption: Interruption, now_s: float) -> frozenset[Rung]:
-    """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
-    free = job.ladder.allowed if _is_free(job) else frozenset()
-    return job.ladder.possible(now_s) | interruption.charged | free
-
-
-def _is_free(job: Job) -> bool:
-    """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
-    incident = job.history.running
-    return incident is not None and not job.settings.counts(incident.culprit.cause)
-
-
-def _restart_job(job: Job, interruption: Interruption, now_s: float) -> None:
-    interruption.job_rung_began = job.pod_clock.read(now_s)
-    _charge(job, interruption, Rung.JOB, now_s)
-    for member in job.members.by_uid.values():
-        for place in member.places.values():
-            place.num_short_lives = 0
-            place.retry_at_s = now_s
-            if not place.is_retired:
-                mark_failed(job, member, place)
-        job.sort(member)
-    while_interrupted(job, now_s)
-
-
-def _fault_text(fault: FaultRecord) -> str:
-    who = f"rank {fault.rank} of {fault.pod}" if fault.rank is not None else fault.pod or "a pod"
-    detail = f" ({fault.detail})" if fault.detail else ""
-    return f"{fault.cause} of {who}{detail}"

@@ -1,52 +1,77 @@
 """Cutting a plan, and bringing the workers into it."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from unbroken_core.coordinator.members import Member, Place
+from unbroken_core.coordinator.decisions import CutPlan, Decision, Enter, Interrupt, Wait
 from unbroken_core.coordinator.previous_world import new_world
-from unbroken_core.coordinator.state import Job, build_plan
+from unbroken_core.coordinator.state.job import JobState, Report, build_plan, running_text
+from unbroken_core.coordinator.state.members import ActiveWorld
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.state.places import Member, Place
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Finish
-from unbroken_core.ranks.worlds import Cut, Worker, World
+from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 from unbroken_core.recovery.ladder import shorten_names
 
 
-def cut_plan(job: Job, rung: Rung | None, now_s: float, order: Sequence[Worker] | None = None) -> None:
-    """Make the world that was asked for last the next iteration and tell everybody. `rung` is None for the first.
+def decide_planned(job: JobState, now_s: float) -> Decision:
+    """Go on when all have entered, and replace the processes of those that did not in time."""
+    members, iteration = job.members, job.world.iteration
+    if not members.not_entered:
+        return Enter()
+    barrier_s = job.settings.timeouts.barrier_s
+    deadline_s = job.world.planned_s + barrier_s
+    if now_s < deadline_s:
+        names = shorten_names(members.not_entered, members.name)
+        message = f"iteration {iteration}: waits for {names} to enter the training function"
+        return Wait(deadline_s, Report(job.report.reason, message))
+    late = []
+    for uid in members.not_entered:
+        member = members.by_uid[uid]
+        places = (member.places[local_rank] for local_rank in member.ranks)
+        late += [(member, place) for place in places if place.is_ready or place.state.iteration < iteration]
+    faults = (job.fault(member, late_fault(member, place, barrier_s, now_s)) for member, place in late)
+    return Interrupt(tuple(faults), tuple(late)) if late else Wait()
 
-    With `order`, these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the spec.
+
+def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
+    """Make the world that was asked for last the next iteration and tell everybody.
+
+    With an order of the script these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the
+    spec.
     """
     ranking = job.members.ranking
     try:
-        cut = ranking.take() if order is None else ranking.assign(order)
+        cut = ranking.take() if decision.order is None else ranking.assign(decision.order)
     except InputError as error:
         finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"rank_assignment: {error}")
         return
     ranking.exclude({})
-    job.highest_iteration += 1
-    job.iteration = job.highest_iteration
-    job.world_size = cut.world.world_size
-    job.planned_s = now_s
-    job.num_spare_ranks = ranking.num_spare_ranks
-    job.num_broken_spares += cut.world.num_broken
-    _hand_out(job, cut)
+    if decision.order is not None:
+        by_uid = job.members.by_uid
+        job.script.keys = {worker: keys for worker, keys in job.script.keys.items() if worker[0] in by_uid}
+    iteration = job.numbers.highest_iteration + 1
+    job.numbers = replace(job.numbers, highest_iteration=iteration)
+    world = ActiveWorld(now_s, iteration, cut.world.world_size, ranking.num_spare_ranks)
+    job.history.num_broken_spares += cut.world.num_broken
+    job.members.begin(world, cut)
     master = master_endpoint(job)
     for member in job.members.by_uid.values():
         send_plan(job, member, master)
-        job.sort(member)
     job.previous = new_world(job)
-    if rung is not None:
-        _note_plan(job, cut.world, rung, now_s)
-    job.interruption = None
-    message = f"iteration {job.iteration}: waits for {job.world_size} ranks to enter the training function"
-    job.enter_phase(JobPhase.PLANNED, Reason.RECOVERING if rung else Reason.WAITING_FOR_WORKERS, message)
+    if decision.rung is not None:
+        stopped_at_s = _stopped_at_s(decision.phase, now_s)
+        _note_plan(job, cut.world, decision.rung, stopped_at_s, now_s)
+    job.phase = Planned()
+    reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
+    job.report = Report(reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function")
 
 
-def master_endpoint(job: Job) -> tuple[str, int]:
+def master_endpoint(job: JobState) -> tuple[str, int]:
     """Return where active rank 0 listens; ("", 0) when it is not known."""
-    if job.world_size:
+    if job.world.size:
         uid, local_rank = job.members.ranking.rank_0
         member = job.members.by_uid.get(uid)
         if member is not None:
@@ -55,49 +80,12 @@ def master_endpoint(job: Job) -> tuple[str, int]:
     return "", 0
 
 
-def send_plan(job: Job, member: Member, master: tuple[str, int]) -> None:
+def send_plan(job: JobState, member: Member, master: tuple[str, int]) -> None:
     """Send a pod its part of the plan, and note which workers were told."""
-    if member.session is None:
-        return
-    member.plan = build_plan(job, member, master)
-    for local_rank in member.ranks:
-        place = member.places[local_rank]
-        place.told_iteration = job.iteration
-        place.told_incarnation = place.state.incarnation
-    job.send(member, member.plan)
-
-
-def while_planned(job: Job, now_s: float) -> list[tuple[Member, Place]]:
-    """Go on to RUNNING when all have entered. Return the workers that did not enter in time."""
-    members = job.members
-    if not members.not_entered:
-        _run(job, now_s)
-        return []
-    deadline_s = job.planned_s + job.settings.timeouts.barrier_s
-    if now_s < deadline_s:
-        job.wake(deadline_s)
-        names = shorten_names(members.not_entered, members.name)
-        message = f"iteration {job.iteration}: waits for {names} to enter the training function"
-        job.say(job.reason, message)
-        return []
-    late = []
-    for uid in members.not_entered:
-        member = members.by_uid[uid]
-        for local_rank in member.ranks:
-            place = member.places[local_rank]
-            if place.is_ready or place.state.iteration < job.iteration:
-                late.append((member, place))
-    return late
-
-
-def mark_failed(job: Job, member: Member, place: Place) -> None:
-    """Order the process of a place to be replaced."""
-    if place.replacing is None:
-        place.replacing = place.state.incarnation
-        place.is_order_sent = False
-    if job.interruption is not None and member.ranks:
-        job.interruption.respawned.setdefault(member.uid, set()).add(place.state.local_rank)
-    job.sort(member)
+    plan = None if member.session is None else build_plan(job, member, master)
+    job.members.note_plan(member, plan)
+    if plan is not None:
+        job.send(member, plan)
 
 
 def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:
@@ -109,65 +97,40 @@ def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> Fa
     )
 
 
-def while_running(job: Job, now_s: float) -> None:
-    """Finish when all have completed; else note the first progress of the last recovery."""
-    if not job.members.not_completed:
-        job.progress.end(now_s)
-        finish(job, JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world_size} ranks completed")
-        return
-    last = job.history.finished[-1] if job.history.finished else None
-    is_measured = last is None or last.iteration_after != job.iteration or Phase.FIRST_PROGRESS.value in last.phase_s
-    if last is not None and not is_measured and not job.members.not_progressed and last.ended_s is not None:
-        last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
-        job.is_changed = True
-
-
-def finish(job: Job, outcome: JobPhase, reason: Reason, message: str) -> None:
-    """End the job."""
-    job.enter_phase(outcome, reason, message)
-    job.interruption = job.move = None
-    job.broadcast(Finish(job.generation, outcome, reason, message))
-
-
-def _run(job: Job, now_s: float) -> None:
-    incident = job.history.running
+def enter_world(job: JobState, now_s: float) -> None:
+    """All active workers are in the iteration: a recovery, if one was under way, is over."""
+    incident, planned_s = job.history.running, job.world.planned_s
     if incident is not None:
-        entered_s = job.progress.entered_s(job.planned_s, now_s)
-        incident.add_phase(Phase.ENTER, entered_s - job.planned_s)
+        entered_s = job.progress.entered_s(planned_s, now_s)
+        incident.add_phase(Phase.ENTER, entered_s - planned_s)
         job.history.close(entered_s)
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
-    job.progress.run(now_s, job.world_size)
-    job.running_s = now_s
-    job.enter_phase(JobPhase.RUNNING, Reason.TRAINING, running_text(job))
+    job.progress.run(now_s, job.world.size)
+    job.phase = Running(now_s)
+    job.report = Report(Reason.TRAINING, running_text(job))
 
 
-def running_text(job: Job) -> str:
-    """Return what the status says of an iteration that runs."""
-    world_size, wanted = job.world_size, job.rules.wanted_ranks
-    fewer = "" if world_size >= wanted else f", {wanted - world_size} fewer than wanted"
-    return f"iteration {job.iteration} runs with {world_size} ranks{fewer}"
+def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
+    """End the job."""
+    job.phase = Over(outcome)
+    job.report = Report(reason, message)
+    job.broadcast(Finish(job.numbers.generation, outcome, reason, message))
 
 
-def _hand_out(job: Job, cut: Cut) -> None:
-    """Give the members their ranks; those that keep them are not looked at."""
-    by_uid = job.members.by_uid
-    for member in by_uid.values() if cut.is_first else job.moved:
-        member.seat({} if cut.is_first else member.ranks, {})
-    job.moved = [by_uid[uid] for uid in cut.ranks if uid in by_uid]
-    for member in job.moved:
-        member.seat(cut.ranks[member.uid], cut.moves.get(member.uid, {}))
+def _stopped_at_s(phase: object, now_s: float) -> float:
+    if isinstance(phase, Interrupted):
+        return phase.at_s
+    return phase.outage.at_s if isinstance(phase, Forming) and phase.outage is not None else now_s
 
 
-def _note_plan(job: Job, world: World, rung: Rung, now_s: float) -> None:
-    incident, interruption = job.history.running, job.interruption
-    if incident is None or interruption is None:
+def _note_plan(job: JobState, world: World, rung: Rung, stopped_at_s: float, now_s: float) -> None:
+    incident, by_uid = job.history.running, job.members.by_uid
+    if incident is None:
         return
     incident.raise_rung(rung)
-    incident.iteration_after = job.iteration
+    incident.iteration_after = job.world.iteration
     incident.world_size_after = world.world_size
     incident.num_plans += 1
-    incident.replaced_by.update(
-        dict.fromkeys(job.members.by_uid[uid].pod for uid in world.promoted if uid in job.members.by_uid)
-    )
-    incident.add_phase(Phase.STOP, now_s - interruption.at_s)
+    incident.replaced_by.update(dict.fromkeys(by_uid[uid].pod for uid in world.promoted if uid in by_uid))
+    incident.add_phase(Phase.STOP, now_s - stopped_at_s)
     incident.add_phase(Phase.PLAN, 0.0)

@@ -13,10 +13,13 @@ when it hears it. See docs/design/0008-one-world.md.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Union
 
-from unbroken_core.coordinator.members import Member, Place
-from unbroken_core.coordinator.state import Job, PreviousWorld
+from unbroken_core.coordinator.decisions import Consultable, Decision, Learn, Wait
+from unbroken_core.coordinator.state.job import JobState, PreviousWorld, Report
+from unbroken_core.coordinator.state.phases import Hold, Interrupted
+from unbroken_core.coordinator.state.places import Member, Place
 from unbroken_core.reasons import Reason, WorkerPhase
 from unbroken_core.recovery.ladder import shorten_names
 
@@ -27,70 +30,65 @@ _LEFT = (WorkerPhase.READY, WorkerPhase.GONE)
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
-def first_world(job: Job, now_s: float) -> PreviousWorld:
+def first_world(job: JobState, now_s: float) -> PreviousWorld:
     """Return what a coordinator knows that has heard no pod yet, or forgets all: only whether there was a world."""
-    if job.highest_iteration < 0:
+    if job.numbers.highest_iteration < 0:
         return PreviousWorld(is_over=True)
     return _unknown(job.settings.replicas * job.settings.ranks_per_pod == 1, now_s)
 
 
-def new_world(job: Job) -> PreviousWorld:
+def new_world(job: JobState) -> PreviousWorld:
     """Return the world of a plan that was just cut, or whose ranks were all seen in it."""
     return PreviousWorld(is_lone=len(job.members.active) < 2)
 
 
-def adopted_world(job: Job, num_seen: int) -> PreviousWorld:
-    """Return the world of a plan of which `num_seen` ranks are there."""
-    is_newest = job.iteration >= job.highest_iteration
-    if is_newest and num_seen == job.world_size:
+def adopted_world(job: JobState, num_seen: int, began_s: float) -> PreviousWorld:
+    """Return the world of a plan of which `num_seen` ranks are there; this coordinator began to form then."""
+    world = job.world
+    is_newest = world.iteration >= job.numbers.highest_iteration
+    if is_newest and num_seen == world.size:
         return new_world(job)
-    previous = _unknown(is_newest and job.world_size == 1, job.started_s)
-    previous.is_newest = is_newest
-    return previous
+    return replace(_unknown(is_newest and world.size == 1, began_s), is_newest=is_newest)
 
 
-def note_lost(job: Job, member: Member) -> None:
-    """Remember a pod of this world that is about to be dropped."""
+def note_lost(job: JobState, member: Member) -> PreviousWorld:
+    """Return what is known once this pod is dropped."""
     previous = job.previous
     if previous.is_over or not (member.ranks or member.uid in previous.lost):
-        return
+        return previous
     if previous.is_newest and _has_left(job, member):
-        previous.is_over = True
-        return
+        return replace(previous, is_over=True)
     if previous.is_newest and previous.is_lone and member.session is None:
         # It stops by itself before it would be lost in an iteration that runs; in an interrupted one it is lost sooner.
-        previous.lone_until_s = member.away_since_s + job.settings.timeouts.reconnect_s
+        previous = replace(previous, lone_until_s=member.away_since_s + job.settings.timeouts.reconnect_s)
     previous.lost[member.uid] = member.pod
-    previous.heard_at_s = max(previous.heard_at_s, member.heard_at_s)
+    return replace(previous, heard_at_s=max(previous.heard_at_s, member.heard_at_s))
 
 
-def note_back(job: Job, uid: str, now_s: float) -> None:
+def note_back(job: JobState, uid: str, now_s: float) -> PreviousWorld:
     """A pod of this world that was lost is heard again: it is told to leave now, and has its time for that."""
-    if uid in job.previous.lost:
-        job.previous.told_at_s, job.previous.lone_until_s = now_s, None
-
-
-def is_held(job: Job, now_s: float) -> bool:
-    """Return whether the next plan has to wait for the end of the previous world; says so, and until when."""
     previous = job.previous
+    return replace(previous, told_at_s=now_s, lone_until_s=None) if uid in previous.lost else previous
+
+
+def hold_back(job: JobState, phase: Consultable, now_s: float) -> Decision | None:
+    """Return what to do while the next plan has to wait for the end of the previous world; None: it need not."""
+    previous, hold = job.previous, phase.hold
     if previous.is_over:
-        return False
+        return None
     # Each of thousands of pods says every few seconds that there is nothing to say.
-    if previous.holds_until_s is not None and not job.is_changed and now_s < previous.holds_until_s:
-        job.wake(previous.holds_until_s)
-        return True
+    if hold is not None and now_s < hold.until_s and hold.version == job.version:
+        return Wait(hold.until_s, phase=phase)
     heard, unheard = _sort_pods(job)
     due_s = _due_s(job, heard, unheard)
     if _is_proven(job, heard) or due_s is None or now_s >= due_s:
-        previous.is_over = True
-        return False
-    previous.holds_until_s = due_s
-    job.wake(due_s)
-    job.hold(due_s, Reason.WAITING_FOR_ISOLATION, _text(job, [member.pod for member in heard], unheard))
-    return True
+        return Learn(phase, previous=replace(previous, is_over=True))
+    text = _text(job, [member.pod for member in heard], unheard)
+    report = Report(Reason.WAITING_FOR_ISOLATION, text, due_s)
+    return Wait(due_s, report, replace(phase, hold=Hold(job.version_with(report), due_s)))
 
 
-def _is_proven(job: Job, heard: list[Member]) -> bool:
+def _is_proven(job: JobState, heard: list[Member]) -> bool:
     if job.previous.is_newest and any(_is_obeying(job, member) for member in heard):
         return True
     if any(_is_confirmed(job, uid) for uid in _uids(job)):
@@ -98,12 +96,12 @@ def _is_proven(job: Job, heard: list[Member]) -> bool:
     return job.previous.has_unknown and _is_all_known(job)
 
 
-def _due_s(job: Job, heard: list[Member], unheard: Unheard) -> float | None:
+def _due_s(job: JobState, heard: list[Member], unheard: Unheard) -> float | None:
     """Return when the world has stopped whatever is heard until then; None when nobody is left of it."""
     previous, timeouts = job.previous, job.settings.timeouts
     ends = []
     if heard:
-        interrupted_s = 0.0 if job.interruption is None else job.interruption.at_s
+        interrupted_s = job.phase.at_s if isinstance(job.phase, Interrupted) else 0.0
         ends.append(max(previous.told_at_s, interrupted_s) + timeouts.barrier_s)
     if unheard or previous.has_unknown:
         words = [member.heard_at_s for _uid, member in unheard if member is not None]
@@ -118,7 +116,7 @@ def _unknown(has_one_rank: bool, now_s: float) -> PreviousWorld:
     return PreviousWorld(is_newest=False, has_unknown=True, is_lone=has_one_rank, heard_at_s=now_s)
 
 
-def _sort_pods(job: Job) -> tuple[list[Member], Unheard]:
+def _sort_pods(job: JobState) -> tuple[list[Member], Unheard]:
     """Return the pods of the previous world that are connected, and the uids of the others."""
     heard: list[Member] = []
     unheard: Unheard = []
@@ -131,28 +129,28 @@ def _sort_pods(job: Job) -> tuple[list[Member], Unheard]:
     return heard, unheard
 
 
-def _uids(job: Job) -> Iterator[str]:
+def _uids(job: JobState) -> Iterator[str]:
     yield from job.members.active
     yield from (uid for uid in job.previous.lost if uid not in job.members.active)
 
 
-def _is_obeying(job: Job, member: Member) -> bool:
+def _is_obeying(job: JobState, member: Member) -> bool:
     """Whether a pod that is heard has left, or was waited for long enough as one that leaves."""
     # Whoever keeps its ranks has left by now, or had its time and is ended; who is on its way out was not waited for,
     # nor was anybody where all processes are started again.
-    was_waited_for = job.interruption is None or job.interruption.job_rung_began is None
+    was_waited_for = not isinstance(job.phase, Interrupted) or job.phase.job_rung_began is None
     return _has_left(job, member) or (was_waited_for and bool(member.ranks) and member.out is None)
 
 
-def _has_left(job: Job, member: Member) -> bool:
+def _has_left(job: JobState, member: Member) -> bool:
     numbers = set(member.ranks)
     plan = member.plan
-    if not numbers and plan is not None and plan.iteration == job.iteration:
+    if not numbers and plan is not None and plan.iteration == job.world.iteration:
         numbers = {part.local_rank for part in plan.ranks if part.rank is not None}
     if not numbers:
         # It does not know any more which of them had ranks.
-        return all(_is_outside(place, job.iteration) for place in member.places.values())
-    return any(_is_outside(member.places[number], job.iteration) for number in numbers)
+        return all(_is_outside(place, job.world.iteration) for place in member.places.values())
+    return any(_is_outside(member.places[number], job.world.iteration) for number in numbers)
 
 
 def _is_outside(place: Place, iteration: int) -> bool:
@@ -163,22 +161,22 @@ def _is_outside(place: Place, iteration: int) -> bool:
     return state.phase in _LEFT
 
 
-def _is_confirmed(job: Job, uid: str) -> bool:
+def _is_confirmed(job: JobState, uid: str) -> bool:
     """Whether the cluster says that the pod's processes have ended."""
-    if job.observed is None:
+    if job.cluster.num_running is None:
         return False
-    pod = job.observed.get(uid)
-    return job.is_accounted if pod is None else pod.is_ended
+    pod = job.cluster.pods.get(uid)
+    return job.cluster.is_accounted if pod is None else pod.is_ended
 
 
-def _is_all_known(job: Job) -> bool:
+def _is_all_known(job: JobState) -> bool:
     """Whether no pod of the job, seen or gone, trains: each is heard, and has left what it was told to leave."""
-    if job.observed is None or not job.is_accounted:
+    if job.cluster.num_running is None or not job.cluster.is_accounted:
         return False
-    members = job.members.by_uid
+    members, iteration = job.members.by_uid, job.world.iteration
     return all(
-        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and _is_idle(member, job.iteration))
-        for uid, pod in job.observed.items()
+        pod.is_ended or pod.is_waiting or ((member := members.get(uid)) is not None and _is_idle(member, iteration))
+        for uid, pod in job.cluster.pods.items()
     )
 
 
@@ -189,11 +187,15 @@ def _is_idle(member: Member, iteration: int) -> bool:
     return member.session is not None and not is_inside
 
 
-def _text(job: Job, heard: list[str], unheard: Unheard) -> str:
+def _text(job: JobState, heard: list[str], unheard: Unheard) -> str:
     if heard:
         return f"waits for {shorten_names(heard)} to leave the iteration before another world begins"
     names = [job.previous.lost[uid] if member is None else member.pod for uid, member in unheard]
-    who = f"pods {shorten_names(names)} of iteration {job.iteration}" if names else "the pods of an earlier iteration"
+    who = (
+        f"pods {shorten_names(names)} of iteration {job.world.iteration}"
+        if names
+        else "the pods of an earlier iteration"
+    )
     return (
         f"{who} are not heard and may train on together: the next world begins when one of them is heard, when the "
         "cluster confirms that one has ended (its Node is deleted, or tainted node.kubernetes.io/out-of-service), "

@@ -1,40 +1,40 @@
 """What comes in: words of agents and observations of the operator become what is known of the pods."""
 
+from dataclasses import replace
 from typing import Union
 
-from unbroken_core.coordinator.consulting import ask_again, forget_asked
-from unbroken_core.coordinator.contact import is_superseded, start_over
+from unbroken_core.coordinator.cluster import observe_cluster
+from unbroken_core.coordinator.consulting import ask_again
+from unbroken_core.coordinator.contact import is_superseded, lose, start_over
 from unbroken_core.coordinator.events import Close, Send
-from unbroken_core.coordinator.exits import receive_exits
+from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
-from unbroken_core.coordinator.interruption import inspect, interrupt_message, order_out, take_fault
-from unbroken_core.coordinator.members import Member, new_member, refusal
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
-from unbroken_core.coordinator.previous_world import note_back, note_lost
-from unbroken_core.coordinator.script import receive_script
-from unbroken_core.coordinator.state import OVER, Job
+from unbroken_core.coordinator.previous_world import note_back
+from unbroken_core.coordinator.script import receive_exits, receive_script
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.places import Member, new_member, refusal
 from unbroken_core.messages import (
     PROTOCOL,
     Finish,
     Heartbeat,
     Hello,
     Observation,
-    PodObservation,
     Refused,
     Report,
     Welcome,
     WorkerState,
 )
 from unbroken_core.pod.liveness import heartbeat_interval_s
-from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
-from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.reasons import Cause, WorkerPhase
 
 _MAX_REFUSED = 64
 """Refused pods that the status names."""
 
 
-def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
+def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
     """Take an agent in as a member, or refuse it."""
     known = job.members.by_uid.get(hello.pod_uid)
     refused = refusal(job.settings, hello, known)
@@ -47,12 +47,9 @@ def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> 
         start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
         known = None
     _fence(job, hello)
-    note_back(job, hello.pod_uid, now_s)
-    job.is_changed = True
+    job.previous = note_back(job, hello.pod_uid, now_s)
     if known is not None and known.session is not None and known.session != session:
-        old = known.session
-        job.members.disconnect(known, now_s)
-        job.close(old)
+        job.close(known.session)
     member = _new_member(job, session, hello, now_s) if known is None else known
     job.members.connect(member, session, now_s)
     member.node = hello.node or member.node
@@ -60,19 +57,19 @@ def join(job: Job, session: str, hello: Hello, can_halt: bool, now_s: float) -> 
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _update(job, member, hello.workers, now_s)
-    job.send(member, Welcome(PROTOCOL, job.generation, heartbeat_interval_s(job.settings.timeouts), _over(job)))
+    job.send(member, Welcome(PROTOCOL, job.numbers.generation, heartbeat_interval_s(job.settings.timeouts), _over(job)))
     if hello.plan is not None:
         begin_adoption(job, hello.plan, now_s)
     receive_script(job, member)
     receive_exits(job, member)
-    job.sort(member)
+    job.members.sort(member)
     ask_again(job, member)
     inspect(job, member, now_s)
     bring_up_to_date(job, member, now_s)
     note_halted(job, member)
 
 
-def _new_member(job: Job, session: str, hello: Hello, now_s: float) -> Member:
+def _new_member(job: JobState, session: str, hello: Hello, now_s: float) -> Member:
     """Return a member that is not new to this job if its pod was in it before."""
     member = new_member(session, hello, now_s)
     limit = job.settings.max_faults_per_rank
@@ -83,36 +80,40 @@ def _new_member(job: Job, session: str, hello: Hello, now_s: float) -> Member:
     return member
 
 
-def _over(job: Job) -> int:
+def _over(job: JobState) -> int:
     """Return the highest iteration that no worker may enter any more."""
-    if job.phase is JobPhase.FORMING:
+    if isinstance(job.phase, Forming):
         # A previous coordinator's newest plan may hold; none before it does.
-        return max(job.highest_iteration, 0) - 1
-    return job.iteration - 1 if job.phase in (JobPhase.PLANNED, JobPhase.RUNNING) else job.iteration
+        return max(job.numbers.highest_iteration, 0) - 1
+    iteration = job.world.iteration
+    return iteration - 1 if isinstance(job.phase, (Planned, Running)) else iteration
 
 
-def _note_refusal(job: Job, hello: Hello, why: str | None) -> None:
+def _note_refusal(job: JobState, hello: Hello, why: str | None) -> None:
     key = (hello.pod_uid, hello.pod)
     if why is None:
-        job.refused.pop(key, None)
+        if key in job.refused:
+            job.refused = {other: text for other, text in job.refused.items() if other != key}
     elif job.refused.get(key) != why and len(job.refused) < _MAX_REFUSED:
-        job.refused[key] = why
-        job.is_changed = True
+        job.refused = {**job.refused, key: why}
 
 
-def _fence(job: Job, hello: Hello) -> None:
+def _fence(job: JobState, hello: Hello) -> None:
     """Make sure that our generation is above all that this agent has obeyed, unless it was ours."""
+    numbers, generation = job.numbers, job.numbers.generation
     is_ours = hello.generation == 0 or hello.pod_uid in job.welcomed
-    if hello.generation > job.generation or (hello.generation == job.generation and not is_ours):
-        job.generation = hello.generation + 1
+    if hello.generation > generation or (hello.generation == generation and not is_ours):
+        generation = hello.generation + 1
     job.welcomed.add(hello.pod_uid)
     seen = [hello.plan.iteration] if hello.plan is not None else []
     seen += [worker.iteration for worker in hello.workers]
-    job.highest_iteration = max(job.highest_iteration, *seen, -1)
+    highest = max(numbers.highest_iteration, *seen, -1)
+    if (generation, highest) != (numbers.generation, numbers.highest_iteration):
+        job.numbers = replace(numbers, generation=generation, highest_iteration=highest)
 
 
-def _place(job: Job, member: Member, hello: Hello) -> None:
-    observed = (job.observed or {}).get(member.uid)
+def _place(job: JobState, member: Member, hello: Hello) -> None:
+    observed = job.cluster.pods.get(member.uid)
     if observed is not None:
         member.gone = observed.gone
     planned = hello.plan.domains if hello.plan is not None else ()
@@ -144,43 +145,43 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
         place.told_iteration = iteration
 
 
-def bring_up_to_date(job: Job, member: Member, now_s: float) -> None:
+def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
     """Tell an agent that (re)joined what it may have missed."""
-    if job.phase in OVER:
-        job.send(member, Finish(job.generation, job.phase, job.reason, job.message))
+    generation, kind, report = job.numbers.generation, job.phase.kind, job.report
+    if kind in OVER:
+        job.send(member, Finish(generation, kind, report.reason, report.message))
         return
-    if job.phase is JobPhase.FORMING:
+    if isinstance(job.phase, Forming):
         return
     stale = [
         place.state.iteration
         for place in member.places.values()
         if place.state.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED)
-        and (place.state.iteration != job.iteration or place.state.local_rank not in member.ranks)
+        and (place.state.iteration != job.world.iteration or place.state.local_rank not in member.ranks)
     ]
     if stale:
         job.send(member, interrupt_message(job, None, max(stale)))
-    if job.phase is JobPhase.INTERRUPTED:
+    if isinstance(job.phase, Interrupted):
         order_out(job, [member])
     elif lacks_plan(job, member):
         send_plan(job, member, master_endpoint(job))
-        job.sort(member)
     else:
         send_halt(job, member, now_s)
 
 
-def lacks_plan(job: Job, member: Member) -> bool:
+def lacks_plan(job: JobState, member: Member) -> bool:
     """Return whether the plan that an agent holds is another one than that in force.
 
     The number alone does not tell: a coordinator without memory that hears the pods of an older plan first uses that of
     a newer one again. Whoever holds ranks by such a plan would tell the next coordinator of them.
     """
     plan = member.plan
-    if plan is None or plan.iteration != job.iteration:
+    if plan is None or plan.iteration != job.world.iteration:
         return True
     return any(part.rank not in (None, member.ranks.get(part.local_rank)) for part in plan.ranks)
 
 
-def receive(job: Job, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
+def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
     """Take what a member says of its pod; what is older than the last word is ignored."""
     member = job.members.by_session.get(session)
     if member is None or message.seq <= member.seq:
@@ -192,74 +193,47 @@ def receive(job: Job, session: str, message: Union[Report, Heartbeat], now_s: fl
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
-    job.is_changed = True
     is_entering = member.uid in job.members.not_entered
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
     receive_exits(job, member)
-    job.sort(member)
+    job.members.sort(member)
     if is_entering and member.uid not in job.members.not_entered:
         # Not before the plan, whatever it says, and not in the future.
-        job.progress.enter(min(max(now_s - message.entered_ago_s, job.planned_s), now_s))
+        job.progress.enter(min(max(now_s - message.entered_ago_s, job.world.planned_s), now_s))
     inspect(job, member, now_s)
     note_halted(job, member)
 
 
-def _update(job: Job, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:
-    member.update(workers, now_s, None if job.settings.is_in_process else job.planned_s)
-    job.progress.step(max((w.step for w in workers if w.iteration == job.iteration), default=-1), now_s)
+def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:
+    ran_since_s = None if job.settings.is_in_process else job.world.planned_s
+    job.members.update(member, workers, now_s, ran_since_s)
+    iteration = job.world.iteration
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), now_s)
 
 
-def lose_connection(job: Job, session: str, now_s: float) -> None:
+def lose_connection(job: JobState, session: str, now_s: float) -> None:
     """Note that a connection is broken: the pod has its time to come back."""
     member = job.members.by_session.get(session)
     if member is not None:
         job.members.disconnect(member, now_s)
-        job.sort(member)
-        job.is_changed = True
 
 
-def observe(job: Job, observation: Observation, now_s: float) -> None:
+def observe(job: JobState, observation: Observation, now_s: float) -> None:
     """Take what the operator sees of all pods."""
-    before = job.observed or {}
-    is_news = (before, job.is_accounted) != (observation.pods, observation.is_accounted)
-    job.observed, job.is_accounted = observation.pods, observation.is_accounted
-    job.count_pods(now_s)
-    if is_news:
-        job.expect_pods()
-        job.is_changed = True
-    for uid, name in list(job.refused):
-        if uid not in observation.pods or observation.pods[uid].gone is not None:
-            del job.refused[uid, name]
-            job.is_changed = True
-    for uid, pod in observation.pods.items():
+    before = job.cluster.pods
+    if observe_cluster(job, observation, now_s):
+        job.members.expect({uid: pod.pod for uid, pod in observation.pods.items()})
+    pods = observation.pods
+    if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
+        is_there = {uid for uid, pod in pods.items() if pod.gone is None}
+        job.refused = {key: why for key, why in job.refused.items() if key[0] in is_there}
+    for uid, pod in pods.items():
         member = job.members.by_uid.get(uid)
         if member is not None and before.get(uid) != pod:
-            _observe_pod(job, member, pod, now_s)
-    for uid in [uid for uid in before if uid not in observation.pods]:
+            job.members.observe(member, pod, job.script.names_domains)
+            inspect(job, member, now_s)
+    for uid in [uid for uid in before if uid not in pods]:
         member = job.members.by_uid.get(uid)
         if member is not None:
             lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail="the pod does not exist any more")
-
-
-def _observe_pod(job: Job, member: Member, pod: PodObservation, now_s: float) -> None:
-    member.gone = pod.gone
-    member.node = pod.node or member.node
-    if pod.domains and not job.script.names_domains:
-        member.has_domains = True
-        job.members.ranking.place(member.uid, member.pod, pod.domains)
-    job.sort(member)
-    inspect(job, member, now_s)
-
-
-def lose(job: Job, member: Member, cause: Cause, now_s: float, *, detect_s: float, detail: str) -> None:
-    """Take a pod out of the job."""
-    if member.session is not None:
-        job.close(member.session)
-    job.is_changed = True
-    if member.ranks:
-        record = FaultRecord(cause, member.uid, None, now_s - detect_s, detect_s, detail=detail)
-        take_fault(job, job.fault(member, record), now_s)
-    note_lost(job, member)
-    forget_asked(job, member)
-    job.members.drop(member, job.iteration)

@@ -3,12 +3,15 @@
 And for those without a rank that do not leave what they were told to leave, which no recovery waits for.
 """
 
+import math
+from dataclasses import replace
+
 from unbroken_core.coordinator.interruption import possible_rungs
-from unbroken_core.coordinator.members import Member, Place, needs_order
-from unbroken_core.coordinator.planning import mark_failed
-from unbroken_core.coordinator.state import Interruption, Job
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.places import Member, Place, needs_order
 from unbroken_core.messages import Respawn
-from unbroken_core.reasons import Cause, JobPhase, Rung, WorkerPhase
+from unbroken_core.reasons import Cause, Rung, WorkerPhase
 
 MAX_HOLD_S = 1.0
 """So long at most a new process waits for a recovery that goes on without it."""
@@ -16,80 +19,92 @@ SETTLE_S = 0.25
 """So long it waits after that: the workers that were told to enter have yet to find each other."""
 
 
-def respawn(job: Job, now_s: float) -> None:
-    """Start processes again where none is left, with a back-off for those that never get ready."""
-    _end_lingering(job, now_s)
-    held_until_s = _held_until_s(job, now_s) if job.members.respawning else None
+def respawn(job: JobState, now_s: float) -> float:
+    """Start processes again where none is left, with a back-off for those that never get ready.
+
+    Returns when to look again; inf: at the next event.
+    """
+    members = job.members
+    until_s = _end_lingering(job, now_s) if members.lingering else math.inf
+    if not members.respawning:
+        return until_s
+    held_until_s = _held_until_s(job, now_s)
     if held_until_s is not None and now_s < held_until_s:
-        job.wake(held_until_s)
-        return
-    for uid in list(job.members.respawning):
-        member = job.members.by_uid[uid]
+        return min(until_s, held_until_s)
+    for uid in list(members.respawning):
+        member = members.by_uid[uid]
         due = [place for place in member.places.values() if needs_order(place)]
-        for place in due:
-            if place.retry_at_s > now_s:
-                job.wake(place.retry_at_s)
+        until_s = min([until_s, *(place.retry_at_s for place in due if place.retry_at_s > now_s)])
         now = [place for place in due if place.retry_at_s <= now_s]
-        if not now:
-            continue
-        for place in now:
-            place.replacing = place.state.incarnation if place.replacing is None else place.replacing
-            place.is_order_sent = True
-        if job.interruption is not None and member.ranks:
-            job.interruption.respawned.setdefault(uid, set()).update(place.state.local_rank for place in now)
-        orders = tuple((place.state.local_rank, place.replacing) for place in now if place.replacing is not None)
-        job.send(member, Respawn(job.generation, orders, _cause_of(job, member, now[0])))
-        job.sort(member)
+        if now:
+            _order(job, member, now)
+    return until_s
 
 
-def _end_lingering(job: Job, now_s: float) -> None:
+def note_respawned(job: JobState, member: Member, places: list[Place]) -> None:
+    """Note which of the processes with ranks are new in this interruption."""
+    if isinstance(job.phase, Interrupted) and member.ranks:
+        numbers = (place.state.local_rank for place in places)
+        job.phase.respawned.setdefault(member.uid, set()).update(numbers)
+
+
+def _order(job: JobState, member: Member, places: list[Place]) -> None:
+    cause = _cause_of(job, member, places[0])
+    note_respawned(job, member, places)
+    job.members.note_respawn(member, places)
+    orders = tuple((place.state.local_rank, place.replacing) for place in places if place.replacing is not None)
+    job.send(member, Respawn(job.numbers.generation, orders, cause))
+
+
+def _end_lingering(job: JobState, now_s: float) -> float:
     """Give up those that have not left an earlier iteration in the time that ranks have for it."""
-    lingering = job.members.lingering
-    while lingering and job.phase is not JobPhase.FORMING:
-        member = job.members.by_uid[next(iter(lingering))]
+    members = job.members
+    while members.lingering and not isinstance(job.phase, Forming):
+        member = members.by_uid[next(iter(members.lingering))]
         late = [place for rank, place in member.places.items() if rank not in member.ranks and place.lingers]
-        due_s = max([job.planned_s, *(place.since_s for place in late)]) + job.settings.timeouts.barrier_s
+        since_s = max([job.world.planned_s, *(place.since_s for place in late)])
+        due_s = since_s + job.settings.timeouts.barrier_s
         if now_s < due_s:
-            job.wake(due_s)
-            return
+            return due_s
         for place in late:
             if place.state.phase is WorkerPhase.READY:
-                place.told_incarnation = -1  # It never entered what it was told, or it would have said so by now.
+                members.believe(member, place)  # It never entered what it was told, or it would have said so by now.
             else:
-                mark_failed(job, member, place)
-        job.sort(member)
+                note_respawned(job, member, [place])
+                members.mark_failed(member, place)
+    return math.inf
 
 
-def _held_until_s(job: Job, now_s: float) -> float | None:
+def _held_until_s(job: JobState, now_s: float) -> float | None:
     """Return when processes may be started that the recovery under way does not need; None: now.
 
     A start takes seconds of a core, and those who recover at this moment may need it.
     """
-    interruption = job.interruption
+    phase = job.phase
     if not job.settings.is_in_process:
         return None
-    if job.phase is JobPhase.RUNNING:
-        return None if job.running_s is None else job.running_s + SETTLE_S
+    if isinstance(phase, Running):
+        return phase.since_s + SETTLE_S
     if job.history.running is None:
         return None
-    if job.phase is JobPhase.PLANNED:
-        return job.planned_s + MAX_HOLD_S
-    if job.phase is not JobPhase.INTERRUPTED or interruption is None or interruption.job_rung_began is not None:
+    if isinstance(phase, Planned):
+        return job.world.planned_s + MAX_HOLD_S
+    if not isinstance(phase, Interrupted) or phase.job_rung_began is not None:
         return None
-    if interruption.does_hold is None:
-        interruption.does_hold = not _needs_processes(job, interruption, now_s)
-    return interruption.at_s + MAX_HOLD_S if interruption.does_hold else None
+    if phase.holds_respawns is None:
+        phase = job.phase = replace(phase, holds_respawns=not _needs_processes(job, phase, now_s))
+    return phase.at_s + MAX_HOLD_S if phase.holds_respawns else None
 
 
-def _needs_processes(job: Job, interruption: Interruption, now_s: float) -> bool:
+def _needs_processes(job: JobState, phase: Interrupted, now_s: float) -> bool:
     """Return whether the recovery may wait for new processes: where it may at all, and no spares are in their place."""
     members = job.members
     num_spares = sum(uid not in members.active for uid in members.ready)
-    is_possible = Rung.PROCESS in possible_rungs(job, interruption, now_s)
+    is_possible = Rung.PROCESS in possible_rungs(job, phase, now_s)
     return is_possible and num_spares < sum(uid in members.active for uid in members.broken)
 
 
-def _cause_of(job: Job, member: Member, place: Place) -> Cause:
+def _cause_of(job: JobState, member: Member, place: Place) -> Cause:
     incident = job.history.running
     local_rank = place.state.local_rank
     if incident is not None and (member.uid, local_rank) in incident.faults:

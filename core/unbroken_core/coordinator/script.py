@@ -2,33 +2,50 @@
 
 The first worker that speaks decides, unless another one has trained longer: a rendezvous that was restarted follows
 those who are in the running iteration. At the start of a job workers that ask for different things end it; later on
-they have no part in it, as a pod whose script does not start.
+they have no part in it, as a pod whose script does not start. Exit codes may say that no restart would help.
 """
 
-from unbroken_core.coordinator.members import Member, Place
 from unbroken_core.coordinator.planning import finish
-from unbroken_core.coordinator.state import Job
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import OVER, Forming
+from unbroken_core.coordinator.state.places import Member, Place
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Policy, PolicyLayer
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
 
 _SPEAKING = (WorkerPhase.READY, WorkerPhase.RUNNING)
-_OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
 
 
-def receive_script(job: Job, member: Member) -> None:
+def receive_script(job: JobState, member: Member) -> None:
     """Take over what the workers of a pod ask for. The caller sorts the member anew."""
     if not job.settings.is_in_process:
         return
     for place in member.places.values():
-        if place.state.phase in _SPEAKING and job.phase not in _OVER:
+        if place.state.phase in _SPEAKING and job.phase.kind not in OVER:
             _receive_worker(job, member, place)
-    if job.phase not in _OVER:
+    if job.phase.kind not in OVER:
         seat(job, member)
 
 
-def seat(job: Job, member: Member) -> None:
+def receive_exits(job: JobState, member: Member) -> None:
+    """Fail the job when a process of this pod has ended by itself with a code that says that no restart would help."""
+    codes = job.settings.fatal_exit_codes
+    if not codes or job.phase.kind in OVER:
+        return
+    for local_rank, place in member.places.items():
+        fault = place.state.fault
+        if fault is None or place.state.phase is not WorkerPhase.GONE or place.replacing is not None:
+            continue  # What was told to end may end as it likes.
+        if fault.exit_code in codes:
+            rank = member.ranks.get(local_rank)
+            who = _who(member, place) if rank is None else f"rank {rank} ({member.pod})"
+            message = f"{who} exited with code {fault.exit_code}, after which restart.fatalExitCodes wants no restart"
+            finish(job, JobPhase.FAILED, Reason.FATAL_EXIT, message)
+            return
+
+
+def seat(job: JobState, member: Member) -> None:
     """Put a pod where the keys of its workers say that it is."""
     if not job.script.names_domains:
         return
@@ -47,9 +64,9 @@ def seat(job: Job, member: Member) -> None:
         job.members.ranking.place(member.uid, member.pod, speaking[0].state.keys)
 
 
-def _receive_worker(job: Job, member: Member, place: Place) -> None:
+def _receive_worker(job: JobState, member: Member, place: Place) -> None:
     script, state = job.script, place.state
-    is_senior = job.phase is JobPhase.FORMING and state.iteration > script.iteration
+    is_senior = isinstance(job.phase, Forming) and state.iteration > script.iteration
     if state.keys and state.policy is not None and state.policy.code:
         script.keys[member.uid, state.local_rank] = state.keys
     if not script.source or (is_senior and state.policy != script.policy):
@@ -63,7 +80,7 @@ def _receive_worker(job: Job, member: Member, place: Place) -> None:
     script.iteration = max(script.iteration, state.iteration)
 
 
-def _follow(job: Job, member: Member, place: Place) -> None:
+def _follow(job: JobState, member: Member, place: Place) -> None:
     """Plan as this worker's script asks from now on."""
     script, policy = job.script, place.state.policy
     try:
@@ -77,27 +94,26 @@ def _follow(job: Job, member: Member, place: Place) -> None:
     if rules != job.rules:
         job.rules = rules
         job.members.follow(rules, keeps_domains=not script.names_domains)
-        if job.world_size:
+        if job.world.size:
             held = job.members.by_uid.values()
             places = {rank: (other.uid, local) for other in held for local, rank in other.ranks.items()}
-            job.members.ranking.adopt(job.world_size, places)
+            job.members.ranking.adopt(job.world.size, places)
     if is_second_thought:
         for other in list(job.members.by_uid.values()):
             if other is not member:
                 receive_script(job, other)
-                job.sort(other)
+                job.members.sort(other)
 
 
-def _refuse(job: Job, member: Member, place: Place, text: str) -> None:
-    is_start = job.phase is JobPhase.FORMING and job.adoption is None and job.outage is None
-    if is_start:
+def _refuse(job: JobState, member: Member, place: Place, text: str) -> None:
+    phase = job.phase
+    if isinstance(phase, Forming) and phase.adoption is None and phase.outage is None:
         _fail(job, member, place, text)
     elif place.state.phase is WorkerPhase.READY:
         place.refusal = text
-        job.is_changed = True
 
 
-def _fail(job: Job, member: Member, place: Place, text: str) -> None:
+def _fail(job: JobState, member: Member, place: Place, text: str) -> None:
     finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"{_who(member, place)}: {text}")
 
 

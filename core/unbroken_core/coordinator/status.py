@@ -2,30 +2,31 @@
 
 from collections.abc import Callable
 
-from unbroken_core.coordinator.members import Member
-from unbroken_core.coordinator.state import Job
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
 from unbroken_core.reasons import JobPhase
 
 
-def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
+def build_status(job: JobState, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
     """Return the status; pods in the order of the tree."""
     members = job.members
     order = members.ranking.ordered(members.by_uid)
-    world_size = job.world_size if _has_ranks(job) else 0
+    world, report, phase = job.world, job.report, job.phase.kind
+    world_size = 0 if phase is JobPhase.FAILED else world.size
     num_ready = sum(map(len, members.ready.values()))
     spare = sum(len(local_ranks) for uid, local_ranks in members.ready.items() if not members.by_uid[uid].ranks)
-    if job.iteration < 0:
+    if world.iteration < 0:
         spare = max(num_ready - job.rules.wanted_ranks, 0)
     return JobStatus(
         protocol=PROTOCOL,
         job=job.settings.job,
-        generation=job.generation,
+        generation=job.numbers.generation,
         revision=revision,
-        phase=job.phase,
-        reason=job.reason,
-        message=job.message if job.held_until_s is None else f"{job.message}, at {_clock(wall(job.held_until_s))}",
-        iteration=job.iteration,
+        phase=phase,
+        reason=report.reason,
+        message=report.message if report.until_s is None else f"{report.message}, at {_clock(wall(report.until_s))}",
+        iteration=world.iteration,
         world_size=world_size,
         spare_ranks=spare,
         lost_ranks=max(job.rules.wanted_ranks - world_size, 0),
@@ -36,7 +37,7 @@ def build_status(job: Job, revision: int, now_s: float, wall: Callable[[float], 
         max_step=job.progress.max_step,
         ettr=job.progress.ettr(now_s),
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
-        broken_spares=job.num_broken_spares,
+        broken_spares=job.history.num_broken_spares,
     )
 
 
@@ -46,11 +47,7 @@ def _clock(time: str) -> str:
     return f"{whole}Z" if dot else time
 
 
-def _has_ranks(job: Job) -> bool:
-    return job.phase is not JobPhase.FAILED
-
-
-def _pod_status(job: Job, member: Member) -> PodStatus:
+def _pod_status(job: JobState, member: Member) -> PodStatus:
     return PodStatus(
         pod=member.pod,
         uid=member.uid,

@@ -1,4 +1,4 @@
-"""The recovery ladder: which rungs a job lists, and how often each may still be used."""
+"""The budgets of the rungs: which of them a job lists, and how often each may still be used."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from unbroken_core.reasons import Rung
 from unbroken_core.settings import RungBudget
 
 
-class Ladder:
+class Budgets:
     """Uses of each rung in a sliding window. All times are monotonic seconds of one clock."""
 
     def __init__(self, budgets: Iterable[RungBudget]) -> None:

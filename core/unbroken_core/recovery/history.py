@@ -141,14 +141,31 @@ class History:
         self.by_cause: dict[Cause, int] = dict.fromkeys(Cause, 0)
         self.by_place: dict[tuple[str, int], int] = {}
         """Faults by uid and local rank, where they have a limit: a pod may be lost and come back."""
+        self.num_broken_spares = 0
+        """Wholly spare pods of which plans took some workers only."""
+        self.num_changes = 0
+        """Rises with every change but of a phase's seconds."""
         self._num_incidents = 0
         self._num_barren = 0
 
     def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
         """Begin a recovery."""
+        self.num_changes += 1
         self._num_incidents += 1
         self.running = Incident(self._num_incidents, now_s, iteration, world_size, is_barren=is_barren)
         return self.running
+
+    def add(self, fault: FaultRecord) -> bool:
+        """Collect a fault into the running recovery, if there is one. Return whether it is news."""
+        self.num_changes += 1
+        return self.running is not None and self.running.add(fault)
+
+    def note_progress(self, now_s: float) -> None:
+        """Note that all workers have made a step since the last recovery."""
+        last = self.finished[-1] if self.finished else None
+        if last is not None and last.ended_s is not None:
+            self.num_changes += 1
+            last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
 
     @property
     def num_barren(self) -> int:
@@ -176,6 +193,7 @@ class History:
         incident = self.running
         if incident is None:
             return
+        self.num_changes += 1
         self._num_barren = self._count_barren(incident)
         self.finished.append(incident)
         self.running = None

@@ -80,5 +80,5 @@ def test_budgets_that_earlier_coordinators_have_used_stay_used() -> None:
     budget = RungBudget(Rung.POD, limit=2, window_s=60.0)
     uses = [(Rung.POD, 30.0), (Rung.POD, 90.0), (Rung.JOB, 95.0)]
     coordinator = Coordinator(JobSettings("digits", replicas=1, rungs=(budget,)), 100.0, uses=uses)
-    ladder = coordinator._job.ladder
+    ladder = coordinator._job.budgets
     assert ladder.num_uses(Rung.POD, 100.0) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, Observed
+from unbroken_core.coordinator.state.phases import Running
 from unbroken_core.messages import (
     NO_STEP,
     Halt,
@@ -261,7 +262,9 @@ def test_many_pods_are_looked_at_once_an_order_and_not_once_a_report() -> None:
     pods = [f"p{number}" for number in range(65)]
     bench.run(*pods)
     first = order_of(bench.report("p0", is_leaving=True))
-    move = bench.coordinator._job.move
+    phase = bench.coordinator._job.phase
+    assert isinstance(phase, Running)
+    move = phase.move
     assert move is not None
     for number, pod in enumerate(pods[:63]):
         assert bench.answer(pod, first, 5, is_held=True) == []

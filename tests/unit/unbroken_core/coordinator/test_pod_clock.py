@@ -7,8 +7,8 @@ from typing import Any
 from tests.unit.unbroken_core.coordinator.test_coordinator import SETTINGS, STARTING, Bench, sent
 
 from unbroken_core.coordinator.events import AgentDisconnected, Observed
-from unbroken_core.coordinator.members import MAX_BACK_OFF_S, MAX_START_ATTEMPTS
-from unbroken_core.coordinator.pod_clock import PodClock
+from unbroken_core.coordinator.state.places import MAX_BACK_OFF_S, MAX_START_ATTEMPTS
+from unbroken_core.coordinator.state.pod_clock import PodClock
 from unbroken_core.messages import Fault, Finish, Observation, Plan, PodObservation
 from unbroken_core.reasons import Cause, JobPhase, Reason, WorkerPhase
 

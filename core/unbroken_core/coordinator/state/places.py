@@ -1,17 +1,9 @@
-"""The pods of a job as the coordinator knows them, sorted by what they mean for the current iteration.
+"""What is known of one pod and of the places for workers in it: told by its agent, and noted of what it was told."""
 
-Every change of one pod costs O(its workers): the members sorts that pod anew and keeps sets, so that no event has to
-look at all pods.
-"""
-
-from collections import OrderedDict
-from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
-from unbroken_core.ranks.ranking import Ranking
-from unbroken_core.ranks.rules import Rules
-from unbroken_core.ranks.worlds import Locals, Move
+from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 
@@ -20,7 +12,6 @@ MAX_START_ATTEMPTS = 5
 MAX_BACK_OFF_S = 30.0
 # A name of the module is found faster than a member of an Enum, and places are looked at by the ten thousand.
 _STARTING, _READY, _GONE = WorkerPhase.STARTING, WorkerPhase.READY, WorkerPhase.GONE
-_RUNNING, _COMPLETED = WorkerPhase.RUNNING, WorkerPhase.COMPLETED
 YOUNG_S = 10.0
 """Without in-process restarts nobody says READY: a script that exits earlier than this has not started."""
 
@@ -118,8 +109,6 @@ class Member:
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
     joined_at_s: float = 0.0
-    is_anywhere: bool = False
-    """Its domains were waited for, and are not known: it is in the unknown one until they are."""
 
     @property
     def out(self) -> Cause | None:
@@ -254,209 +243,8 @@ def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault |
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
 
 
-class _Health:
-    """What the places of one member amount to; each is looked at once: thousands of pods may report at one instant."""
-
-    __slots__ = (
-        "has_lost_rank",
-        "healthy",
-        "is_broken",
-        "is_hopeless",
-        "is_lingering",
-        "is_unsettled",
-        "needs_order",
-        "ready",
-    )
-
-    def __init__(self, member: Member) -> None:
-        self.is_broken = self.is_unsettled = self.is_lingering = self.is_hopeless = self.needs_order = False
-        self.has_lost_rank = False
-        """Whether a place with a rank is among the broken ones: in an interruption that fault is known."""
-        ready: list[int] = []
-        healthy: list[int] = []
-        for local_rank, place in member.places.items():
-            if place.is_hopeless:
-                self.is_hopeless = True
-            if place.is_dead:
-                self.is_broken = True
-                self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
-                self.needs_order = self.needs_order or needs_order(place)
-            elif place.has_left:
-                ready.append(local_rank)
-                healthy.append(local_rank)
-            elif local_rank in member.ranks:
-                self.is_unsettled = True
-                healthy.append(local_rank)
-            else:
-                self.is_lingering = True
-        is_usable = member.session is not None and member.out is None
-        self.ready: Locals = tuple(ready) if is_usable else ()
-        """Local ranks that can be given a rank now."""
-        self.healthy: Locals = tuple(healthy) if is_usable else ()
-        """Those that can keep or get a rank, if the iteration is interrupted and they leave it."""
-
-
-class Members:
-    """All members, and sets of their uids by what the next decision asks for."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._may_split = rules.may_split
-        self._minimum_ranks_per_pod = rules.minimum_ranks_per_pod
-        self.ranking = Ranking(rules)
-        self.by_uid: dict[str, Member] = {}
-        self.by_session: dict[str, Member] = {}
-        # Ordered: the first of a dict is far to seek once many before it were taken out.
-        self.heard: OrderedDict[str, None] = OrderedDict()
-        """Connected members, the one that was silent for longest first."""
-        self.absent: OrderedDict[str, str] = OrderedDict()
-        """Names of the pods that the operator sees and that have not joined, by uid."""
-        self._expected: Mapping[str, str] = {}
-        self.unready: OrderedDict[str, None] = OrderedDict()
-        """Members that are not ready."""
-        self.away: dict[str, None] = {}
-        self.ready: dict[str, Locals] = {}
-        """Ready workers of each pod that could get ranks: enough of them are ready."""
-        self.broken: dict[str, None] = {}
-        """Pods with a worker that has no process, or a process that is still starting."""
-        self.coming: dict[str, None] = {}
-        """Pods with a worker without a rank that gets ready: it has yet to leave what it was told to leave, or its
-        process is starting, and no other worker of the pod has a rank."""
-        self.out: dict[str, None] = {}
-        self.hopeless: dict[str, None] = {}
-        self.respawning: dict[str, None] = {}
-        """Pods with a process to be started, for which the order was not given yet."""
-        self.not_entered: OrderedDict[str, None] = OrderedDict()
-        """Active pods with a worker that has not entered the current iteration."""
-        self.not_completed: dict[str, None] = {}
-        self.not_progressed: dict[str, None] = {}
-        self.active: dict[str, None] = {}
-        self.leaving: dict[str, None] = {}
-        """Active pods that an interruption waits for: away, or with a rank that has not left what it was told.
-
-        Pods without a process at a place with a rank are not waited for, unless pods may be split: their fault is
-        known. One without a process at another place may be the culprit, and has yet to tell or to be lost."""
-        self.lingering: OrderedDict[str, None] = OrderedDict()
-        """Pods with a worker without a rank that has not left what it was told: nobody waits for it."""
-        self.without_domain: OrderedDict[str, None] = OrderedDict()
-        """Ready pods whose domains nobody told yet, and that had no time for it, in a job with layers."""
-
-    def sort(self, member: Member, iteration: int) -> None:
-        """Put one member into the sets where it belongs."""
-        uid = member.uid
-        is_known = uid in self.by_uid
-        health = _Health(member)
-        is_ready = is_known and len(health.ready) >= self._minimum_ranks_per_pod
-        if is_ready:
-            self.ready[uid] = health.ready
-        else:
-            self.ready.pop(uid, None)
-        _put(self.unready, uid, is_known and not is_ready)
-        is_placed = member.has_domains or member.is_anywhere or self.ranking.num_layers == 0
-        _put(self.without_domain, uid, is_ready and not is_placed)
-        _put(self.out, uid, is_known and member.out is not None)
-        if is_known:
-            self.ranking.fit(uid, health.healthy)
-        self._sort_health(member, health, is_known)
-        self._sort_iteration(member, iteration)
-
-    def _sort_health(self, member: Member, health: _Health, is_known: bool) -> None:
-        uid = member.uid
-        is_away = is_known and member.session is None
-        is_broken = is_known and health.is_broken
-        is_lingering = is_known and health.is_lingering and member.out is None
-        _put(self.away, uid, is_away)
-        _put(self.broken, uid, is_broken)
-        _put(self.hopeless, uid, is_known and health.is_hopeless)
-        _put(self.lingering, uid, is_lingering)
-        is_coming = is_lingering or (is_broken and not member.ranks and member.out is None)
-        _put(self.coming, uid, is_coming)
-        may_respawn = is_known and not is_away and member.out is None
-        _put(self.respawning, uid, may_respawn and health.needs_order)
-        is_waited_for = bool(member.ranks) and member.out is None and (self._may_split or not health.has_lost_rank)
-        _put(self.leaving, uid, is_waited_for and (is_away or health.is_unsettled))
-
-    def _sort_iteration(self, member: Member, iteration: int) -> None:
-        uid = member.uid
-        has_entered = has_completed = has_progressed = True
-        for local_rank in member.ranks:
-            state = member.places[local_rank].state
-            if not _is_in(state, iteration):
-                has_entered = has_completed = has_progressed = False
-                break
-            has_completed = has_completed and state.phase is _COMPLETED
-            has_progressed = has_progressed and (state.has_progress or state.step >= 0)
-        _put(self.active, uid, bool(member.ranks))
-        _put(self.not_entered, uid, not has_entered)
-        _put(self.not_completed, uid, not has_completed)
-        _put(self.not_progressed, uid, not has_progressed)
-
-    def name(self, uid: str) -> str:
-        """Return the name of a member. Raises KeyError for any other pod."""
-        return self.by_uid[uid].pod
-
-    def receive(self, member: Member, now_s: float) -> None:
-        """Note that the member said something."""
-        member.heard_at_s = now_s
-        self.heard[member.uid] = None
-        self.heard.move_to_end(member.uid)
-
-    def follow(self, rules: Rules, keeps_domains: bool) -> None:
-        """Rank by other rules from now on; the tree is new. Without `keeps_domains` nobody's domains are known."""
-        previous, self.ranking = self.ranking, Ranking(rules)
-        for member in self.by_uid.values():
-            member.has_domains = member.has_domains and keeps_domains
-            domains = previous.domains(member.uid) if member.has_domains else ()
-            self.ranking.place(member.uid, member.pod, domains)
-            self.ranking.fit(member.uid, _Health(member).healthy)
-
-    def expect(self, names: Mapping[str, str]) -> None:
-        """Note which pods there are: names by uid."""
-        self._expected = names
-        self.absent = OrderedDict(
-            sorted(((uid, pod) for uid, pod in names.items() if uid not in self.by_uid), key=lambda item: item[1])
-        )
-
-    def connect(self, member: Member, session: str, now_s: float) -> None:
-        """Bind a new or known member to a connection."""
-        self.by_uid[member.uid] = member
-        self.absent.pop(member.uid, None)
-        self.by_session[session] = member
-        member.session = session
-        member.seq = -1
-        self.receive(member, now_s)
-
-    def disconnect(self, member: Member, now_s: float) -> None:
-        """Note that the member's connection is broken."""
-        if member.session is not None:
-            del self.by_session[member.session]
-        member.session = None
-        member.away_since_s = now_s
-        self.heard.pop(member.uid, None)
-
-    def drop(self, member: Member, iteration: int) -> None:
-        """Forget a member."""
-        self.disconnect(member, 0.0)
-        del self.by_uid[member.uid]
-        if member.uid in self._expected:
-            self.absent[member.uid] = self._expected[member.uid]
-        member.seat({}, {})
-        self.ranking.remove(member.uid)
-        self.sort(member, iteration)
-
-
 def needs_order(place: Place) -> bool:
     """Return whether a process is to be started here and nobody was told."""
     if place.is_hopeless or place.is_order_sent:
         return False
     return place.replacing is not None or place.state.phase is WorkerPhase.GONE
-
-
-def _is_in(state: WorkerState, iteration: int) -> bool:
-    return state.iteration == iteration and (state.phase is _RUNNING or state.phase is _COMPLETED)
-
-
-def _put(pods: MutableMapping[str, None], uid: str, is_member: bool) -> None:
-    if is_member:
-        pods[uid] = None
-    else:
-        pods.pop(uid, None)
