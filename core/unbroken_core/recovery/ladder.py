@@ -1,15 +1,20 @@
 """What to do about an interrupted iteration once the survivors have left it: a pure choice in the order of the ladder.
 
-    row                                                          choice
-    the script failed too often in a row without progress        fail
-    a shortage is just over, more pods are starting              wait, at most timeouts.last_call
-    every lost rank has a ready worker                           cut the plan: in-process, process or pod
-    a process is being started, nobody ready could take over     wait, at most timeouts.startup (process)
-    fewer ranks are allowed and enough                           cut the plan: world
-    too few pods are ready, more may come                        wait, at most timeouts.startup of running pods
-    enough are, but no layer lets them take the lost ranks       wait, at most timeouts.startup of running pods
-    enough pods are there                                        start every process again: job
-    nothing of this                                              fail
+    step of LADDER       it applies where                                          choice and its rung
+    _no_progress         the script failed too often in a row without progress     fail
+    _after_job_restart   every process was started again                           cut, wait or fail: job
+    _processes_first     each fault restarts processes, and some are starting      wait: process
+    _last_call           a shortage is just over, more pods are starting           wait for timeouts.last_call
+    _same_pods           every lost rank has a ready worker in its pod             cut: in-process or process
+    _promoted_spares     every lost rank has a ready spare                         cut: pod
+    _new_processes       a process is starting, nobody ready could take over       wait: process
+    _smaller_world       fewer ranks are allowed and enough                        cut: world
+    _more_pods           too few pods are ready, or no layer lets them take the
+                         lost ranks, and more may come                             wait
+    _every_process       enough pods are there                                     start every process again: job
+    none                                                                           fail
+
+A wait for processes or pods ends with timeouts.startup.
 
 See docs/design/0001-spare-before-respawn.md for the order of `process` and `pod`.
 """
@@ -17,7 +22,7 @@ See docs/design/0001-spare-before-respawn.md for the order of `process` and `pod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import islice
-from typing import Union
+from typing import Final, NamedTuple, Union
 
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
@@ -105,39 +110,38 @@ class Fail:
 Choice = Union[Wait, Cut, RestartJob, Fail]
 
 
+class Check(NamedTuple):
+    """One step of the ladder: what it would do, where it applies."""
+
+    rung: Rung | None
+    """Rung that has to be listed and to have budget left; None where the step asks for none."""
+    decide: Callable[[Situation], Union[Choice, None]]
+    """Returns None where the step does not apply."""
+
+
 def choose(view: Situation) -> Choice:
-    """Return what to do now."""
-    if view.no_progress_limit is not None and view.num_barren > view.no_progress_limit:
-        message = (
-            f"{view.num_barren} faults in a row without progress between them, "
-            f"at most {view.no_progress_limit} are allowed (restart.noProgressLimit); the last: {view.culprit}"
-        )
-        return Fail(Reason.NO_PROGRESS, message)
-    if view.is_job_rung:
-        return _after_job_restart(view)
-    full = _last_call(view) or _full_world(view)
-    wait = _process_wait(view)
+    """Return what to do now: the choice of the first step of the ladder that applies."""
+    for check in LADDER:
+        if check.rung is None or check.rung in view.possible:
+            choice = check.decide(view)
+            if choice is not None:
+                return choice
+    return _fail(view)
+
+
+def _no_progress(view: Situation) -> Fail | None:
+    if view.no_progress_limit is None or view.num_barren <= view.no_progress_limit:
+        return None
+    message = (
+        f"{view.num_barren} faults in a row without progress between them, "
+        f"at most {view.no_progress_limit} are allowed (restart.noProgressLimit); the last: {view.culprit}"
+    )
+    return Fail(Reason.NO_PROGRESS, message)
+
+
+def _processes_first(view: Situation) -> Wait | None:
     # Where every fault restarts the processes, a new process at the old place costs no more than one elsewhere.
-    if wait is not None and not view.is_in_process:
-        return wait
-    return full or wait or _smaller_world(view) or _last_resort(view)
-
-
-def _full_world(view: Situation) -> Cut | None:
-    outcome = view.outcome
-    if isinstance(outcome, Shortage) or outcome.num_closed:
-        return None
-    if outcome.promoted or outcome.num_left:
-        return Cut(outcome, Rung.POD) if Rung.POD in view.possible else None
-    is_new = view.has_respawned or not view.is_in_process
-    return Cut(outcome, Rung.PROCESS if is_new else Rung.IN_PROCESS)
-
-
-def _process_wait(view: Situation) -> Wait | None:
-    if not view.respawning or Rung.PROCESS not in view.possible or view.now_s >= view.respawn_until_s:
-        return None
-    message = f"waits at most {view.startup_s:.0f} s for new processes in {shorten_names(view.respawning)}"
-    return Wait(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.PROCESS)
+    return None if view.is_in_process else _new_processes(view)
 
 
 def _last_call(view: Situation) -> Wait | None:
@@ -151,25 +155,53 @@ def _last_call(view: Situation) -> Wait | None:
     return Wait(Reason.WAITING_FOR_PODS, message, until_s)
 
 
-def _smaller_world(view: Situation) -> Cut | None:
-    if isinstance(view.outcome, Shortage) or Rung.WORLD not in view.possible:
+def _same_pods(view: Situation) -> Cut | None:
+    world = _whole_world(view)
+    if world is None or _has_moved(world):
         return None
-    return Cut(view.outcome, Rung.WORLD)
+    is_new = view.has_respawned or not view.is_in_process
+    return Cut(world, Rung.PROCESS if is_new else Rung.IN_PROCESS)
 
 
-def _last_resort(view: Situation) -> Choice:
+def _promoted_spares(view: Situation) -> Cut | None:
+    world = _whole_world(view)
+    return Cut(world, Rung.POD) if world is not None and _has_moved(world) else None
+
+
+def _new_processes(view: Situation) -> Wait | None:
+    if not view.respawning or view.now_s >= view.respawn_until_s:
+        return None
+    message = f"waits at most {view.startup_s:.0f} s for new processes in {shorten_names(view.respawning)}"
+    return Wait(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.PROCESS)
+
+
+def _smaller_world(view: Situation) -> Cut | None:
+    return None if isinstance(view.outcome, Shortage) else Cut(view.outcome, Rung.WORLD)
+
+
+def _more_pods(view: Situation) -> Wait | None:
     may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
     # A pod whose script does not start keeps its place: nobody replaces it, so that its ranks would be missed for ever.
     may_wait = may_wait and view.num_possible_pods >= view.minimum_replicas
     is_help_near = view.num_living_pods < view.replicas or view.num_starting_pods > 0 or view.is_kept_apart
-    if is_help_near and may_wait:
-        return _wait_for_pods(view)
-    if Rung.JOB in view.possible and view.num_living_pods >= view.minimum_replicas:
-        return RestartJob()
-    return _fail(view)
+    return _wait_for_pods(view) if is_help_near and may_wait else None
 
 
-def _after_job_restart(view: Situation) -> Choice:
+def _every_process(view: Situation) -> RestartJob | None:
+    return RestartJob() if view.num_living_pods >= view.minimum_replicas else None
+
+
+def _whole_world(view: Situation) -> World | None:
+    return view.outcome if isinstance(view.outcome, World) and not view.outcome.num_closed else None
+
+
+def _has_moved(world: World) -> bool:
+    return bool(world.promoted) or world.num_left > 0
+
+
+def _after_job_restart(view: Situation) -> Choice | None:
+    if not view.is_job_rung:
+        return None
     outcome = view.outcome
     has_all = isinstance(outcome, World) and outcome.num_pods >= view.replicas
     if isinstance(outcome, World) and (has_all or view.now_s >= view.respawn_until_s):
@@ -182,7 +214,7 @@ def _after_job_restart(view: Situation) -> Choice:
     return Wait(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.JOB)
 
 
-def _wait_for_pods(view: Situation) -> Choice:
+def _wait_for_pods(view: Situation) -> Wait:
     limit = f"at most {view.startup_s:.0f} s " if not view.standing else ""
     message = (
         f"waits {limit}for pods: {view.num_living_pods} of {view.replicas} are there "
@@ -212,6 +244,21 @@ def _fail(view: Situation) -> Fail:
     spent = f"; used up: {', '.join(view.spent)}" if view.spent else ""
     left = ", ".join(sorted(view.possible)) or "none"
     return Fail(Reason.BUDGET_EXHAUSTED, f"no rung of the ladder is left (possible: {left}{spent}){why}")
+
+
+LADDER: Final = (
+    Check(None, _no_progress),
+    Check(None, _after_job_restart),
+    Check(Rung.PROCESS, _processes_first),
+    Check(None, _last_call),
+    Check(None, _same_pods),
+    Check(Rung.POD, _promoted_spares),
+    Check(Rung.PROCESS, _new_processes),
+    Check(Rung.WORLD, _smaller_world),
+    Check(None, _more_pods),
+    Check(Rung.JOB, _every_process),
+)
+"""In the order in which they are asked. A new rung is one entry, its function, and its rows in the tests."""
 
 
 def shorten_names(pods: Collection[str], name: Callable[[str], str] = str) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from unbroken_core.ranks.worlds import Shortage, World
 from unbroken_core.reasons import Reason, Rung
+from unbroken_core.recovery import ladder
 from unbroken_core.recovery.ladder import Cut, Fail, RestartJob, Situation, Wait, choose
 
 ALL = frozenset(Rung)
@@ -159,3 +160,15 @@ def test_a_failure_says_what_was_used_up_and_what_is_missing() -> None:
         Reason.BUDGET_EXHAUSTED,
         "no rung of the ladder is left (possible: world; used up: process (3 in 60 s)); 1 healthy pods of at least 2",
     )
+
+
+def test_the_steps_of_the_ladder_are_those_of_its_table_in_that_order() -> None:
+    table = [line.split()[0] for line in str(ladder.__doc__).splitlines() if line.startswith("    _")]
+    assert [check.decide.__name__ for check in ladder.LADDER] == table
+
+
+def test_a_step_whose_rung_is_not_possible_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up = ladder.Check(Rung.WORLD, lambda _view: Fail(Reason.NO_PROGRESS, "a step of our own"))
+    monkeypatch.setattr(ladder, "LADDER", (give_up, *ladder.LADDER))
+    assert chosen() == "fail NoProgress"
+    assert chosen(possible=without(Rung.WORLD)) == "cut in-process"
