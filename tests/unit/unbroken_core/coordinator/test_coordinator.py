@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.simulation.state_invariants import check_state
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import (
@@ -55,9 +56,9 @@ class Bench:
         self.num_sessions = 0
 
     def step(self, event: Any) -> list[Action]:
+        before = self.coordinator.past
         actions = self.coordinator.step(event, self.now_s)
-        deadline_s = self.coordinator.next_deadline_s()
-        assert deadline_s is None or deadline_s > self.now_s
+        check_state(self.coordinator, self.now_s, *before)
         return actions
 
     def tick(self, seconds: float) -> list[Action]:
