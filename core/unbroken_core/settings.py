@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Rung
 
 MAX_RANKS_PER_POD = 64
@@ -15,22 +16,6 @@ MAX_PODS = 65_536
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One level of the topology, outermost first: `label` is the node label whose value names the domain."""
-
-    name: str
-    label: str
-    min_ranks: int = 1
-    """A domain with fewer healthy ranks, spares included, gives up all of them."""
-    max_ranks: int | None = None
-    """At most so many ranks of a domain are active, at any time; the others are its spares. None means all."""
-    replace_from: bool = True
-    """The search for a spare may go up through this layer; it stops below the first that does not allow it."""
-    close_gaps: bool = False
-    """Without a spare, the highest ranks of a domain take its gaps, instead of everybody above moving down."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +121,7 @@ def violations(settings: JobSettings) -> list[str]:
     is_distinct = len(set(names)) == len(names)
     return [
         *_size_violations(settings),
+        *([] if all(names) else [f"topology.layers: want a name for each layer, got {names}"]),
         *([] if is_distinct else [f"topology.layers: want distinct names, got {names}"]),
         *(message for layer in settings.layers for message in _layer_violations(settings, layer)),
         *_restart_violations(settings),

@@ -10,7 +10,8 @@ from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, Place
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Policy, PolicyLayer
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Policy
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
 
@@ -136,7 +137,7 @@ def describe(policy: Policy | None) -> str:
     return ", ".join(found) or "nothing"
 
 
-def _describe_layer(layer: PolicyLayer) -> str:
+def _describe_layer(layer: Layer) -> str:
     flags = [name for name, is_set in (("RESERVE", layer.replace_from), ("BACKFILL", layer.close_gaps)) if is_set]
     flag = f", flag={'|'.join(flags)}" if flags else ""
     return f"Layer(min_ranks={layer.min_ranks}, max_ranks={layer.max_ranks}{flag})"

@@ -11,9 +11,9 @@ The tree is built when the first ranks are handed out, or taken over.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from unbroken_core.layers import replacement_depth
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.tree import RankTree, TreePlan, explain
-from unbroken_core.ranks.tree.layers import replacement_depth
 from unbroken_core.ranks.tree.places import OrderKey, Place, natural_key
 from unbroken_core.ranks.worlds import (
     UNKNOWN,
@@ -336,6 +336,7 @@ class Ranking:
             order=pod_order,
             keeps_whole=not (self.rules.may_split or self.rules.has_code),
             fills_gaps=self.rules.fills_gaps,
+            unit=1 if self.rules.may_split else self.rules.ranks_per_pod,
         )
         tree.world_rule = self._world_rule(tree)
         for uid, seat in self._seats.items():

@@ -11,7 +11,6 @@ Every step is a pure function of the tree's state. There is no randomness, and n
 
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.explanation import explain
-from unbroken_core.ranks.tree.layers import TreeLayer, layer_violations
 from unbroken_core.ranks.tree.picture import picture
 from unbroken_core.ranks.tree.places import Misplaced, Place, misplaced_names, nesting_violations
 from unbroken_core.ranks.tree.plan import RankChange, TreePlan
@@ -23,10 +22,8 @@ __all__ = [
     "Place",
     "RankChange",
     "RankTree",
-    "TreeLayer",
     "TreePlan",
     "explain",
-    "layer_violations",
     "misplaced_names",
     "nesting_violations",
     "picture",

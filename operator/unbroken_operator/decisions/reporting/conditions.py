@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken_core.layers import Layer
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.ranks.tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer
+from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread, UpdatePolicy
 from unbroken_operator.api.status_models import ConditionType

@@ -30,7 +30,8 @@ from unbroken.inprocess.rank_assignment import (
     steps_of,
 )
 from unbroken.inprocess.state import State
-from unbroken_core.messages import Policy, PolicyLayer
+from unbroken_core.layers import Layer as CoreLayer
+from unbroken_core.messages import Policy
 
 _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
@@ -129,10 +130,13 @@ def _key(where: str, key_or_fn: str | Callable[[State], str], state: State) -> s
         ) from error
 
 
-def _layer(layer: Layer) -> PolicyLayer:
+def _layer(layer: Layer) -> CoreLayer:
     flag = layer.flag or LayerFlag(0)
-    return PolicyLayer(
-        layer.min_ranks, layer.max_ranks, bool(flag & LayerFlag.RESERVE), bool(flag & LayerFlag.BACKFILL)
+    return CoreLayer(
+        min_ranks=layer.min_ranks,
+        max_ranks=layer.max_ranks,
+        replace_from=bool(flag & LayerFlag.RESERVE),
+        close_gaps=bool(flag & LayerFlag.BACKFILL),
     )
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, AgentReported, Send, Tick
+from unbroken_core.layers import Layer
 from unbroken_core.messages import Answer, Consult, Hello, JobStatus, Plan, Policy, Report, Respawn, WorkerState
 from unbroken_core.reasons import JobPhase, RankReason, Reason, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer
+from unbroken_core.settings import JobSettings
 
 READY, RUNNING, STARTING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STARTING
 POLICY = Policy(code="script.Backwards")

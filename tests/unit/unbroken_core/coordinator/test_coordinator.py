@@ -17,6 +17,7 @@ from unbroken_core.coordinator.events import (
     Send,
     Tick,
 )
+from unbroken_core.layers import Layer
 from unbroken_core.messages import (
     Fault,
     Finish,
@@ -36,7 +37,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
 READY, RUNNING, STOPPING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING
 GONE, STARTING, COMPLETED = WorkerPhase.GONE, WorkerPhase.STARTING, WorkerPhase.COMPLETED

@@ -9,6 +9,7 @@ import pytest
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentJoined, AgentReported, Event, Observed
+from unbroken_core.layers import Layer
 from unbroken_core.messages import (
     PROTOCOL,
     Fault,
@@ -22,7 +23,7 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer, RungBudget
+from unbroken_core.settings import JobSettings, RungBudget
 
 
 def count_instructions(call: Callable[[], object]) -> int:

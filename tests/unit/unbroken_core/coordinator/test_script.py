@@ -9,13 +9,14 @@ import pytest
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Action, AgentDisconnected, AgentJoined, AgentReported, Send, Tick
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Hello, JobStatus, Plan, Policy, PolicyLayer, Report, WorkerState
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Hello, JobStatus, Plan, Policy, Report, WorkerState
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import JobPhase, RankReason, Reason, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer, RungBudget
+from unbroken_core.settings import JobSettings, RungBudget
 
 READY, RUNNING, STARTING, GONE = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STARTING, WorkerPhase.GONE
-RESERVE = PolicyLayer(replace_from=True)
+RESERVE = Layer(replace_from=True)
 SETTINGS = JobSettings("digits", replicas=4, min_replicas=1, ranks_per_pod=2)
 
 
@@ -114,7 +115,9 @@ class Bench:
         pytest.param(
             {"max_ranks": 7}, Policy(divisible_by=2), (6, 6, 4), id="maximum of the spec, divisor of the script"
         ),
-        pytest.param({}, Policy(layers=(PolicyLayer(max_ranks=6),)), (6, 6, 4), id="maximum of Tree's root"),
+        pytest.param(
+            {}, Policy(layers=(Layer(max_ranks=6, replace_from=False),)), (6, 6, 4), id="maximum of Tree's root"
+        ),
     ],
 )
 def test_script_narrows_what_the_spec_allows(
@@ -130,7 +133,7 @@ def test_script_narrows_what_the_spec_allows(
         pytest.param({}, None, 1, id="minReplicas"),
         pytest.param({"divisible_by": 5}, None, 3, id="divisor"),
         pytest.param({"divisible_by": 2}, Policy(divisible_by=3), 3, id="divisors of spec and script"),
-        pytest.param({}, Policy(layers=(PolicyLayer(4),)), 2, id="minimum of Tree's root"),
+        pytest.param({}, Policy(layers=(Layer(min_ranks=4, replace_from=False),)), 2, id="minimum of Tree's root"),
     ],
 )
 def test_least_number_of_pods_is_one_of_which_a_world_can_be_made(
@@ -154,16 +157,22 @@ def test_least_number_of_pods_is_one_of_which_a_world_can_be_made(
             id="two trees",
         ),
         pytest.param(
-            {}, Policy(layers=(PolicyLayer(9),)), "layers[0].min_ranks: want at most replicas", id="root minimum"
+            {},
+            Policy(layers=(Layer(min_ranks=9, replace_from=False),)),
+            "layers[0].min_ranks: want at most replicas",
+            id="root minimum",
         ),
         pytest.param(
             {},
-            Policy(layers=(RESERVE, PolicyLayer(1, 1))),
+            Policy(layers=(RESERVE, Layer(min_ranks=1, max_ranks=1, replace_from=False))),
             "layers[1].max_ranks: want at least ranksPerPod (2)",
             id="half",
         ),
         pytest.param(
-            {}, Policy(layers=(RESERVE, PolicyLayer(4, 2))), "max_ranks: want at least min_ranks (4)", id="limits"
+            {},
+            Policy(layers=(RESERVE, Layer(min_ranks=4, max_ranks=2, replace_from=False))),
+            "max_ranks: want at least min_ranks (4)",
+            id="limits",
         ),
     ],
 )
@@ -229,7 +238,7 @@ def test_fill_gaps_moves_the_highest_ranks_into_the_gaps_and_nobody_else() -> No
 def test_keys_of_a_tree_say_where_pods_are() -> None:
     """0.25, 0.26, 0.35: the spare of the same domain takes over; the operator's domains do not count."""
     settings = replace(SETTINGS, replicas=4, spares=2)
-    layers = (RESERVE, PolicyLayer(max_ranks=4, replace_from=True))
+    layers = (RESERVE, Layer(max_ranks=4, replace_from=True))
     bench = Bench(settings, Policy(layers=layers, root_key="job"))
     keys = {f"p-{number}": (f"nvl-{number // 3}",) for number in range(6)}
     bench.form(keys, num_pods=6)

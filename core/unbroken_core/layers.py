@@ -1,4 +1,7 @@
-"""The rules of each level of the tree."""
+"""Layers of domains above the pods, outermost first: the one type that spec, script and tree of ranks speak of.
+
+The operator makes it of `spec.topology.layers`, the library of the layers of a script's Tree.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,28 +11,28 @@ UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
-class TreeLayer:
-    """One level of the tree; level 0 is the root, the last level holds the workers."""
+class Layer:
+    """One level; in a tree, level 0 is the root and the last level holds the workers."""
 
-    name: str
+    name: str = ""
+    label: str = ""
+    """Node label whose value names the domain; "" where the script or the tree names it."""
     min_ranks: int = 1
     """A domain with fewer healthy workers, spares included, gives up all of them."""
     max_ranks: int | None = None
     """At most so many workers of a domain are active, at any time; None means all."""
-    replace_from: bool = False
-    """The search for a spare may go up through this layer (RESERVE)."""
+    replace_from: bool = True
+    """The search for a spare may go up through this layer (RESERVE); it stops below the first that forbids it."""
     close_gaps: bool = False
-    """A gap may be closed by the highest active rank of a domain of this layer (BACKFILL)."""
-    unit: int = 1
-    """Workers are active by so many: `max_ranks` counts as the next lower multiple."""
+    """A gap may be closed by the highest active rank of a domain of this layer (BACKFILL), before all above shift."""
 
     @property
     def maximum(self) -> int:
         """`max_ranks` as a number."""
-        return UNLIMITED if self.max_ranks is None else self.max_ranks - self.max_ranks % self.unit
+        return UNLIMITED if self.max_ranks is None else self.max_ranks
 
 
-def layer_violations(layers: Sequence[TreeLayer]) -> Iterator[str]:
+def layer_violations(layers: Sequence[Layer]) -> Iterator[str]:
     """Yield one message for each broken rule; nothing when the layers are sound."""
     if not layers:
         yield "layers: want at least the root, got none"
@@ -44,7 +47,7 @@ def layer_violations(layers: Sequence[TreeLayer]) -> Iterator[str]:
             )
 
 
-def replacement_depth(layers: Sequence[TreeLayer]) -> int:
+def replacement_depth(layers: Sequence[Layer]) -> int:
     """Return the depth of the highest domain in which a spare may be sought: len(layers) when in none.
 
     The climb starts at the innermost domain and stops below the first layer that does not allow it.
@@ -55,7 +58,7 @@ def replacement_depth(layers: Sequence[TreeLayer]) -> int:
     return depth
 
 
-def backfill_depth(layers: Sequence[TreeLayer]) -> int:
+def backfill_depth(layers: Sequence[Layer]) -> int:
     """Return the depth of the domains in which gaps are closed: len(layers) when in none."""
     depth = len(layers)
     while depth > 0 and layers[depth - 1].close_gaps:
