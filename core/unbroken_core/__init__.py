@@ -6,7 +6,7 @@
     ranks             who is which rank
     pod               what is said within a pod
     wire              messages as JSON
-    messages, settings, reasons, ids, errors   the protocol's vocabulary
+    messages, settings, layers, reasons, errors   the words that all of them share
     conventions       what programs do alike at their edges; nothing above uses it
 
 Standard library only, because this package is imported inside the user's training process. No clock, no randomness,
