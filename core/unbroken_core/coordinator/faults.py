@@ -23,12 +23,13 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
         return
     if member.out is not None and not may_wait(job, member, is_adoption):
         take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
+    iteration = job.members.world.iteration
     for local_rank in member.ranks:
         place = member.places[local_rank]
-        is_firm = _is_firm(place, job.world.iteration)
+        is_firm = _is_firm(place, iteration)
         if isinstance(job.phase, Interrupted) and not is_firm and not is_adoption:
             continue
-        found = evidence(place, job.world.iteration, is_adoption)
+        found = evidence(place, iteration, is_adoption)
         if found is None:
             continue
         if is_adoption and not is_firm:

@@ -18,11 +18,11 @@ from unbroken_core.recovery.ladder import shorten_names
 
 def decide_planned(job: JobState, now_s: float) -> Decision:
     """Go on when all have entered, and replace the processes of those that did not in time."""
-    members, iteration = job.members, job.world.iteration
+    members, world = job.members, job.members.world
     if not members.not_entered:
         return Enter()
-    barrier_s = job.settings.timeouts.barrier_s
-    deadline_s = job.world.planned_s + barrier_s
+    iteration, barrier_s = world.iteration, job.settings.timeouts.barrier_s
+    deadline_s = world.planned_s + barrier_s
     if now_s < deadline_s:
         names = shorten_names(members.not_entered, members.name)
         message = f"iteration {iteration}: waits for {names} to enter the training function"

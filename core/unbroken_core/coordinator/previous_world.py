@@ -77,7 +77,7 @@ def hold_back(job: JobState, phase: Consultable, now_s: float) -> Decision | Non
     if previous.is_over:
         return None
     # Each of thousands of pods says every few seconds that there is nothing to say.
-    if hold is not None and now_s < hold.until_s and hold.version == job.version:
+    if hold is not None and now_s < hold.until_s and hold.report is job.report and hold.facts == _facts(job):
         return Wait(hold.until_s, phase=phase)
     heard, unheard = _sort_pods(job)
     due_s = _due_s(job, heard, unheard)
@@ -85,7 +85,12 @@ def hold_back(job: JobState, phase: Consultable, now_s: float) -> Decision | Non
         return Learn(phase, previous=replace(previous, is_over=True))
     text = _text(job, [member.pod for member in heard], unheard)
     report = Report(Reason.WAITING_FOR_ISOLATION, text, due_s)
-    return Wait(due_s, report, replace(phase, hold=Hold(job.version_with(report), due_s)))
+    return Wait(due_s, report, replace(phase, hold=Hold(_facts(job), report, due_s)))
+
+
+def _facts(job: JobState) -> tuple[object, ...]:
+    """Return others whenever an agent or the operator has said something new."""
+    return job.members.num_changes, job.history.num_changes, job.cluster
 
 
 def _is_proven(job: JobState, heard: list[Member]) -> bool:

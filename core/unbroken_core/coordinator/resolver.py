@@ -65,7 +65,11 @@ def resolve(job: JobState, now_s: float) -> float:
             break
         if before is JobPhase.RUNNING:
             until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
-    return math.inf if isinstance(job.phase, Over) else min(until_s, waits_until_s, respawn(job, now_s))
+    if isinstance(job.phase, Over):
+        return math.inf
+    if job.members.respawning or job.members.lingering:
+        until_s = min(until_s, respawn(job, now_s))
+    return min(until_s, waits_until_s)
 
 
 def _settle_phase(job: JobState, now_s: float) -> float:

@@ -140,13 +140,17 @@ class JobState:
     @property
     def version(self) -> tuple[object, ...]:
         """Another one whenever something has changed that a status shows, but for progress."""
-        return self.version_with(self.report)
-
-    def version_with(self, report: Report) -> tuple[object, ...]:
-        """Return the version once this is reported."""
-        members, history, cluster = self.members, self.history, self.cluster
-        counts = (members.num_changes, history.num_changes, members.world.iteration)
-        return *counts, self.phase.kind, report, cluster.is_accounted, cluster.pods, self.refused
+        members, cluster = self.members, self.cluster
+        return (
+            members.num_changes,
+            self.history.num_changes,
+            members.world.iteration,
+            self.phase.kind,
+            self.report,
+            cluster.is_accounted,
+            cluster.pods,
+            self.refused,
+        )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
         """Send a message to a member; one that is away hears it all when it comes back."""

@@ -59,8 +59,9 @@ class Consulting:
 class Hold:
     """The next plan waits for the end of the previous world: what was found, as long as nothing changes."""
 
-    version: tuple[object, ...]
-    """`JobState.version` with the report of that."""
+    facts: tuple[object, ...]
+    report: object
+    """What the status says of it, as long as it says nothing else."""
     until_s: float
 
 
