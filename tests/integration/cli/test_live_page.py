@@ -25,7 +25,8 @@ from tools.browser import Browser, BrowserError, Tab, find_chromium
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import Answer, PageProxy
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
-from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.layers import Layer
+from unbroken_core.settings import JobSettings, Timeouts
 
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
