@@ -2,5 +2,5 @@
 
 `words` and `folders` are all that workers import of it. The rest runs in two kinds of process of its own: one *host*
 process on each host, with the agent in it, and one *root* process in the whole job, with the rendezvous in it, on the
-host of rank 0. Neither is a child of a worker. See docs/design/0004-two-homes.md.
+host of rank 0. Neither is a child of a worker. See docs/design/0004-standalone-mode.md.
 """

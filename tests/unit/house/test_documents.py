@@ -13,8 +13,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.parametrize("words", [Reason, Cause, ConditionType], ids=["reasons", "causes", "conditions"])
-def test_operations_page_explains_every_word(words: type[Word]) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+def test_page_of_conditions_explains_every_word(words: type[Word]) -> None:
+    text = (ROOT / "docs" / "reference" / "conditions.md").read_text()
     assert [word.value for word in words if f"`{word.value}`" not in text] == []
 
 
