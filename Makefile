@@ -34,7 +34,7 @@ test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, si
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
 	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)
 
-check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the lock file and the generated files
+check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the lock file, the generated files and the site
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy core sidecar operator local cli tests benchmarks examples tools
@@ -42,14 +42,14 @@ check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the
 	$(BIN)/lint-imports
 	$(BIN)/hadolint --failure-threshold style images/*/Dockerfile
 	$(BIN)/python tools/lock.py --check
-	@$(MAKE) verify
+	@$(MAKE) verify docs
 
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
 ##@ Generated files
-.PHONY: generate verify lock
+.PHONY: generate verify docs lock
 GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/*.json charts/unbroken/README.md docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
     docs/topology/*.svg
 
@@ -61,6 +61,9 @@ generate: $(STAMP) ## Write the generated files again: CRD, references of API, m
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
 	$(BIN)/python tools/topology_pictures.py
+
+docs: $(STAMP) ## Build the site of the documents into build/docs, and fail on a link or an anchor that leads nowhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 verify: $(STAMP) ## Write the generated files again and fail when one of them differs
 	@before=$$(sha256sum $(GENERATED) 2>/dev/null || true); $(MAKE) generate >/dev/null; \
