@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from unbroken_core.messages import Plan, RankPlan
-from unbroken_core.rank_tree import Place, RankTree, TreeLayer, TreePlan
-from unbroken_core.rank_tree.world import RankedWorld
+from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, TreePlan
+from unbroken_core.ranks.tree.world import RankedWorld
 from unbroken_core.reasons import RankReason, Role
 from unbroken_core.wire import encode
 

@@ -29,14 +29,14 @@ from aiohttp import web
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_core.wire import decode, encode
-from unbroken_operator import layout
-from unbroken_operator.admission import Refused, admit
-from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable
-from unbroken_operator.informer import Informer
-from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.schema import custom_resource_definition, without_cel
-from unbroken_operator.snapshot import OperatorOptions
-from unbroken_operator.training_pods import training_pod
+from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeRefused, KubeUnavailable
+from unbroken_operator.adapters.informer import Informer
+from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.api import layout
+from unbroken_operator.api.schema import custom_resource_definition, without_cel
+from unbroken_operator.decisions.admission import Refused, admit
+from unbroken_operator.decisions.objects.training_pods import training_pod
+from unbroken_operator.decisions.snapshot import OperatorOptions
 
 LIMIT_S = 900.0
 NUM_PARALLEL = 32

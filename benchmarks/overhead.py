@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken import inprocess
-from unbroken_core import stamps
+from unbroken_core.pod import stamps
 
 STEP_S = 0.01
 RESAMPLES = 1000

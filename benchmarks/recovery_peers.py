@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from recovery_marks import HANGS, HARD_S, SETTLE_S, SOFT_S, Scenario, after_first_collective, mark
-from unbroken.inprocess.names import stop_reverse_lookups
+from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 
 DOCUMENTED_GLOO_TIMEOUT = datetime.timedelta(seconds=10)
 LONG = datetime.timedelta(minutes=5)
@@ -24,7 +24,7 @@ LONG = datetime.timedelta(minutes=5)
 
 def shut_gloo_sockets() -> None:
     """Free whoever is blocked in gloo: the peer itself has nothing for it."""
-    from unbroken.inprocess import sockets
+    from unbroken.inprocess.connections import sockets
 
     sockets.release_connections()
     sockets.shut_gloo_connections()

@@ -33,11 +33,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from footprint import LIMIT_S, TOKEN, answers, free_port, memory_mib, started, wait_for
+from unbroken_core.conventions.tls import client_context, server_name
 from unbroken_core.reasons import JobPhase
 from unbroken_core.settings import JobSettings, Layer, Timeouts
-from unbroken_core.tls import client_context, server_name
 from unbroken_core.wire import settings_to_json
-from unbroken_operator.certificates import make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
 
 HERE = Path(__file__).resolve().parent
 HEARTBEAT_S = 300.0

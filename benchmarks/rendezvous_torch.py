@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from unbroken.inprocess.names import stop_reverse_lookups
+from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 
 _ROUNDS = 2
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from pathlib import Path
 
-from unbroken_cli import inject, page, status, timeline, topology, why
+from unbroken_cli.commands import inject, page, status, timeline, topology, why
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 HEADER = """\

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "metrics.md"
 PARTS = {
     "Rendezvous (one a job, port 29601)": ["sidecar/unbroken/rendezvous/*.py"],
-    "Agent (one a training pod, port 29602)": ["sidecar/unbroken/agent/*.py"],
+    "Agent (one a training pod, port 29602)": ["sidecar/unbroken/agent/**/*.py"],
     "Operator (`--metrics-listen`)": ["operator/unbroken_operator/**/*.py"],
     "Rendezvous for torchrun (`python -m unbroken.rounds --metrics-listen`)": [
         "sidecar/unbroken/rounds/*.py",

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from unbroken_core.rank_tree import Place, RankTree, TreeLayer, explain, picture, svg_picture
+from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain, picture, svg_picture
 
 PAGE = Path(__file__).parent.parent / "docs" / "topology.md"
 FOLDER = PAGE.parent / "topology"

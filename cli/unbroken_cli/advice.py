@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from unbroken_cli.facts import Fault, Job
+from unbroken_cli.job import Fault, Job
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from html import escape
 
-from unbroken_cli.facts import Fault, moment
-from unbroken_cli.words import culprit, phases_of
+from unbroken_cli.job import Fault, moment
+from unbroken_cli.text import culprit, phases_of
 from unbroken_core.reasons import Rung
 
 PHASE_COLOURS = {

@@ -6,8 +6,8 @@ from html import escape
 
 from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, time_line
-from unbroken_cli.facts import Fault, Job
-from unbroken_cli.words import clock, culprit, done, headline, phases_of
+from unbroken_cli.job import Fault, Job
+from unbroken_cli.text import clock, culprit, done, headline, phases_of
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa; }

@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from unbroken_core.console import run_command
+from unbroken_core.conventions.console import run_command
 from unbroken_core.errors import InputError
 from unbroken_local.control import SOCKET_NAME, ask
 from unbroken_local.daemon import LOCK_NAME, take_lock

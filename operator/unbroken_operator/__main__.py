@@ -13,20 +13,21 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
-from unbroken_operator import layout, logs
+from unbroken_operator.adapters import logs
+from unbroken_operator.adapters.endpoints import serving
+from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeNotServed
+from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.lease import Lease
+from unbroken_operator.adapters.metrics import OperatorMetrics
+from unbroken_operator.adapters.permissions import rights, telling_missing_rights
+from unbroken_operator.adapters.quarantine_taints import Mode, QuarantineKeeper
+from unbroken_operator.adapters.rendezvous_client import RendezvousClient
+from unbroken_operator.adapters.webhook import reviewing
+from unbroken_operator.api import layout
 from unbroken_operator.config import Config, parse
-from unbroken_operator.endpoints import serving
-from unbroken_operator.errors import KubeError, KubeNotFound, KubeNotServed
+from unbroken_operator.decisions.snapshot import OperatorOptions
 from unbroken_operator.handlers import run_operator
 from unbroken_operator.jobs import Jobs, has_native_sidecars
-from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.lease import Lease
-from unbroken_operator.metrics import OperatorMetrics
-from unbroken_operator.permissions import rights, telling_missing_rights
-from unbroken_operator.quarantine_keeper import Mode, QuarantineKeeper
-from unbroken_operator.rendezvous_client import RendezvousClient
-from unbroken_operator.snapshot import OperatorOptions
-from unbroken_operator.webhook import reviewing
 
 logger = logging.getLogger(__name__)
 

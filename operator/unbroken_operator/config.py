@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import InputError
-from unbroken_core.images import image_of
-from unbroken_operator.lease import LeaseName
-from unbroken_operator.model_base import DAY_S, DNS_LABEL
-from unbroken_operator.quarantine import Limits
-from unbroken_operator.quarantine_keeper import Mode
+from unbroken_operator.adapters.lease import LeaseName
+from unbroken_operator.adapters.quarantine_taints import Mode
+from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
+from unbroken_operator.decisions.quarantine import Limits
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
 DEFAULT_LIMITS = Limits()

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import kopf
 
-from unbroken_operator import layout
+from unbroken_operator.adapters.kube import Connection, load_connection
+from unbroken_operator.api import layout
 from unbroken_operator.jobs import Jobs
-from unbroken_operator.kube import Connection, load_connection
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from unbroken_operator import layout
-from unbroken_operator.cluster import JobKey, NodeStore, PodStore, ServiceStore
-from unbroken_operator.errors import KubeError
-from unbroken_operator.executor import Services
-from unbroken_operator.informer import Informer
-from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.metrics import OperatorMetrics
-from unbroken_operator.quarantine import JobsView
-from unbroken_operator.rendezvous_client import RendezvousClient
-from unbroken_operator.snapshot import NodeView, OperatorOptions
+from unbroken_operator.adapters.errors import KubeError
+from unbroken_operator.adapters.executor import Services
+from unbroken_operator.adapters.informer import Informer
+from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.metrics import OperatorMetrics
+from unbroken_operator.adapters.rendezvous_client import RendezvousClient
+from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.quarantine import JobsView
+from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
 from unbroken_operator.worker import JobWorker
 
 logger = logging.getLogger(__name__)

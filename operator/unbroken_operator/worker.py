@@ -15,8 +15,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken_operator import layout
-from unbroken_operator.actions import (
+from unbroken_operator.adapters.backoff import after_failure_s
+from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable
+from unbroken_operator.adapters.executor import Executor, Services
+from unbroken_operator.adapters.job_secret import SecretKeeper
+from unbroken_operator.adapters.poller import Poller
+from unbroken_operator.adapters.rendezvous_client import Target
+from unbroken_operator.adapters.stores import JobKey, version_of
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
@@ -26,17 +33,10 @@ from unbroken_operator.actions import (
     PushObservation,
     without_lost_fields,
 )
-from unbroken_operator.backoff import after_failure_s
-from unbroken_operator.cluster import JobKey, version_of
-from unbroken_operator.errors import KubeError, KubeNotFound, KubeUnavailable
-from unbroken_operator.executor import Executor, Services
-from unbroken_operator.lifecycle import job_outcome
-from unbroken_operator.memory import JobMemory
-from unbroken_operator.plan import plan
-from unbroken_operator.poller import Poller
-from unbroken_operator.rendezvous_client import Target
-from unbroken_operator.secret_keeper import SecretKeeper
-from unbroken_operator.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.lifecycle import job_outcome
+from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 
 from unbroken_core import __version__
-from unbroken_core.console import run_command
+from unbroken_core.conventions.console import run_command
 
 _GROUP = "unbroken.commands"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unbroken_core.events import Action, AgentReported, Event, Send, Tick
+from unbroken_core.coordination.events import Action, AgentReported, Event, Send, Tick
 from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
     from tests.simulation.world import World
 
-    from unbroken_core.job import Interruption
+    from unbroken_core.coordination.state import Interruption
 
 
 class Violation(AssertionError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from unbroken.agent.fence import (
+from unbroken.agent.decisions.fence import (
     explain,
     holds_the_world,
     is_over,

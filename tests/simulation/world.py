@@ -14,8 +14,17 @@ from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.training import Training
 
-from unbroken_core.coordinator import Coordinator
-from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
+from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordination.events import (
+    AgentDisconnected,
+    AgentJoined,
+    AgentReported,
+    Close,
+    Event,
+    Observed,
+    Send,
+    Tick,
+)
 from unbroken_core.messages import (
     AgentMessage,
     Hello,
@@ -25,8 +34,8 @@ from unbroken_core.messages import (
     RendezvousMessage,
     Respawn,
 )
+from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import Cause, JobPhase, Role, Rung, WorkerPhase
-from unbroken_core.rules import Rules
 
 MAX_EVENTS = 60_000
 STORY_LENGTH = 120

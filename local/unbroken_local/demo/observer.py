@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import aiohttp
 
+from unbroken_core.conventions.tls import client_context, server_name
 from unbroken_core.errors import UnbrokenError, WireError
 from unbroken_core.messages import JobStatus
-from unbroken_core.tls import client_context, server_name
 from unbroken_core.wire import decode
 from unbroken_local.demo.snapshot import JOB_LABEL, Snapshot, take_snapshot
 from unbroken_local.kube import Json

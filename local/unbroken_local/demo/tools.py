@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import UnbrokenError
-from unbroken_core.images import image_of
 
 BIN = Path(sys.executable).parent
 STOP_LIMIT_S = 15.0

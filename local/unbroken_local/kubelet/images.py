@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from unbroken_core.images import image_of
+from unbroken_core.conventions.images import image_of
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,15 @@ import secrets
 import signal
 from collections import deque
 
-from unbroken.agent.authority import AuthorityFile
+from unbroken.agent.adapters.authority import AuthorityFile
+from unbroken.agent.adapters.death_watch import DeathWatch
+from unbroken.agent.adapters.local_server import LocalServer
+from unbroken.agent.adapters.memory_file import MemoryFile
+from unbroken.agent.adapters.stamp_page import StampPage, read_stack
+from unbroken.agent.adapters.termination_message import Notice
+from unbroken.agent.adapters.uplink import Uplink
 from unbroken.agent.config import AgentConfig
-from unbroken.agent.death_watch import DeathWatch
-from unbroken.agent.events import (
+from unbroken.agent.decisions.events import (
     Action,
     Event,
     Exit,
@@ -26,18 +31,13 @@ from unbroken.agent.events import (
     WorkerLost,
     WorkerSaid,
 )
-from unbroken.agent.local_server import LocalServer
-from unbroken.agent.member import Member
-from unbroken.agent.memory_file import MemoryFile
-from unbroken.agent.notice import Notice
-from unbroken.agent.page import StampPage, read_stack
-from unbroken.agent.uplink import Uplink
+from unbroken.agent.decisions.member import Member
 from unbroken.exposition import serve_exposition
+from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
-from unbroken_core.liveness import next_check_s
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
+from unbroken_core.pod.liveness import next_check_s
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
-from unbroken_core.tls import server_name
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Agent:
         exposition = None
         if self._config.metrics_listen is not None:
             # A quarter of the start time, and nobody scrapes in the first second.
-            from unbroken.agent.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
+            from unbroken.agent.adapters.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
 
             render = render_metrics(
                 self._member, lambda: self._local.num_refused, lambda: self._uplink.num_unauthorized

@@ -17,9 +17,9 @@ from unbroken.inprocess import (
     store,
     terminate,
 )
-from unbroken.inprocess.call import CallWrapper
 from unbroken.inprocess.compose import Compose
-from unbroken.inprocess.gate import RankShouldRestart
+from unbroken.inprocess.interruption.gate import RankShouldRestart
+from unbroken.inprocess.loop.call import CallWrapper
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.wrap import Wrapper
 

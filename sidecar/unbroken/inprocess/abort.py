@@ -6,9 +6,10 @@ import logging
 import os
 import sys
 
-from unbroken.inprocess import groups, sockets
-from unbroken.inprocess.flight_recorder import FlightRecorder
+from unbroken.inprocess.connections import sockets
 from unbroken.inprocess.state import FrozenState
+from unbroken.inprocess.torch_state import groups
+from unbroken.inprocess.torch_state.flight_recorder import FlightRecorder
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.inprocess.abort import Abort
+from unbroken.inprocess.assignment.policy import refuse_beside_tree, refuse_policy
 from unbroken.inprocess.completion import Completion
 from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
-from unbroken.inprocess.policy import refuse_beside_tree, refuse_policy
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
 from unbroken.inprocess.terminate import Terminate
 

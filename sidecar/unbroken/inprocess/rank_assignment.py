@@ -22,20 +22,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from unbroken.inprocess.assignment.exchange import Exchange, exchange_keys
+from unbroken.inprocess.assignment.roll_call import RollCall
 from unbroken.inprocess.exception import RestartError
-from unbroken.inprocess.rank_exchange import Exchange, exchange_keys
-from unbroken.inprocess.roll_call import RollCall
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.errors import InputError
-from unbroken_core.rank_tree import TreeLayer
-from unbroken_core.rank_tree.renumbering import (
+from unbroken_core.ranks.tree import TreeLayer
+from unbroken_core.ranks.tree.renumbering import (
     active_rank,
     divisible_active_world_size,
     fill_gap_rank,
     max_active_world_size,
     shift_rank,
 )
-from unbroken_core.rank_tree.world import RankedWorld
+from unbroken_core.ranks.tree.world import RankedWorld
 
 
 class RankDiscarded(RestartError):

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from unbroken.inprocess import entry
 from unbroken.inprocess.abort import Abort, AbortTorchDistributed
-from unbroken.inprocess.call import CallWrapper, current_call
 from unbroken.inprocess.completion import Completion
 from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
+from unbroken.inprocess.loop import entry
+from unbroken.inprocess.loop.call import CallWrapper, current_call
+from unbroken.inprocess.loop.parameters import bind_by_annotation
 from unbroken.inprocess.options import Options
-from unbroken.inprocess.parameters import bind_by_annotation
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
-from unbroken.inprocess.residence import Residence
+from unbroken.inprocess.standalone.hosting import Residence
 from unbroken.inprocess.terminate import Terminate
 
 _ABORT = AbortTorchDistributed()

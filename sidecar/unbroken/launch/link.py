@@ -8,7 +8,7 @@ from pathlib import Path
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import PROTOCOL
-from unbroken_core.pod_messages import Attach, Processes, ToLauncher
+from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher
 
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.5

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.launch.config import LaunchConfig
-from unbroken.launch.ending import exit_status
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
+from unbroken.launch.exit_status import exit_status
 from unbroken.launch.forking import Forking, Started
-from unbroken.launch.lineage import die_with_parent, signal_group
 from unbroken.launch.output import Console, Log, LogFile, Stream, complain
 from unbroken.launch.ports import HeldPort
 from unbroken.launch.preimport import plan_forking
+from unbroken.launch.process_tree import die_with_parent, signal_group
 from unbroken.launch.stack_dump import request_stack
-from unbroken_core.pod_messages import DumpStack, Inspect, ProcessState, Spawn
-from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
+from unbroken_core.pod.pod_messages import DumpStack, Inspect, ProcessState, Spawn
+from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126

@@ -15,12 +15,12 @@ from unbroken.exposition import serve_exposition
 from unbroken.logs import read_level, start_log
 from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
-from unbroken.rendezvous.past import GenerationFile, uses_on_clock
 from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
-from unbroken_core.coordinator import Coordinator
+from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)

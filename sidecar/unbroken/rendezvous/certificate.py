@@ -5,8 +5,8 @@ import ssl
 from asyncio import sslproto
 from pathlib import Path
 
+from unbroken_core.conventions.tls import server_context
 from unbroken_core.errors import InputError
-from unbroken_core.tls import server_context
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from prometheus_client.registry import Collector
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
-from unbroken_core.coordinator import Coordinator
-from unbroken_core.history import History
+from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
+from unbroken_core.recoveries.history import History
 from unbroken_core.settings import JobSettings
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

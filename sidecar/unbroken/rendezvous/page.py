@@ -13,8 +13,8 @@ from aiohttp import web
 
 from unbroken.rendezvous.service import Service
 from unbroken_core import wire
+from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.messages import JobStatus
-from unbroken_core.page_headers import PAGE_HEADERS
 
 MAX_VIEWERS = 32
 """Requests for the status that wait or are answered at once."""

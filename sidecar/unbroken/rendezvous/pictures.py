@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from unbroken_core.messages import JobStatus
-from unbroken_core.rank_tree import RankTree, picture, svg_picture
-from unbroken_core.worlds import shown_name
+from unbroken_core.ranks.tree import RankTree, picture, svg_picture
+from unbroken_core.ranks.worlds import shown_name
 
 MAX_DRAWN_WORKERS = 1024
 """A drawing of so many takes the rendezvous about 10 ms; it decides nothing meanwhile."""

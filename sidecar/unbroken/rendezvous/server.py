@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
@@ -14,6 +13,7 @@ from unbroken.rendezvous.reading import MessageRefused, next_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
+from unbroken.rendezvous.token_guard import Door
 from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError
@@ -27,7 +27,7 @@ from unbroken_core.messages import (
     Observation,
     Report,
 )
-from unbroken_core.rank_tree import RankTree
+from unbroken_core.ranks.tree import RankTree
 
 MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""

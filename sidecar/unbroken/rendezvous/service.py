@@ -11,11 +11,20 @@ from datetime import datetime, timezone
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken_core import wire
-from unbroken_core.coordinator import Coordinator
+from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordination.events import (
+    AgentDisconnected,
+    AgentJoined,
+    AgentReported,
+    Close,
+    Event,
+    Observed,
+    Send,
+    Tick,
+)
 from unbroken_core.errors import assert_never
-from unbroken_core.events import AgentDisconnected, AgentJoined, AgentReported, Close, Event, Observed, Send, Tick
 from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, Refused, RendezvousMessage, Report
-from unbroken_core.rank_tree import RankTree
+from unbroken_core.ranks.tree import RankTree
 from unbroken_core.reasons import JobPhase
 from unbroken_core.settings import JobSettings
 

@@ -14,14 +14,14 @@ from aiohttp import web
 
 from unbroken.addresses import listen_at, split_address
 from unbroken.exposition import serve_exposition_on
-from unbroken.home.daemon import leave_starter
 from unbroken.logs import LEVELS, start_log
 from unbroken.rendezvous.certificate import ServerCertificate
-from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.token import FixedToken, TokenFile
-from unbroken.rounds.past import Past, PastFile, read_past
+from unbroken.rendezvous.token_guard import Door
+from unbroken.rounds.restored_state import Past, PastFile, read_past
 from unbroken.rounds.server import Rounds
+from unbroken.standalone.daemon import leave_starter
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,11 @@ from urllib.parse import quote
 
 import aiohttp
 
-from unbroken.agent.authority import AuthorityFile
+from unbroken.agent.adapters.authority import AuthorityFile
 from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
-from unbroken_core.round_messages import NodeReport, Rejected, Stage, Standing, ToNode
+from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Stage, Standing, ToNode
 
 logger = logging.getLogger(__name__)
 

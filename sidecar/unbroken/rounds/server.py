@@ -13,12 +13,12 @@ from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.rendezvous.peer import Peer, text_frame
 from unbroken.rendezvous.reading import MessageRefused, next_text
 from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rounds.past import Past
+from unbroken.rounds.restored_state import Past
 from unbroken.socket_options import Transport, give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
-from unbroken_core.round_messages import NodeReport
-from unbroken_core.rounds import Action, HangUp, Note, Room, Tell
+from unbroken_core.torchrun_rounds.messages import NodeReport
+from unbroken_core.torchrun_rounds.rounds import Action, HangUp, Note, Room, Tell
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken_core.tls import server_name
+from unbroken_core.conventions.tls import server_name
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from unbroken.launch.lineage import adopt_orphans, die_with_parent
+from unbroken.launch.process_tree import adopt_orphans, die_with_parent
 
 _LEFTOVERS_S = 5.0
 """So long a process may take to end that was killed: what it holds, a GPU's memory, the next run may need."""

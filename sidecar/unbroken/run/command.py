@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from unbroken.run.addresses import AddressBlock
+from unbroken.run.loopback_block import AddressBlock
 from unbroken.run.options import RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.errors import InputError

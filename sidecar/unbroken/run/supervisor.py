@@ -9,16 +9,16 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
-from unbroken.run.addresses import AddressBlock
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import RendezvousClient
+from unbroken.run.loopback_block import AddressBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.conventions.tls import client_context
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.reasons import JobPhase, Role
-from unbroken_core.tls import client_context
 
 _RETRY_S = 0.1
 _PATIENCE_S = 1.0

@@ -35,12 +35,12 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from unbroken.agent.authority import AuthorityFile
+from unbroken.agent.adapters.authority import AuthorityFile
 from unbroken.rounds.client import Endpoint, Link
 from unbroken.rounds.starter import Starter, is_local
 from unbroken.torchrun_plugin.options import Options, read_options
 from unbroken.torchrun_plugin.round_store import RoundStore, connect_store, open_store
-from unbroken_core.round_messages import PROTOCOL, Departure, End, Intent, NodeReport, Stage, Standing
+from unbroken_core.torchrun_rounds.messages import PROTOCOL, Departure, End, Intent, NodeReport, Stage, Standing
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.home.words import make_key
+from unbroken.standalone.words import make_key
 from unbroken_core.errors import InputError
-from unbroken_core.round_messages import Limits
+from unbroken_core.torchrun_rounds.messages import Limits
 
 logger = logging.getLogger(__name__)
 

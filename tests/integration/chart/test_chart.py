@@ -16,13 +16,13 @@ from tests.clusters import kubeconfig_of
 from tests.integration.operator import operator_bench as tools
 from tests.waiting import eventually
 
-from unbroken_core.images import image_of
-from unbroken_operator import layout
+from unbroken_core.conventions.images import image_of
+from unbroken_operator.adapters.errors import KubeRefused
+from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.lease import LeaseName
+from unbroken_operator.adapters.permissions import Right, rights
+from unbroken_operator.api import layout
 from unbroken_operator.config import parse
-from unbroken_operator.errors import KubeRefused
-from unbroken_operator.kube import Kube, collection_path
-from unbroken_operator.lease import LeaseName
-from unbroken_operator.permissions import Right, rights
 
 CHART = Path(__file__).parents[3] / "charts" / "unbroken"
 JsonObject = dict[str, Any]

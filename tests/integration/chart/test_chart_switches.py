@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.handshake import shakes_hands
 
-from unbroken_operator.webhook import Certificate
+from unbroken_operator.adapters.webhook import Certificate
 
 from .test_chart import CHART, helm_or_skip, rendered, run
 

@@ -15,7 +15,7 @@ from tests.clusters import kubeconfig_of
 from tests.integration.operator import operator_bench as tools
 from tests.waiting import eventually
 
-from unbroken_operator import layout
+from unbroken_operator.api import layout
 
 from .test_chart import CHART, helm_or_skip, run
 

@@ -7,18 +7,18 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from unbroken_core.console import CLOSED_PIPE
+from unbroken_core.conventions.console import CLOSED_PIPE
 
 SOCKET = """
 import sys
-from unbroken_core.console import run_command
+from unbroken_core.conventions.console import run_command
 def command():
     raise BrokenPipeError("of a socket")
 sys.exit(run_command(command))
 """
 LONG = """
 import sys
-from unbroken_core.console import run_command
+from unbroken_core.conventions.console import run_command
 def command():
     for number in range(100_000):
         print(number)

@@ -16,7 +16,7 @@ from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.operator import operator_bench as tools
 from tests.waiting import eventually
 
-from unbroken_cli.upstream import API_PORT
+from unbroken_cli.page_proxy.upstream import API_PORT
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 
-from unbroken_cli.faults import SCRIPT
+from unbroken_cli.injection import SCRIPT
 
 WORKER = """
 import subprocess, sys

@@ -22,9 +22,9 @@ from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, BrowserError, Tab, find_chromium
 
-from unbroken.run.addresses import AddressBlock
-from unbroken_cli.door import Answer, Door
-from unbroken_core.page_headers import PAGE_HEADERS
+from unbroken.run.loopback_block import AddressBlock
+from unbroken_cli.page_proxy.server import Answer, Door
+from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.settings import JobSettings, Layer, Timeouts
 
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
@@ -268,7 +268,7 @@ def test_model_places_lost_ranks_where_they_were_and_keeps_what_a_former_rendezv
 
 def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, job: PageJob) -> None:
     from unbroken_cli.errors import CommandError
-    from unbroken_cli.upstream import InCluster, PortForward
+    from unbroken_cli.page_proxy.upstream import InCluster, PortForward
 
     wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
     with kubectl_standin(tmp_path, STANDIN_TARGET=job.listen) as asked:

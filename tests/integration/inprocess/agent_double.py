@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from tests.waiting import wait_until
 
-from unbroken_core import stamps, wire
-from unbroken_core.pod_messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
+from unbroken_core import wire
+from unbroken_core.pod import stamps
+from unbroken_core.pod.pod_messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 from .forked import ZYGOTE, request

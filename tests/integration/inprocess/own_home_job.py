@@ -138,8 +138,8 @@ class Job:
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if "unbroken.home" in words and any(word.startswith(str(self.temporary)) for word in words):
-                found[words[words.index("unbroken.home") + 1]].append(process)
+            if "unbroken.standalone" in words and any(word.startswith(str(self.temporary)) for word in words):
+                found[words[words.index("unbroken.standalone") + 1]].append(process)
         return found
 
     def num_guests(self) -> int:

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from unbroken import inprocess
-from unbroken.inprocess import residence
-from unbroken.inprocess.home import Invitation
 from unbroken.inprocess.options import Options
+from unbroken.inprocess.standalone import hosting
+from unbroken.inprocess.standalone.joining import Invitation
 
 FIRST_RANK = os.environ.get("RANK", "-1")
 MODE = sys.argv[1] if len(sys.argv) > 1 else "exception"
@@ -72,13 +72,13 @@ def meet(name: str, count: int) -> None:
 
 def form_in_time() -> None:
     """Let the job form for as long as a busy machine takes: barrier_timeout, short here, is the limit for that, too."""
-    invite = residence._invitation
+    invite = hosting._invitation
 
     def invite_for_long(options: Options, environment: Mapping[str, str]) -> Invitation:
         found = invite(options, environment)
         return replace(found, limit_s=MEET_S, timeouts=replace(found.timeouts, startup_s=MEET_S))
 
-    residence._invitation = invite_for_long
+    hosting._invitation = invite_for_long
 
 
 def total() -> int:

@@ -16,12 +16,12 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend `fake`, which is for any device
 from torch.distributed import distributed_c10d as c10d
 
-from unbroken.inprocess import groups, leftovers
 from unbroken.inprocess.abort import AbortTorchDistributed
 from unbroken.inprocess.exception import TimeoutError as BoundedTimeoutError
 from unbroken.inprocess.health_check import CudaHealthCheck
-from unbroken.inprocess.leftovers import Leftovers
 from unbroken.inprocess.state import FrozenState, Mode
+from unbroken.inprocess.torch_state import groups, leftovers
+from unbroken.inprocess.torch_state.leftovers import Leftovers
 
 LIMIT_S = 60.0
 STATE = FrozenState(rank=3, world_size=4, active_rank=3, iteration=0, mode=Mode.ACTIVE)

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from tests.waiting import LIMIT_S
 
-from unbroken.inprocess import flight_recorder
 from unbroken.inprocess.abort import AbortTorchDistributed
-from unbroken.inprocess.groups import take_groups
 from unbroken.inprocess.state import FrozenState, Mode
+from unbroken.inprocess.torch_state import flight_recorder
+from unbroken.inprocess.torch_state.groups import take_groups
 
 
 @pytest.fixture

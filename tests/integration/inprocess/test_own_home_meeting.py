@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
-from unbroken.home.lines import read_message, write_message
-from unbroken.home.root import Root, bind
-from unbroken.home.search import RootSearch
-from unbroken.home.words import Answer, Busy, Deal, Failed, HomeConfig, Knock, Present, Waiting
+from unbroken.standalone.lines import read_message, write_message
+from unbroken.standalone.root import Root, bind
+from unbroken.standalone.search import RootSearch
+from unbroken.standalone.words import Answer, Busy, Deal, Failed, HomeConfig, Knock, Present, Waiting
 from unbroken_core.settings import Timeouts
 
 LIMIT_S = 60.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_until
 
-from unbroken_core.console import CLOSED_PIPE
+from unbroken_core.conventions.console import CLOSED_PIPE
 
 from .local_bench import Bench, Space, container, is_alive, is_ready, sh, unbroken_local
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from unbroken_operator.kube import load_connection
+from unbroken_operator.adapters.kube import load_connection
 
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
 

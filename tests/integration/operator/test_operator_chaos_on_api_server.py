@@ -7,9 +7,9 @@ import pytest
 from tests.clusters import kubeconfig_of
 from tests.waiting import eventually
 
-from unbroken_operator import layout
-from unbroken_operator.errors import KubeError
-from unbroken_operator.kube import Kube
+from unbroken_operator.adapters.errors import KubeError
+from unbroken_operator.adapters.kube import Kube
+from unbroken_operator.api import layout
 
 from .operator_bench import Bench, bench, operator
 from .own_control_plane import ControlPlane, own_control_plane

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from tests.waiting import eventually
 
-from unbroken_operator import layout
+from unbroken_operator.api import layout
 
 from .operator_bench import OperatorProcess, bench, operator
 

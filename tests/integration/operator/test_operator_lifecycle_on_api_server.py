@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
-from unbroken_operator import layout
-from unbroken_operator.errors import KubeNotFound
+from unbroken_operator.adapters.errors import KubeNotFound
+from unbroken_operator.api import layout
 
 from .operator_bench import Bench, bench, operator
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.waiting import eventually
 
-from unbroken_operator import layout
+from unbroken_operator.api import layout
 
 from .operator_bench import Bench, bench, operator
 

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from tests.waiting import LIMIT_S, eventually
 
-from unbroken_operator import layout
-from unbroken_operator.kube import collection_path
+from unbroken_operator.adapters.kube import collection_path
+from unbroken_operator.api import layout
 
 from .bad_api_server import BadApiServer, Call, Cut, Held, Lost, Status, Trouble
 from .operator_bench import Bench, bench, operator

@@ -18,7 +18,7 @@ from typing import TypeVar
 import psutil
 from tests.waiting import wait_until
 
-from unbroken.agent.memory_file import read_memory
+from unbroken.agent.adapters.memory_file import read_memory
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import JobPhase, Role, WorkerPhase
 from unbroken_core.settings import JobSettings

@@ -20,7 +20,7 @@ import pytest
 from tests.processes import environment_of, words_of
 from tests.waiting import LIMIT_S, wait_until
 
-from unbroken_core.tls import client_context
+from unbroken_core.conventions.tls import client_context
 
 WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent.local_server import LocalServer
-from unbroken.agent.page import StampPage
+from unbroken.agent.adapters.local_server import LocalServer
+from unbroken.agent.adapters.stamp_page import StampPage
 
 USE_BOTH = """
 import mmap, os, socket, sys

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 from unbroken.launch.forking import Forking
 from unbroken.launch.python_command import parse_command
-from unbroken_core.pod_messages import End, Shutdown
+from unbroken_core.pod.pod_messages import End, Shutdown
 
 Begin = Callable[..., AgentDouble]
 

@@ -21,8 +21,8 @@ from unbroken.launch.config import read_config
 from unbroken.launch.output import Console
 from unbroken.launch.workers import Workers
 from unbroken_core import wire
-from unbroken_core.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
-from unbroken_core.stacks import stack_path
+from unbroken_core.pod.pod_messages import Attach, DumpStack, End, Processes, ProcessState, Shutdown, Spawn, ToLauncher
+from unbroken_core.pod.stacks import stack_path
 
 LIMIT_S = 60.0
 
@@ -199,7 +199,7 @@ def test_stack_of_a_process_that_holds_the_gil_is_written_into_its_log(start: Be
     """2.22: what a rank does that makes no progress is known before it is ended."""
     code = (
         "import ctypes, os, pathlib, sys\n"
-        "from unbroken.inprocess.stacks import StackSignal\n"
+        "from unbroken.inprocess.interruption.stacks import StackSignal\n"
         "signal = StackSignal(pathlib.Path(os.environ['UNBROKEN_DIR']), 0)\n"
         "def holds_the_gil():\n"
         "    print('signal', signal.number, flush=True)\n"

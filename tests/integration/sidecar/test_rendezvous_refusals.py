@@ -27,9 +27,9 @@ from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.rendezvous.token import TokenFile
-from unbroken.run.addresses import AddressBlock
+from unbroken.run.loopback_block import AddressBlock
 from unbroken_core import wire
-from unbroken_core.coordinator import Coordinator
+from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings

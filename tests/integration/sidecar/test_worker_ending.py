@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_until
 
-from unbroken.agent.death_watch import DeathWatch
-from unbroken.agent.page import StampPage
+from unbroken.agent.adapters.death_watch import DeathWatch
+from unbroken.agent.adapters.stamp_page import StampPage
 from unbroken.launch.config import LaunchConfig, read_config
-from unbroken.launch.ending import exit_status
+from unbroken.launch.exit_status import exit_status
 from unbroken.launch.output import Console
 from unbroken.launch.workers import Workers
-from unbroken_core.pod_messages import Inspect, Spawn
+from unbroken_core.pod.pod_messages import Inspect, Spawn
 
 LIMIT_S = 30.0
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from unbroken.inprocess.progress import Progress
+from unbroken.inprocess.pod.progress import Progress
 progress = Progress(int(sys.argv[2]), 0)
 progress.attach(Path(sys.argv[1]))
 progress.hold()

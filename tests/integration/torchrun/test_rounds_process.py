@@ -10,7 +10,7 @@ from tests.answers import ask
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.rounds.__main__ import main
-from unbroken.run.addresses import AddressBlock
+from unbroken.run.loopback_block import AddressBlock
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 

@@ -29,15 +29,15 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from unbroken.rendezvous.door import Door
 from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.token import FixedToken
+from unbroken.rendezvous.token_guard import Door
 from unbroken.rounds.metrics import make_metrics
 from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers
 from unbroken.torchrun_plugin.handler import UnbrokenRendezvousHandler
-from unbroken_core.round_messages import Departure
-from unbroken_core.tls import server_context
+from unbroken_core.conventions.tls import server_context
+from unbroken_core.torchrun_rounds.messages import Departure
 
 TOKEN = "a-token-of-this-test"
 RUN_ID = "run"

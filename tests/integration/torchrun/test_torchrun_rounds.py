@@ -12,7 +12,7 @@ import pytest
 from tests.integration.inprocess.forked import ZYGOTE, ForkedProcess, Forks
 from tests.waiting import wait_until
 
-from unbroken.run.addresses import AddressBlock
+from unbroken.run.loopback_block import AddressBlock
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 RUN_ID = "story"

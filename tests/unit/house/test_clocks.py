@@ -15,9 +15,11 @@ WALL = {
 FOR_PEOPLE = {
     "sidecar/unbroken/rendezvous/service.py": {"time.time"},  # instants in the status
     "operator/unbroken_operator/worker.py": {"datetime.now"},  # instants in conditions; the user's deadline
-    "operator/unbroken_operator/lease.py": {"datetime.now"},  # instants in the Lease
-    "operator/unbroken_operator/quarantine_keeper.py": {"datetime.now"},  # since when; it outlives the operator
-    "operator/unbroken_operator/logs.py": {"time.gmtime", "time.strftime"},  # log lines
+    "operator/unbroken_operator/adapters/lease.py": {"datetime.now"},  # instants in the Lease
+    "operator/unbroken_operator/adapters/quarantine_taints.py": {
+        "datetime.now"
+    },  # since when; it outlives the operator
+    "operator/unbroken_operator/adapters/logs.py": {"time.gmtime", "time.strftime"},  # log lines
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unbroken_core.reasons import Cause, Reason, Word
-from unbroken_operator.status_models import ConditionType
+from unbroken_operator.api.status_models import ConditionType
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

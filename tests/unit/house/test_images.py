@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from unbroken_core import __version__
-from unbroken_core.images import PARTS, REPOSITORY, image_of
+from unbroken_core.conventions.images import PARTS, REPOSITORY, image_of
 from unbroken_local.kubelet.images import default_rules, find_image
 from unbroken_operator.config import parse
 

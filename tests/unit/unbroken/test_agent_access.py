@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent.access import shared_mode
-from unbroken.agent.page import StampPage
+from unbroken.agent.adapters.access import shared_mode
+from unbroken.agent.adapters.stamp_page import StampPage
 
 
 @pytest.mark.parametrize(

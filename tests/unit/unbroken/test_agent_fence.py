@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.agent.events import (
+from unbroken.agent.decisions.events import (
     Absent,
     Action,
     Connected,
@@ -19,10 +19,10 @@ from unbroken.agent.events import (
     WorkerAttached,
     WorkerSaid,
 )
-from unbroken.agent.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
-from unbroken_core.liveness import heartbeat_interval_s
+from unbroken.agent.decisions.fence import isolation_patience_s, longest_retry_s, patience_s, ping_interval_s
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, Welcome
-from unbroken_core.pod_messages import Attach, End, Enter, Leave, WorkerReport
+from unbroken_core.pod.liveness import heartbeat_interval_s
+from unbroken_core.pod.pod_messages import Attach, End, Enter, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.agent.events import (
+from unbroken.agent.decisions.events import (
     Action,
     Connected,
     Disconnected,
@@ -27,7 +27,7 @@ from unbroken.agent.events import (
     WorkerLost,
     WorkerSaid,
 )
-from unbroken.agent.member import Member
+from unbroken.agent.decisions.member import Member
 from unbroken_core.messages import (
     PROTOCOL,
     Fault,
@@ -44,7 +44,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
-from unbroken_core.pod_messages import (
+from unbroken_core.pod.pod_messages import (
     Attach,
     DumpStack,
     End,
@@ -58,9 +58,9 @@ from unbroken_core.pod_messages import (
     Spawn,
     WorkerReport,
 )
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, Slot
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
-from unbroken_core.stamps import FLAG_IN_FUNCTION, Slot
 
 TIMEOUTS = Timeouts(soft_s=10, hard_s=30, barrier_s=60, termination_grace_s=5)
 IN_PROCESS = JobSettings("digits", replicas=2, ranks_per_pod=2, timeouts=TIMEOUTS)

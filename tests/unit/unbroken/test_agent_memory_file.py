@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.agent.events import Memory
-from unbroken.agent.memory_file import MemoryFile, read_memory
+from unbroken.agent.adapters.memory_file import MemoryFile, read_memory
+from unbroken.agent.decisions.events import Memory
 from unbroken_core.messages import Plan, RankPlan
 from unbroken_core.reasons import RankReason, Role
 

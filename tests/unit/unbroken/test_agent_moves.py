@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unbroken.agent.events import (
+from unbroken.agent.decisions.events import (
     Action,
     Disconnected,
     Exit,
@@ -17,7 +17,7 @@ from unbroken.agent.events import (
     WorkerSaid,
 )
 from unbroken_core.messages import PROTOCOL, Halt, Halted, Report
-from unbroken_core.pod_messages import Attach, End, Processes, WorkerReport
+from unbroken_core.pod.pod_messages import Attach, End, Processes, WorkerReport
 from unbroken_core.reasons import Role, WorkerPhase
 
 from .test_agent_member import Pod, interrupt, plan, ready, running

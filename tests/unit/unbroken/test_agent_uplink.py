@@ -8,10 +8,10 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from unbroken.agent import uplink
+from unbroken.agent.adapters import uplink
+from unbroken.agent.adapters.termination_message import Notice
 from unbroken.agent.config import read_config
-from unbroken.agent.events import Event
-from unbroken.agent.notice import Notice
+from unbroken.agent.decisions.events import Event
 from unbroken_core import wire
 from unbroken_core.settings import JobSettings, Timeouts
 

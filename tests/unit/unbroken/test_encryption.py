@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from tests.handshake import shakes_hands
 
-from unbroken.agent.authority import GRACE_S, AuthorityFile
+from unbroken.agent.adapters.authority import GRACE_S, AuthorityFile
 from unbroken.rendezvous.certificate import ServerCertificate
 from unbroken.run.certificates import write_certificates
+from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import InputError
-from unbroken_core.tls import server_name
-from unbroken_operator.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import Certificates, make_certificates
 
 NAME = "digits-rendezvous.ml.svc"
 

@@ -3,17 +3,17 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from unbroken.agent.events import Memory
-from unbroken.agent.member import Member
-from unbroken.agent.metrics import MAX_CHECKS, MemberCollector, join_checks
-from unbroken.agent.place import Place
+from unbroken.agent.adapters.metrics import MAX_CHECKS, MemberCollector, join_checks
+from unbroken.agent.decisions.events import Memory
+from unbroken.agent.decisions.member import Member
+from unbroken.agent.decisions.place import Place
 from unbroken.inprocess.compose import Compose
-from unbroken.inprocess.gate import RankShouldRestart
 from unbroken.inprocess.health_check import HealthCheck
-from unbroken.inprocess.health_record import HealthRecord
+from unbroken.inprocess.interruption.gate import RankShouldRestart
+from unbroken.inprocess.loop.health_record import HealthRecord
 from unbroken.inprocess.state import FrozenState, State
 from unbroken_core.messages import PROTOCOL, Hello
-from unbroken_core.pod_messages import WorkerReport
+from unbroken_core.pod.pod_messages import WorkerReport
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from unbroken.inprocess import breaker
 from unbroken.inprocess.abort import Abort
-from unbroken.inprocess.breaker import Breaker
-from unbroken.inprocess.gate import Gate
-from unbroken.inprocess.leftovers import Leftovers
+from unbroken.inprocess.interruption import interrupter
+from unbroken.inprocess.interruption.gate import Gate
+from unbroken.inprocess.interruption.interrupter import Breaker
 from unbroken.inprocess.state import FrozenState, Mode
+from unbroken.inprocess.torch_state.leftovers import Leftovers
 
 
 @dataclass
@@ -59,7 +59,7 @@ def test_connections_of_the_next_iteration_are_left_alone(
         freed.append(call.iteration)
         gate.left.set()
 
-    monkeypatch.setattr(breaker, "free_sockets", free)
+    monkeypatch.setattr(interrupter, "free_sockets", free)
     call = Call()
     abort = Noting(call, does_move_on=does_move_on)
     Breaker(gate, Leftovers(), call, lambda: [abort])._stop_function(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from unbroken.inprocess.env_store import TRY_TIMEOUT, interruptible_env
+from unbroken.inprocess.connections.env_store import TRY_TIMEOUT, interruptible_env
 
 TIMEOUT = datetime.timedelta(minutes=5)
 
@@ -60,7 +60,7 @@ def test_store_of_the_library_is_tried_shortly_and_again_and_keeps_the_scripts_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr("unbroken.inprocess.env_store._wait_for_server", lambda deadline_s: None)
+    monkeypatch.setattr("unbroken.inprocess.connections.env_store._wait_for_server", lambda deadline_s: None)
     handler = Handler(num_failures=2)
     assert connect(monkeypatch, handler).timeout == TIMEOUT
     assert handler.tries == [TRY_TIMEOUT] * 3
@@ -68,7 +68,7 @@ def test_store_of_the_library_is_tried_shortly_and_again_and_keeps_the_scripts_t
 
 def test_store_that_never_answers_is_an_error_once_the_scripts_timeout_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setattr("unbroken.inprocess.env_store._wait_for_server", lambda deadline_s: None)
+    monkeypatch.setattr("unbroken.inprocess.connections.env_store._wait_for_server", lambda deadline_s: None)
     monkeypatch.setattr(f"{__name__}.TIMEOUT", TRY_TIMEOUT)
     with pytest.raises(dist.DistNetworkError, match="nobody listens"):
         connect(monkeypatch, Handler(num_failures=1))

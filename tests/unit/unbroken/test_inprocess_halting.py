@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from unbroken.inprocess import halting
-from unbroken.inprocess.halting import Halting
-from unbroken.inprocess.progress import Progress
-from unbroken_core import stamps
+from unbroken.inprocess.loop import step_hold
+from unbroken.inprocess.loop.step_hold import Halting
+from unbroken.inprocess.pod.progress import Progress
 from unbroken_core.messages import NO_STEP, Halt, Halted
+from unbroken_core.pod import stamps
 
 LIMIT_S = 30.0
 ASK = Halt(generation=1, number=1, iteration=3, step=0, is_common=False, within_s=600.0)
@@ -124,7 +124,7 @@ def test_ping_inside_of_an_atomic_section_or_without_a_step_does_not_wait(
 def test_nobody_waits_longer_than_the_order_says(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent, or the rendezvous, may be gone for good."""
     now_s = 1000.0
-    monkeypatch.setattr(halting, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(step_hold, "time", SimpleNamespace(monotonic=lambda: now_s))
     script.halting.obey(replace(ASK, within_s=0.2))
     script.answer()
     script.start(lambda: script.ping(1))

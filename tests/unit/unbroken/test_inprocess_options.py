@@ -9,9 +9,9 @@ import pytest
 
 from unbroken import inprocess
 from unbroken.inprocess import rank_assignment as ra
-from unbroken.inprocess.call import CallWrapper
+from unbroken.inprocess.assignment.policy import violation
 from unbroken.inprocess.exception import NoAgentError
-from unbroken.inprocess.policy import violation
+from unbroken.inprocess.loop.call import CallWrapper
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
@@ -244,7 +244,7 @@ def test_nested_restarter_logs_the_states_of_one_rank(caplog: pytest.LogCaptureF
 
 def test_call_wrapper_is_given_where_it_is_annotated() -> None:
     """2.9: CallWrapper and Optional[CallWrapper], by any spelling of the annotation."""
-    from unbroken.inprocess.parameters import bind_by_annotation
+    from unbroken.inprocess.loop.parameters import bind_by_annotation
 
     def plain(one: int, call: CallWrapper, two: int = 2) -> None: ...
 

@@ -17,25 +17,26 @@ from typing import Any, BinaryIO
 import pytest
 
 from unbroken import inprocess
-from unbroken.agent.page import StampPage
-from unbroken.inprocess import exception, failure, leftovers
+from unbroken.agent.adapters.stamp_page import StampPage
+from unbroken.inprocess import exception
 from unbroken.inprocess.attribution import Interruption, InterruptionRecord, format_interruption_records
-from unbroken.inprocess.call import CallWrapper
-from unbroken.inprocess.environment import (
+from unbroken.inprocess.connections.sockets import shut_gloo_connections
+from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
+from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
+from unbroken.inprocess.initialize import RetryController
+from unbroken.inprocess.interruption import failure
+from unbroken.inprocess.interruption.gate import Gate, RankShouldRestart
+from unbroken.inprocess.interruption.stacks import describe_threads, log_hang
+from unbroken.inprocess.loop.call import CallWrapper
+from unbroken.inprocess.pod.environment import (
     NCCL_ERRORS_END_PROCESS,
     Place,
     read_place,
     survive_nccl_errors,
     variables,
 )
-from unbroken.inprocess.exception import NoAgentError, RestartAbort, RestartError
-from unbroken.inprocess.gate import Gate, RankShouldRestart
-from unbroken.inprocess.groups import MAX_DESTROYING, Undertaker
-from unbroken.inprocess.health_check import FaultCounter, FaultCounterExceeded
-from unbroken.inprocess.initialize import RetryController
-from unbroken.inprocess.leftovers import Leftovers
-from unbroken.inprocess.link import Link, Orders
-from unbroken.inprocess.progress import Progress
+from unbroken.inprocess.pod.link import Link, Orders
+from unbroken.inprocess.pod.progress import Progress
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
@@ -44,12 +45,14 @@ from unbroken.inprocess.rank_assignment import (
     RankDiscarded,
     ShiftRanks,
 )
-from unbroken.inprocess.sockets import shut_gloo_connections
-from unbroken.inprocess.stacks import describe_threads, log_hang
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken_core import stamps, wire
+from unbroken.inprocess.torch_state import leftovers
+from unbroken.inprocess.torch_state.groups import MAX_DESTROYING, Undertaker
+from unbroken.inprocess.torch_state.leftovers import Leftovers
+from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, Fault
-from unbroken_core.pod_messages import Attach, Enter, Leave, WorkerReport
+from unbroken_core.pod import stamps
+from unbroken_core.pod.pod_messages import Attach, Enter, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
 PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
@@ -413,7 +416,7 @@ def test_iteration_whose_end_is_heard_just_before_it_begins_does_not_begin(
         call._link._obey(Leave(0, Cause.EXCEPTION, None, "boom"))
         yield
 
-    monkeypatch.setattr("unbroken.inprocess.call.interruptible_env", told_meanwhile)
+    monkeypatch.setattr("unbroken.inprocess.loop.call.interruptible_env", told_meanwhile)
     call.open()
     try:
         call._iteration = 0

@@ -9,9 +9,9 @@ import pytest
 
 from unbroken.inprocess import Compose
 from unbroken.inprocess import rank_assignment as ra
-from unbroken.inprocess.environment import Place
-from unbroken.inprocess.own_policy import answer
-from unbroken.inprocess.policy import Asked, ask, first_state, refuse_inside
+from unbroken.inprocess.assignment.evaluation import answer
+from unbroken.inprocess.assignment.policy import Asked, ask, first_state, refuse_inside
+from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Answer, Policy, PolicyLayer, Question
 

@@ -12,8 +12,9 @@ import torch
 import torch._C._distributed_c10d as c10d_types
 import torch.distributed as dist
 
-from unbroken.inprocess import rehearsal, sockets
-from unbroken.inprocess.rehearsal import rehearse
+from unbroken.inprocess.connections import sockets
+from unbroken.inprocess.interruption import rehearsal
+from unbroken.inprocess.interruption.rehearsal import rehearse
 
 
 def fail(*_args: Any, **_options: Any) -> None:
@@ -81,7 +82,7 @@ def test_rehearsal_ends_a_collective_as_an_abort_does(
     """R2: the first fault of a job costs no more than the next; the tables for C++ exceptions are read by then."""
     # On a busy machine the two ranks may take longer to meet than a worker would wait.
     monkeypatch.setattr(rehearsal, "_TIMEOUT", datetime.timedelta(seconds=60))
-    caplog.set_level(logging.DEBUG, "unbroken.inprocess.rehearsal")
+    caplog.set_level(logging.DEBUG, "unbroken.inprocess.interruption.rehearsal")
     left = rehearse()
     assert "rehearsed: error=" in caplog.text
     assert "no rehearsal" not in caplog.text

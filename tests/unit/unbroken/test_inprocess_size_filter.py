@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.inprocess import rank_assignment as ra
-from unbroken.inprocess.policy import ask
-from unbroken.inprocess.size_filter import SizeTable, tabulate
+from unbroken.inprocess.assignment.policy import ask
+from unbroken.inprocess.assignment.size_filter import SizeTable, tabulate
 from unbroken.inprocess.state import State
 from unbroken_core.messages import Policy
-from unbroken_core.rules import Rules
+from unbroken_core.ranks.rules import Rules
 from unbroken_core.settings import JobSettings
 
 FULL = 64

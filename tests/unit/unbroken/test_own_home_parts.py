@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from unbroken import inprocess
-from unbroken.home import folders, root
-from unbroken.home.places import local_places
-from unbroken.home.words import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
-from unbroken.inprocess import home
 from unbroken.inprocess.exception import NoAgentError
-from unbroken.inprocess.launched import Launched, read_launched
-from unbroken.inprocess.residence import Residence, timeouts_of
+from unbroken.inprocess.standalone import joining
+from unbroken.inprocess.standalone.hosting import Residence, timeouts_of
+from unbroken.inprocess.standalone.launched import Launched, read_launched
+from unbroken.standalone import folders, root
+from unbroken.standalone.places import local_places
+from unbroken.standalone.words import Deal, HomeConfig, Knock, Present, Register, Seat, ToHost, make_key, prove
 from unbroken_core import wire
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings, Timeouts
@@ -208,10 +208,10 @@ def test_messages_survive_the_wire() -> None:
     assert wire.decode(wire.encode(messages[2]), ToHost) == messages[2]
 
 
-def invitation(**changes: Any) -> home.Invitation:
+def invitation(**changes: Any) -> joining.Invitation:
     """Return what a worker knows."""
     launched = Launched(0, 2, 0, "127.0.0.1", (30002,), "0", ("30002", "run"))
-    return replace(home.Invitation(launched, 0, 2, Timeouts(), 1.0), **changes)
+    return replace(joining.Invitation(launched, 0, 2, Timeouts(), 1.0), **changes)
 
 
 def test_jobs_and_calls_and_hosts_do_not_meet() -> None:
@@ -224,21 +224,21 @@ def test_jobs_and_calls_and_hosts_do_not_meet() -> None:
     assert other_host.key == first.key
     assert other_host.folder_name != first.folder_name
     assert (other_rank.key, other_rank.folder_name) == (first.key, first.folder_name)
-    later = home.expect(first, 1, True)
+    later = joining.expect(first, 1, True)
     assert (later.call, later.world_size, later.is_first) == (1, 1, True)
 
 
 def test_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.5: sockets and token lie in it."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "t"))
-    monkeypatch.setattr(home, "_MAX_FOLDER_CHARACTERS", 500)
+    monkeypatch.setattr(joining, "_MAX_FOLDER_CHARACTERS", 500)
     (tmp_path / "t").mkdir()
-    folder = home.base_folder()
+    folder = joining.base_folder()
     assert folder == tmp_path / "t" / f"unbroken-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o770)
     with pytest.raises(NoAgentError, match="nobody else can use, got owner"):
-        home.base_folder()
+        joining.base_folder()
 
 
 def test_folder_is_locked_once_and_free_when_it_was_removed(tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_folders_that_nobody_has_are_removed(tmp_path: Path) -> None:
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.5: the training process needs nothing but torch; the processes beside it do."""
-    monkeypatch.setattr(home, "base_folder", lambda: tmp_path)
+    monkeypatch.setattr(joining, "base_folder", lambda: tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NoAgentError, match=r"aiohttp: want it installed.*pip install 'unbroken\[sidecar\]'"):
-        home.take_seat(invitation())
+        joining.take_seat(invitation())
     assert not list(tmp_path.iterdir())

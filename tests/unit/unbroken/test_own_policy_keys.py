@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from unbroken.inprocess import Compose
 from unbroken.inprocess import rank_assignment as ra
-from unbroken.inprocess.own_policy import answer
-from unbroken.inprocess.policy import Asked, ask
+from unbroken.inprocess.assignment.evaluation import answer
+from unbroken.inprocess.assignment.policy import Asked, ask
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Policy, PolicyLayer, Question
 

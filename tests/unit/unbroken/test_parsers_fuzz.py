@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.agent.events import Memory
-from unbroken.agent.local_server import MAX_LINE_BYTES, LocalServer, _read_line
-from unbroken.agent.memory_file import read_memory
-from unbroken.agent.page import read_stack
+from unbroken.agent.adapters.local_server import MAX_LINE_BYTES, LocalServer, _read_line
+from unbroken.agent.adapters.memory_file import read_memory
+from unbroken.agent.adapters.stamp_page import read_stack
+from unbroken.agent.decisions.events import Memory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
-from unbroken.rendezvous.past import GenerationFile
+from unbroken.rendezvous.restored_state import GenerationFile
 from unbroken.rendezvous.token import TokenFile
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
-from unbroken_core.liveness import ages, find_hangs
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
@@ -34,11 +33,12 @@ from unbroken_core.messages import (
     Report,
     WorkerState,
 )
-from unbroken_core.pod_messages import Attach, Processes, ProcessState, WorkerReport
+from unbroken_core.pod.liveness import ages, find_hangs
+from unbroken_core.pod.pod_messages import Attach, Processes, ProcessState, WorkerReport
+from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
+from unbroken_core.pod.stamps import page_bytes, unpack_slot
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings, Layer, Timeouts
-from unbroken_core.stacks import MAX_STACK_BYTES, stack_path
-from unbroken_core.stamps import page_bytes, unpack_slot
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STATE = WorkerState(0, 1, WorkerPhase.RUNNING, 3, "", 0, Fault(Cause.EXCEPTION, 3, "ValueError: x", 0.5, ("a:1 in f",)))

@@ -15,9 +15,9 @@ from unbroken.rendezvous.metrics import (
     count_spares,
 )
 from unbroken.rendezvous.refusals import Refusal
-from unbroken_core.history import FaultRecord, History
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.recoveries.history import FaultRecord, History
 from unbroken_core.settings import JobSettings, Layer
 
 SETTINGS = JobSettings(

@@ -16,10 +16,10 @@ from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
 from unbroken.rendezvous.token import GRACE_S, FixedToken, TokenFile
-from unbroken_core.coordinator import Coordinator
+from unbroken_core.coordination.coordinator import Coordinator
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, Hello, Report
-from unbroken_core.rank_tree import Place, RankTree, TreeLayer
+from unbroken_core.ranks.tree import Place, RankTree, TreeLayer
 from unbroken_core.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"

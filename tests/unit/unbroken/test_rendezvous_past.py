@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from unbroken.rendezvous.config import read_config
-from unbroken.rendezvous.past import GenerationFile, uses_on_clock
+from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken_core import wire
-from unbroken_core.coordinator import Coordinator
+from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordination.events import AgentJoined, Observed, Send
 from unbroken_core.errors import InputError
-from unbroken_core.events import AgentJoined, Observed, Send
 from unbroken_core.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
 from unbroken_core.reasons import Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget

@@ -1,10 +1,10 @@
 """The job's tree for people."""
 
 from unbroken.rendezvous.pictures import tree_text
-from unbroken_core.coordinator import Coordinator
-from unbroken_core.rank_tree import Place, RankTree, TreeLayer, explain
+from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain
+from unbroken_core.ranks.worlds import shown_name
 from unbroken_core.settings import JobSettings
-from unbroken_core.worlds import shown_name
 
 
 def test_text_says_why_before_it_says_who_is_where() -> None:

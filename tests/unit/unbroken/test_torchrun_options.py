@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from unbroken.rendezvous.token import FixedToken
-from unbroken.rounds.past import PastFile, read_past
+from unbroken.rounds.restored_state import PastFile, read_past
 from unbroken.torchrun_plugin.options import Options, read_options
 from unbroken_core.errors import InputError
-from unbroken_core.round_messages import Limits
+from unbroken_core.torchrun_rounds.messages import Limits
 
 
 def _read(endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object) -> Options:

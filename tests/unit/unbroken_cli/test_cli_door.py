@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_cli.door import Answer, Keys, Request, admit
-from unbroken_cli.upstream import secret_value
-from unbroken_core.page_headers import PAGE_HEADERS
+from unbroken_cli.page_proxy.server import Answer, Keys, Request, admit
+from unbroken_cli.page_proxy.upstream import secret_value
+from unbroken_core.conventions.page_headers import PAGE_HEADERS
 
 PORT = 4321
 HERE = Request("/page/", f"127.0.0.1:{PORT}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.faults import KINDS, check_consent, check_state, choose_victim, exec_words
+from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_words
 from unbroken_core.errors import InputError
 
 JsonObject = dict[str, Any]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.command import _only
+from unbroken_cli.commands.framework import _only
+from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
-from unbroken_cli.facts import Job
-from unbroken_cli.from_cluster import job_from_objects
-from unbroken_cli.why import find_fault
-from unbroken_cli.words import age, status_lines, timeline_lines, why_lines
+from unbroken_cli.job import Job
+from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.text import age, status_lines, timeline_lines, why_lines
 from unbroken_core.errors import InputError
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core import messages, pod_messages
+from unbroken_core import messages
 from unbroken_core.errors import WireError
 from unbroken_core.messages import Heartbeat, Hello, Observation, Report, WorkerState
+from unbroken_core.pod import pod_messages
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
 

@@ -8,8 +8,8 @@ from typing import Any
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
-from unbroken_operator import layout
-from unbroken_operator.actions import (
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import (
     Action,
     CreatePod,
     CreateSecret,
@@ -22,8 +22,8 @@ from unbroken_operator.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.plan import plan
-from unbroken_operator.snapshot import (
+from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.snapshot import (
     Memory,
     OperatorOptions,
     Refusal,

@@ -6,9 +6,9 @@ import pytest
 
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import Layer
-from unbroken_operator.admission import Accepted, Refused, admit
-from unbroken_operator.models import Spec
-from unbroken_operator.schema import structural_schema
+from unbroken_operator.api.models import Spec
+from unbroken_operator.api.schema import structural_schema
+from unbroken_operator.decisions.admission import Accepted, Refused, admit
 
 from .operator_world import CONTAINER, a_job
 

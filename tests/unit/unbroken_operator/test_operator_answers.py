@@ -7,8 +7,15 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from unbroken_operator.errors import KubeConflict, KubeError, KubeGone, KubeNotFound, KubeNotServed, KubeRefused
-from unbroken_operator.kube import _error
+from unbroken_operator.adapters.errors import (
+    KubeConflict,
+    KubeError,
+    KubeGone,
+    KubeNotFound,
+    KubeNotServed,
+    KubeRefused,
+)
+from unbroken_operator.adapters.kube import _error
 
 
 class Answer:

@@ -6,8 +6,8 @@ import pytest
 from cryptography import x509
 from tests.handshake import shakes_hands
 
-from unbroken_core.tls import client_context, server_context
-from unbroken_operator.certificates import Certificates, make_certificates
+from unbroken_core.conventions.tls import client_context, server_context
+from unbroken_operator.adapters.certificates import Certificates, make_certificates
 
 NAME = "digits-rendezvous.ml.svc"
 

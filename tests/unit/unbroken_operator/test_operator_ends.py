@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from unbroken_core.messages import Observation
-from unbroken_operator import layout
-from unbroken_operator.actions import PushObservation
-from unbroken_operator.cluster import PodStore
-from unbroken_operator.snapshot import OUT_OF_SERVICE, pod_view
+from unbroken_operator.adapters.stores import PodStore
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import PushObservation
+from unbroken_operator.decisions.snapshot import OUT_OF_SERVICE, pod_view
 
 from .operator_world import JsonObject, World, a_node, running_world
 

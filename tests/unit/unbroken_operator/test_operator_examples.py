@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from unbroken_operator import layout
-from unbroken_operator.admission import Accepted, admit
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.admission import Accepted, admit
 
 from .operator_world import World
 

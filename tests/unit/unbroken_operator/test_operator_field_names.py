@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts, violations
-from unbroken_operator.models import Spec
-from unbroken_operator.schema import structural_schema
+from unbroken_operator.api.models import Spec
+from unbroken_operator.api.schema import structural_schema
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted(

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from unbroken_core.errors import InputError
+from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUnavailable
+from unbroken_operator.adapters.kube import Kube
+from unbroken_operator.adapters.lease import Lease, LeaseName, Sighting, is_free, look
 from unbroken_operator.config import parse
-from unbroken_operator.errors import KubeConflict, KubeNotFound, KubeUnavailable
-from unbroken_operator.kube import Kube
-from unbroken_operator.lease import Lease, LeaseName, Sighting, is_free, look
 
 NAME = LeaseName("system", "unbroken")
 PATH = "/apis/coordination.k8s.io/v1/namespaces/system/leases"

@@ -8,9 +8,9 @@ import pytest
 from unbroken_core import wire
 from unbroken_core.messages import Earlier
 from unbroken_core.reasons import JobPhase
-from unbroken_operator import layout
-from unbroken_operator.actions import CreatePod, DeleteJob, DeletePod, WriteStatus
-from unbroken_operator.plan import plan
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import CreatePod, DeleteJob, DeletePod, WriteStatus
+from unbroken_operator.decisions.plan import plan
 
 from .operator_world import World, a_job, a_recovery, running_world
 

@@ -7,10 +7,10 @@ import pytest
 
 from unbroken_core.reasons import Role
 from unbroken_core.wire import settings_from_json
-from unbroken_operator import layout
-from unbroken_operator.admission import Accepted, admit
-from unbroken_operator.certificates import Certificates
-from unbroken_operator.manifests import (
+from unbroken_operator.adapters.certificates import Certificates
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.admission import Accepted, admit
+from unbroken_operator.decisions.objects.manifests import (
     certificates_of,
     rendezvous_pod,
     secret,
@@ -18,8 +18,8 @@ from unbroken_operator.manifests import (
     token_of,
     with_credentials,
 )
-from unbroken_operator.snapshot import OperatorOptions
-from unbroken_operator.training_pods import launched_command, training_pod
+from unbroken_operator.decisions.objects.training_pods import launched_command, training_pod
+from unbroken_operator.decisions.snapshot import OperatorOptions
 
 from .operator_world import CONTAINER, LAYERS, a_job
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from unbroken_operator.models import Spec
-from unbroken_operator.schema import structural_schema
-from unbroken_operator.status_models import Status
+from unbroken_operator.api.models import Spec
+from unbroken_operator.api.schema import structural_schema
+from unbroken_operator.api.status_models import Status
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,11 +7,11 @@ import pytest
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus, RungUse
 from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_operator.backoff import retry_delay_s
-from unbroken_operator.cluster import NodeStore, PodStore
+from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.adapters.stores import NodeStore, PodStore
 from unbroken_operator.config import Address, parse
-from unbroken_operator.memory import MAX_TOLD, MENDS_S, JobMemory
-from unbroken_operator.snapshot import PodView, Refusal, pod_view
+from unbroken_operator.decisions.memory import MAX_TOLD, MENDS_S, JobMemory
+from unbroken_operator.decisions.snapshot import PodView, Refusal, pod_view
 
 from .operator_world import World, a_node, a_recovery
 

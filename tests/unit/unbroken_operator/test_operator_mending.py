@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from unbroken_operator import layout
-from unbroken_operator.actions import Mend, PatchPod
-from unbroken_operator.mending import NUM_FREE_STAMPS
-from unbroken_operator.plan import plan
-from unbroken_operator.snapshot import SecretView, service_view
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import Mend, PatchPod
+from unbroken_operator.decisions.drift import NUM_FREE_STAMPS
+from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.snapshot import SecretView, service_view
 
 from .operator_world import World, running_world
 

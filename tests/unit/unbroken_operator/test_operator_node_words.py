@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_operator.node_words import missing_on_nodes, quantity
-from unbroken_operator.snapshot import NodeView
+from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes, quantity
+from unbroken_operator.decisions.snapshot import NodeView
 
 NODES = {
     "a": NodeView("a", {"pool": "cpu"}, True, {"cpu": "7500m", "memory": "16Gi"}),

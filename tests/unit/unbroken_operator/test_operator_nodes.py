@@ -7,13 +7,13 @@ import pytest
 
 from unbroken_core.messages import PodStatus
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
-from unbroken_operator import layout
-from unbroken_operator.actions import DeletePod, PatchPod
-from unbroken_operator.node_signals import sign_of
-from unbroken_operator.recovery_models import NodeSignals
-from unbroken_operator.snapshot import node_view
-from unbroken_operator.suspects import Shunned, score_now
-from unbroken_operator.training_pods import away_from
+from unbroken_operator.api import layout
+from unbroken_operator.api.recovery_models import NodeSignals
+from unbroken_operator.decisions.actions import DeletePod, PatchPod
+from unbroken_operator.decisions.node_signals import sign_of
+from unbroken_operator.decisions.objects.training_pods import away_from
+from unbroken_operator.decisions.snapshot import node_view
+from unbroken_operator.decisions.suspects import Shunned, score_now
 
 from .operator_world import World, a_job, a_node, a_recovery
 

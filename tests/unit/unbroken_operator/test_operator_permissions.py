@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken_operator import permissions
-from unbroken_operator.errors import KubeUnavailable
-from unbroken_operator.kube import Kube
-from unbroken_operator.lease import LeaseName
-from unbroken_operator.permissions import Right, rights, tell_missing_rights, words
+from unbroken_operator.adapters import permissions
+from unbroken_operator.adapters.errors import KubeUnavailable
+from unbroken_operator.adapters.kube import Kube
+from unbroken_operator.adapters.lease import LeaseName
+from unbroken_operator.adapters.permissions import Right, rights, tell_missing_rights, words
 
 
 class Reviews:

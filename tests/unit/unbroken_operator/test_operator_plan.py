@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from unbroken_core.reasons import Cause, JobPhase, Role
-from unbroken_operator import layout
-from unbroken_operator.actions import CreatePod, DeletePod, PushObservation, WriteStatus
-from unbroken_operator.snapshot import Memory, SecretView
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import CreatePod, DeletePod, PushObservation, WriteStatus
+from unbroken_operator.decisions.snapshot import Memory, SecretView
 
 from .operator_world import LAYERS, World, a_job, a_node, a_recovery, running_world
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from unbroken_core.errors import InputError
-from unbroken_operator import layout
+from unbroken_operator.adapters.errors import KubeConflict
+from unbroken_operator.adapters.quarantine_taints import Mode, QuarantineKeeper
+from unbroken_operator.api import layout
 from unbroken_operator.config import parse
-from unbroken_operator.errors import KubeConflict
-from unbroken_operator.quarantine import JobsView, Judgement, Limits, judge
-from unbroken_operator.quarantine_keeper import Mode, QuarantineKeeper
-from unbroken_operator.snapshot import node_view
+from unbroken_operator.decisions.quarantine import JobsView, Judgement, Limits, judge
+from unbroken_operator.decisions.snapshot import node_view
 
 from .operator_world import a_node, merge_patch
 

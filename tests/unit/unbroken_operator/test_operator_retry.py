@@ -6,19 +6,26 @@ from typing import Any
 
 import pytest
 
-from unbroken_operator import layout
-from unbroken_operator.actions import Action, CreatePod, DeletePod
-from unbroken_operator.backoff import MAX_ABSENCE_S, MAX_BESIDE_S, MAX_S, after_failure_s
-from unbroken_operator.cluster import NodeStore, PodStore, ServiceStore
-from unbroken_operator.errors import KubeConflict, KubeError, KubeGone, KubeNotFound, KubeRefused, KubeUnavailable
-from unbroken_operator.executor import NUM_PARALLEL, Executor, Services
-from unbroken_operator.informer import Informer
-from unbroken_operator.kube import WatchEvent
-from unbroken_operator.memory import JobMemory
-from unbroken_operator.metrics import OperatorMetrics
-from unbroken_operator.poller import Poller
-from unbroken_operator.secret_keeper import SecretKeeper
-from unbroken_operator.snapshot import OperatorOptions
+from unbroken_operator.adapters.backoff import MAX_ABSENCE_S, MAX_BESIDE_S, MAX_S, after_failure_s
+from unbroken_operator.adapters.errors import (
+    KubeConflict,
+    KubeError,
+    KubeGone,
+    KubeNotFound,
+    KubeRefused,
+    KubeUnavailable,
+)
+from unbroken_operator.adapters.executor import NUM_PARALLEL, Executor, Services
+from unbroken_operator.adapters.informer import Informer
+from unbroken_operator.adapters.job_secret import SecretKeeper
+from unbroken_operator.adapters.kube import WatchEvent
+from unbroken_operator.adapters.metrics import OperatorMetrics
+from unbroken_operator.adapters.poller import Poller
+from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import Action, CreatePod, DeletePod
+from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.snapshot import OperatorOptions
 
 
 @pytest.mark.parametrize(

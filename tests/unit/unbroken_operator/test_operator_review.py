@@ -11,11 +11,12 @@ from aiohttp.test_utils import make_mocked_request
 from tests.handshake import shakes_hands
 
 from unbroken_core.errors import InputError
-from unbroken_operator import layout, webhook
-from unbroken_operator.admission import Refused, accepted_facts, admit
-from unbroken_operator.certificates import Certificates, make_certificates
-from unbroken_operator.models import Spec
-from unbroken_operator.review import Answer, answer
+from unbroken_operator.adapters import webhook
+from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.admission import Refused, accepted_facts, admit
+from unbroken_operator.decisions.review import Answer, answer
 
 from .operator_world import a_job
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from unbroken_operator.actions import Decision, WriteStatus, lost_fields, without_lost_fields
-from unbroken_operator.errors import KubeGone, KubeUnavailable
-from unbroken_operator.informer import Informer
-from unbroken_operator.kube import WatchEvent
-from unbroken_operator.logs import JsonFormatter
+from unbroken_operator.adapters.errors import KubeGone, KubeUnavailable
+from unbroken_operator.adapters.informer import Informer
+from unbroken_operator.adapters.kube import WatchEvent
+from unbroken_operator.adapters.logs import JsonFormatter
+from unbroken_operator.decisions.actions import Decision, WriteStatus, lost_fields, without_lost_fields
 
 
 @pytest.mark.parametrize(

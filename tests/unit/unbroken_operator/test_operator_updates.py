@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from unbroken_core.reasons import JobPhase
-from unbroken_operator import layout
-from unbroken_operator.models import Spec
-from unbroken_operator.updates import template_digest
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.updates import template_digest
 
 from .operator_world import World, a_job
 

@@ -10,12 +10,12 @@ import pytest
 from unbroken_core import wire
 from unbroken_core.messages import Earlier, RungUse
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
-from unbroken_operator.actions import PostEvent, WriteStatus
-from unbroken_operator.recovery_words import recovery_sentence
-from unbroken_operator.schema import structural_schema
-from unbroken_operator.snapshot import pod_view
-from unbroken_operator.status import status_patch
-from unbroken_operator.status_models import Status
+from unbroken_operator.api.schema import structural_schema
+from unbroken_operator.api.status_models import Status
+from unbroken_operator.decisions.actions import PostEvent, WriteStatus
+from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
+from unbroken_operator.decisions.reporting.status import status_patch
+from unbroken_operator.decisions.snapshot import pod_view
 
 from .operator_world import World, a_job, a_recovery, running_world
 

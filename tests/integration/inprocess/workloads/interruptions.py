@@ -7,7 +7,7 @@ import threading
 import time
 
 from unbroken import inprocess
-from unbroken.inprocess import gate
+from unbroken.inprocess.interruption import gate
 
 from .script import HANG_S, LIMIT_S, is_first, my_rank, note, one_fault, start, total, wait_for_file
 

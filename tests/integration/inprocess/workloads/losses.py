@@ -11,7 +11,7 @@ import psutil
 import torch.distributed as dist
 
 from unbroken import inprocess
-from unbroken.inprocess import sockets
+from unbroken.inprocess.connections import sockets
 
 from .script import STEP_S, exists, is_first, my_rank, note, start, total, wait_for, wait_for_file
 

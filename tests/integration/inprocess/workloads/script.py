@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from unbroken import inprocess
-from unbroken.inprocess import leftovers, link
-from unbroken.inprocess.endpoint import Endpoint
+from unbroken.inprocess.connections.endpoint import Endpoint
+from unbroken.inprocess.pod import link
+from unbroken.inprocess.torch_state import leftovers
 
 HANG_S = 3600.0
 """A hang that only an interruption ends; no test waits so long."""

@@ -1,0 +1,157 @@
+"""What the commands share: options, where the job is read, how it is printed, and exit codes."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unbroken_cli.errors import CommandError, NotThere
+from unbroken_cli.job import Job
+from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.sources.from_rendezvous import job_from_status
+from unbroken_cli.sources.rendezvous import read_status
+from unbroken_cli.text import paint
+from unbroken_core.errors import InputError
+from unbroken_core.messages import JobStatus
+
+if TYPE_CHECKING:
+    from unbroken_cli.sources.kube import Cluster
+
+Show = Callable[[argparse.Namespace], tuple[list[str], Any]]
+"""Returns the lines for people, and the value for programs."""
+
+
+def run(parser: argparse.ArgumentParser, show: Show, argv: Sequence[str] | None) -> int:
+    """Return the exit code: 0 shown, 1 not readable, 2 bad input."""
+    arguments = parser.parse_args(argv)
+    try:
+        lines, value = show(arguments)
+    except (InputError, CommandError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    lines = ["".join(char if char.isprintable() else "?" for char in line) for line in lines]
+    if arguments.output == "json":
+        print(json.dumps(value, indent=2))
+    else:
+        print("\n".join(paint(lines) if sys.stdout.isatty() and len(lines) > 1 else lines))
+    return 0
+
+
+def make_parser(
+    name: str, text: str, is_job_optional: bool = False, is_in_cluster: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that all commands take; `is_in_cluster`: without those for a rendezvous."""
+    parser = argparse.ArgumentParser(prog=f"unbroken {name}", description=text)
+    parser.add_argument(
+        "job", metavar="JOB", nargs="?", help="name of the job" + (" (all, if left out)" * is_job_optional)
+    )
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("-n", "--namespace", help="namespace of the job (that of the kubeconfig's context)")
+    places.add_argument("-A", "--all-namespaces", action="store_true", help="look in all namespaces")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="($KUBECONFIG, else ~/.kube/config)")
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
+    if not is_in_cluster:
+        parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
+        parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
+        parser.add_argument(
+            "--ca-file",
+            type=Path,
+            metavar="FILE",
+            help="the job's authority (ca.crt of its Secret), for a --url of https",
+        )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
+    return parser
+
+
+def now() -> datetime:
+    """Return the wall clock, for people."""
+    return datetime.now(timezone.utc)
+
+
+def as_json(job: Job) -> dict[str, Any]:
+    """Return a job for programs."""
+    return asdict(job)
+
+
+def read_job(arguments: argparse.Namespace) -> Job:
+    """Read the job that the options name. Raises InputError and CommandError."""
+    if arguments.url is not None:
+        return job_from_status(read_job_status(arguments))
+    cluster = connect(arguments)
+    item = find_job(cluster, arguments)
+    metadata = item["metadata"]
+    try:
+        events = cluster.events(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
+    except CommandError as error:
+        # Without them only old details are missing.
+        print(f"unbroken: going on without Events: {error}", file=sys.stderr)
+        events = []
+    return job_from_objects(item, events)
+
+
+def read_jobs(arguments: argparse.Namespace) -> list[Job]:
+    """Read all jobs of the namespace that the options name, or of all."""
+    cluster = connect(arguments)
+    namespace = None if arguments.all_namespaces else arguments.namespace or cluster.namespace
+    return [job_from_objects(item) for item in cluster.jobs(namespace)]
+
+
+def read_job_status(arguments: argparse.Namespace) -> JobStatus:
+    """Ask the rendezvous that the options name. Raises InputError and CommandError."""
+    if arguments.token_file is None:
+        raise InputError("--url: want --token-file with it, the file with the job's token")
+    status = read_status(arguments.url, arguments.token_file, arguments.ca_file)
+    if arguments.job not in (None, status.job):
+        raise InputError(f"JOB: the rendezvous {arguments.url} serves {status.job!r}, got {arguments.job!r}")
+    return status
+
+
+def connect(arguments: argparse.Namespace) -> "Cluster":
+    """Return the API server that the options name. Raises InputError."""
+    try:
+        from unbroken_cli.sources.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
+    except ImportError as error:
+        raise InputError(f"the package {error.name} is missing; want it: pip install 'unbroken[cli]'") from error
+    return Cluster.connect(arguments.kubeconfig, arguments.context)
+
+
+def find_job(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the object of the job that the options name. Raises InputError and CommandError."""
+    name = arguments.job
+    if name is None:
+        raise InputError("JOB: want the name of a job, got none; `unbroken status -A` lists them")
+    if arguments.all_namespaces:
+        return _only([item for item in cluster.jobs(None) if item["metadata"]["name"] == name], name)
+    namespace = arguments.namespace or cluster.namespace
+    try:
+        return cluster.job(namespace, name)
+    except NotThere as error:
+        raise CommandError(f"{error}{_elsewhere(cluster, name, namespace)}") from error
+
+
+def _only(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    if not found:
+        raise CommandError(f"job {name!r}: no namespace has one; `unbroken status -A` lists all jobs")
+    if len(found) > 1:
+        names = ", ".join(sorted(item["metadata"]["namespace"] for item in found))
+        raise InputError(f"job {name!r}: it is in several namespaces ({names}); want one of them with -n")
+    return found[0]
+
+
+def _elsewhere(cluster: "Cluster", name: str, namespace: str) -> str:
+    """Return a hint: the namespaces that have such a job, or the jobs that this one has, as far as one may see."""
+    try:
+        others = [item["metadata"]["namespace"] for item in cluster.jobs(None) if item["metadata"]["name"] == name]
+        if others:
+            return f"; namespace {', '.join(sorted(others))} has one, see -n"
+    except CommandError:
+        pass
+    try:
+        here = sorted(item["metadata"]["name"] for item in cluster.jobs(namespace))
+    except CommandError:
+        return ""
+    return f"; jobs there: {', '.join(here[:10])}" if here else "; there are no jobs; see -n and -A"

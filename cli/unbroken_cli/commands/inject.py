@@ -1,0 +1,115 @@
+"""`unbroken inject`: breaks a running job on purpose, to see it recover.
+
+It has no rights but the user's own, and does nothing unless the user, or the owner of the job, has said so.
+"""
+
+import argparse
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from unbroken_cli.commands.framework import connect, find_job, make_parser, now, run
+from unbroken_cli.errors import CommandError
+from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_words
+from unbroken_cli.job import Fault, Job
+from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.text import why_lines
+from unbroken_core.errors import InputError
+
+if TYPE_CHECKING:
+    from unbroken_cli.sources.kube import Cluster
+
+_EXEC_TIMEOUT_S = 60.0
+_LOOK_S = 1.0
+"""Between looks at a job that recovers."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the exit code."""
+    return run(parser(), _show, argv)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
+    made = make_parser("inject", "Break a running job on purpose, to see it recover.", is_in_cluster=True)
+    made.add_argument("--fault", required=True, choices=tuple(KINDS), metavar="KIND", help=kinds)
+    made.add_argument("--pod", help="whom to hit (the last active pod)")
+    made.add_argument("--local-rank", type=int, default=0, metavar="N", help="which of its workers (%(default)s)")
+    made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
+    made.add_argument(
+        "--wait", type=float, metavar="SECONDS", help="wait so long for the recovery, and show it; exit code 1 without"
+    )
+    return made
+
+
+def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
+    kind = KINDS[arguments.fault]
+    if arguments.wait is not None and kind.component != "trainer":
+        raise InputError(f"--wait: {kind.name} interrupts nothing that would recover")
+    cluster = connect(arguments)
+    item = find_job(cluster, arguments)
+    check_state(item)
+    namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
+    victim = choose_victim(kind, cluster.pods(namespace, name, kind.component), arguments.pod)
+    whom = f"worker {arguments.local_rank} of pod {victim.pod}" if kind.signal else f"pod {victim.pod}"
+    check_consent(item, arguments.yes, f"hit {whom} on node {victim.node or '?'} with {kind.name} ({kind.help})")
+    before = job_from_objects(item)
+    pid = _do(cluster, arguments, namespace, kind, victim)
+    value: dict[str, Any] = {"job": name, "namespace": namespace, "fault": kind.name, **_told(victim, arguments, pid)}
+    lines = [f"{kind.name}: {whom} on node {victim.node or '?'}" + f", process {pid}" * bool(pid)]
+    if arguments.wait is None:
+        return [*lines, f"  see: unbroken status {name} -n {namespace}"], value
+    job, fault = _recovered(cluster, before, arguments.wait)
+    return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
+
+
+def _told(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> dict[str, Any]:
+    worker = {} if pid is None else {"localRank": arguments.local_rank, "pid": pid}
+    return {"pod": victim.pod, "node": victim.node, **worker}
+
+
+def _do(
+    cluster: "Cluster", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
+) -> int | None:
+    """Return the process that was hit, None for a pod."""
+    if not kind.signal:
+        cluster.delete_pod(namespace, victim.pod, victim.uid, kind.grace_s)
+        return None
+    place = [f"--{key}={value}" for key in ("kubeconfig", "context") if (value := getattr(arguments, key)) is not None]
+    return _kubectl([*place, "--namespace", namespace, *exec_words(kind, victim, arguments.local_rank)])
+
+
+def _kubectl(words: Sequence[str]) -> int:
+    program = shutil.which("kubectl")
+    if program is None:
+        raise InputError("kubectl: want it in PATH to reach into a pod, got none; faults of whole pods need none")
+    try:
+        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=_EXEC_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CommandError(
+            f"kubectl exec did not end in {_EXEC_TIMEOUT_S:.0f} s; the fault may have happened"
+        ) from error
+    if done.returncode or not done.stdout.strip().isdecimal():
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
+        raise CommandError(f"kubectl exec ended with {done.returncode}: {said}; want create on pods/exec, and python")
+    return int(done.stdout)
+
+
+def _recovered(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fault]:
+    """Return the first recovery that was not there before, as soon as it is over. Raises CommandError."""
+    known = {fault.started_at for fault in before.faults}
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        job = job_from_objects(cluster.job(before.namespace, before.name))
+        for fault in job.faults:
+            if fault.started_at not in known and fault.is_recovered:
+                return job, fault
+        if job.state == "Failed" or time.monotonic() >= deadline_s:
+            raise CommandError(
+                f"{job.title}: want a recovery within {limit_s:g} s, got state {job.state}: {job.message}"
+            )
+        time.sleep(_LOOK_S)

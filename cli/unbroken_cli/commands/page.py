@@ -1,0 +1,104 @@
+"""`unbroken page`: opens the live page of a job in a browser: where its ranks are, and what happened to them."""
+
+import argparse
+import json
+import signal
+import sys
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from unbroken_cli.commands.framework import connect, find_job, make_parser
+from unbroken_cli.errors import CommandError
+from unbroken_cli.page_proxy.server import Answer, Door
+from unbroken_cli.page_proxy.upstream import API_PORT, Access, InCluster, PortForward, ask
+from unbroken_core.errors import InputError
+
+Ask = Callable[[str], Answer]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the exit code: 0 ended by Ctrl-C, 1 not reachable, 2 bad input."""
+    made = parser()
+    arguments = made.parse_args(argv)
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        with _way(arguments) as way:
+            _serve(arguments, way)
+    except (InputError, CommandError) as error:
+        print(f"{made.prog}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    made = make_parser("page", "Show a job live in a browser on this machine, until Ctrl-C. Reads; changes nothing.")
+    made.add_argument("--port", type=int, default=0, help="of this machine, to listen on (any that is free)")
+    made.add_argument("--open", action="store_true", help="open the browser, too")
+    return made
+
+
+def _end(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _serve(arguments: argparse.Namespace, way: Ask) -> None:
+    first = way("/page/status")
+    if first.status != 200:
+        hints = {401: ": want the token of this job", 404: ": it has no page; is it of an earlier release?"}
+        raise CommandError(f"the rendezvous answers {first.status}{hints.get(first.status, '')}")
+    try:
+        job = str(json.loads(first.body)["status"]["job"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CommandError("the rendezvous gives an unreadable answer; is it of another release?") from error
+    if arguments.job not in (None, job):
+        raise InputError(f"JOB: the rendezvous {arguments.url} serves {job!r}, got {arguments.job!r}")
+
+    def tell(link: str) -> None:
+        _print(arguments, job, link, "for another browser")
+
+    door = Door(way, arguments.port, tell)
+    _print(arguments, job, door.link, "opens once; Ctrl-C ends it")
+    if arguments.open:
+        webbrowser.open(door.link)
+    door.serve()
+
+
+def _print(arguments: argparse.Namespace, job: str, link: str, note: str) -> None:
+    text = json.dumps({"job": job, "link": link}) if arguments.output == "json" else f"{job}: {link}   ({note})"
+    print(text, flush=True)
+
+
+@contextmanager
+def _way(arguments: argparse.Namespace) -> Iterator[Ask]:
+    """Yield what asks the job's rendezvous."""
+    if arguments.url is not None:
+        yield lambda path: ask(_access(arguments), path)
+        return
+    cluster = connect(arguments)
+    metadata = find_job(cluster, arguments)["metadata"]
+    namespace, name = metadata["namespace"], f"{metadata['name']}-rendezvous"
+    place = [f"--{key}={value}" for key in ("kubeconfig", "context") if (value := getattr(arguments, key)) is not None]
+    words = [*place, "--namespace", namespace, "port-forward", "--address", "127.0.0.1", f"service/{name}"]
+    inside = InCluster(lambda: cluster.secret(namespace, name), PortForward([*words, f":{API_PORT}"]))
+    try:
+        yield inside.ask
+    finally:
+        inside.close()
+
+
+def _access(arguments: argparse.Namespace) -> Access:
+    """Read the files at each question: they may be replaced."""
+    if arguments.token_file is None:
+        raise InputError("--url: want --token-file with it, the file with the job's token")
+    texts = []
+    for option, file in (("--token-file", arguments.token_file), ("--ca-file", arguments.ca_file)):
+        try:
+            texts.append(None if file is None else file.read_text().strip())
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{option} {file}: want a file that can be read, got {error}") from error
+    return Access(arguments.url, texts[0] or "", texts[1])

@@ -1,0 +1,1 @@
+"""The browser's way to a job's live page."""

@@ -1,0 +1,245 @@
+"""The door to a job's live page: it lets a person's browser in, to look, and asks the rendezvous for it.
+
+    browser ──http, cookie──> door, on this machine's loopback ──https, the job's token──> rendezvous
+
+The browser never sees the job's token. It shows a ticket, which is good once, and is given a cookie for it; both end
+with the command. Only what the page reads can be asked for. docs/security.md says what that keeps out.
+"""
+
+import hmac
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from unbroken_cli.errors import CommandError
+from unbroken_core.conventions.page_headers import PAGE_HEADERS
+from unbroken_core.errors import UnbrokenError
+
+HOST = "127.0.0.1"
+_MAX_CONNECTIONS = 32
+_MAX_SESSIONS = 16
+_IDLE_S = 30.0
+_READABLE = re.compile(r"/page/([a-z-]+\.(js|css|svg)|status(\?[a-z0-9=&-]*)?)?")
+_ENTRY = "/enter/"
+# A redirect would not do: where another site's link has led here, the browser withholds a strict cookie from it.
+_WELCOME = b'<!doctype html><meta http-equiv="refresh" content="0;url=/page/"><link rel="icon" href="/page/icon.svg">'
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent back to a browser."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    cookie: str = ""
+    """Value of Set-Cookie; "": none is set."""
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a browser wants to GET."""
+
+    path: str
+    host: str = ""
+    cookies: str = ""
+    site: str = ""
+    """Sec-Fetch-Site: who has made the browser ask; "" from browsers that do not say."""
+
+
+class Keys:
+    """The ticket that opens the door next, and the cookies of those that are inside."""
+
+    def __init__(self, port: int) -> None:
+        self.hosts = (f"{HOST}:{port}", f"localhost:{port}")
+        self.cookie_name = f"unbroken-page-{port}"
+        self.ticket = secrets.token_urlsafe(24)
+        self._sessions: deque[str] = deque(maxlen=_MAX_SESSIONS)
+        self._lock = threading.Lock()
+
+    def redeem(self, ticket: str) -> str | None:
+        """Return the cookie for a ticket, and make the next ticket; None where it is not good, or not any more."""
+        with self._lock:
+            if not _is_same(ticket, self.ticket):
+                return None
+            self.ticket = secrets.token_urlsafe(24)
+            self._sessions.append(secrets.token_urlsafe(32))
+            return f"{self.cookie_name}={self._sessions[-1]}; HttpOnly; SameSite=Strict; Path=/"
+
+    def know(self, cookies: str) -> bool:
+        """Return whether a Cookie header has one of those that were given."""
+        pairs = (part.strip().partition("=") for part in cookies.split(";"))
+        shown = [value for name, _, value in pairs if name == self.cookie_name]
+        with self._lock:
+            return any(_is_same(value, session) for value in shown[:4] for session in self._sessions)
+
+
+def _is_same(shown: str, wanted: str) -> bool:
+    return hmac.compare_digest(shown.encode(errors="replace"), wanted.encode())
+
+
+def admit(request: Request, keys: Keys) -> Answer | None:
+    """Return what the browser gets at the door; None: it may read what it asks for."""
+    for check in (_foreign_host, _entry, _foreign_site, _unknown_browser, _unknown_path):
+        answer = check(request, keys)
+        if answer is not None:
+            return answer
+    return None
+
+
+def _foreign_host(request: Request, keys: Keys) -> Answer | None:
+    if request.host in keys.hosts:
+        return None
+    # A name that somebody else has pointed here (DNS rebinding).
+    return _refusal(403, f"want http://{keys.hosts[0]}, got the host {request.host[:100]!r}")
+
+
+def _entry(request: Request, keys: Keys) -> Answer | None:
+    if not request.path.startswith(_ENTRY):
+        return None
+    cookie = keys.redeem(request.path.removeprefix(_ENTRY))
+    if cookie is None:
+        return _refusal(401, "this link is not good any more: want the newest one that `unbroken page` has printed")
+    return Answer(200, _WELCOME, "text/html; charset=utf-8", cookie)
+
+
+def _foreign_site(request: Request, _keys: Keys) -> Answer | None:
+    if request.site in ("", "none", "same-origin"):
+        return None
+    return _refusal(403, "want a request of this page's own, got another site's")
+
+
+def _unknown_browser(request: Request, keys: Keys) -> Answer | None:
+    if keys.know(request.cookies):
+        return None
+    return _refusal(401, "want the link that `unbroken page` has printed: it opens the page in one browser")
+
+
+def _unknown_path(request: Request, _keys: Keys) -> Answer | None:
+    if request.path == "/":
+        return Answer(302, b"", location="/page/")
+    return None if _READABLE.fullmatch(request.path) else _refusal(404, "there is only /page/")
+
+
+def _refusal(status: int, text: str) -> Answer:
+    return Answer(status, f"{text}\n".encode())
+
+
+class Door:
+    """Listens on the loopback until it is closed."""
+
+    def __init__(self, ask: Callable[[str], Answer], port: int, on_entry: Callable[[str], None]) -> None:
+        """Listen on a port, 0: any. `ask` answers for a path, or raises CommandError; both callables run in threads.
+
+        `on_entry` is told the next link whenever one was used. Raises CommandError when the port is taken.
+        """
+        try:
+            self._server = _Server((HOST, port), _handler(self))
+        except OSError as error:
+            raise CommandError(f"--port {port}: cannot listen on {HOST}:{port}: {error.strerror}") from error
+        self.port = int(self._server.server_address[1])
+        self.keys = Keys(self.port)
+        self._ask = ask
+        self._on_entry = on_entry
+
+    @property
+    def link(self) -> str:
+        """What opens the page, once."""
+        return f"http://{HOST}:{self.port}{_ENTRY}{self.keys.ticket}"
+
+    def serve(self) -> None:
+        """Serve until `close`, or until an exception is raised in this thread."""
+        with self._server:
+            self._server.serve_forever(poll_interval=0.2)
+
+    def close(self) -> None:
+        """Let `serve` return; to be called from another thread."""
+        self._server.shutdown()
+
+    def answer(self, request: Request) -> Answer:
+        """Return what a browser gets."""
+        found = admit(request, self.keys)
+        if found is not None:
+            if found.cookie:
+                self._on_entry(self.link)
+            return found
+        try:
+            return self._ask(request.path)
+        except UnbrokenError as error:
+            return _refusal(502, str(error))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # A browser that goes away says nothing new.
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+def _handler(door: Door) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = _IDLE_S
+
+        def do_GET(self) -> None:
+            fields = self.headers
+            answer = door.answer(
+                Request(
+                    self.path,
+                    fields.get("Host", ""),
+                    fields.get("Cookie", ""),
+                    fields.get("Sec-Fetch-Site", ""),
+                )
+            )
+            # What was sent with it is not read: the next request on this connection would begin within.
+            self.close_connection = self.close_connection or answer.status >= 400
+            self.send_response_only(answer.status)
+            for name, value in (("Set-Cookie", answer.cookie), ("Location", answer.location)):
+                if value:
+                    self.send_header(name, value)
+            self.send_header("Content-Type", answer.content_type)
+            self.send_header("Content-Length", str(len(answer.body)))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def end_headers(self) -> None:
+            for name, value in PAGE_HEADERS.items():
+                self.send_header(name, value)
+            if self.close_connection:
+                self.send_header("Connection", "close")
+            super().end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+            """Say nothing: the link would stand in it."""
+
+        def setup(self) -> None:
+            super().setup()
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    return Handler

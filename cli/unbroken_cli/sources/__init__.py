@@ -1,0 +1,1 @@
+"""Where facts about a job are read: the API server, the rendezvous."""

@@ -1,0 +1,122 @@
+"""Pure: a job from its ResilientTrainingJob and its Events."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unbroken_cli.job import Condition, Fault, Job, Note
+
+JsonObject = Mapping[str, Any]
+
+
+def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> Job:
+    """Return what the object says; every field of status may be missing, as one of another release has others."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    conditions = tuple(_condition(one) for one in status.get("conditions") or ())
+    notes = tuple(sorted((_note(event) for event in events), key=lambda note: note.time))
+    ranks = status.get("ranks") or {}
+    state = status.get("state") or ""
+    reason, message = _because(state, conditions)
+    return Job(
+        namespace=metadata.get("namespace", ""),
+        name=metadata["name"],
+        state=state,
+        is_training=_is_training(state, conditions),
+        reason=reason,
+        message=message,
+        iteration=status.get("iteration", -1),
+        active_ranks=ranks.get("active", 0),
+        spare_ranks=ranks.get("spare", 0),
+        lost_ranks=ranks.get("lost", 0),
+        restarts=(status.get("restarts") or {}).get("total", 0),
+        ettr=status.get("ettr"),
+        container=_container(item),
+        conditions=conditions,
+        faults=_faults(status, notes),
+        notes=notes,
+    )
+
+
+def _container(item: JsonObject) -> str:
+    template = (item.get("spec") or {}).get("template") or {}
+    containers = (template.get("spec") or {}).get("containers") or [{}]
+    return str(containers[0].get("name", ""))
+
+
+def _condition(item: JsonObject) -> Condition:
+    keys = ("type", "status", "reason", "message", "lastTransitionTime")
+    return Condition(*(str(item.get(key, "")) for key in keys))
+
+
+def _note(event: JsonObject) -> Note:
+    metadata = event.get("metadata") or {}
+    time = event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or ""
+    return Note(str(time), *(str(event.get(key) or "") for key in ("type", "reason", "message")))
+
+
+def _is_training(state: str, conditions: Sequence[Condition]) -> bool | None:
+    running = next((item.status for item in conditions if item.type == "Running"), "")
+    if state == "Running" and running == "Unknown":
+        return None
+    return state == "Running" and running in ("True", "")
+
+
+_TELLING = {
+    "Invalid": ("Admitted",),
+    "Suspended": ("Suspended",),
+    "Forming": ("Admitted", "Running", "PodsReady"),
+    "Running": ("Running",),
+    "Recovering": ("Running", "Recovering"),
+    "Complete": ("Complete",),
+    "Failed": ("Failed",),
+}
+"""By state, the conditions that may explain it; the first that is not as it should be does."""
+
+
+def _because(state: str, conditions: Sequence[Condition]) -> tuple[str, str]:
+    by_type = {item.type: item for item in conditions}
+    candidates = [by_type[kind] for kind in _TELLING.get(state, ("Admitted",)) if kind in by_type]
+    chosen = next((item for item in candidates if item.type != "Admitted" or item.status != "True"), None)
+    return (chosen.reason, chosen.message) if chosen is not None else ("", "")
+
+
+def _faults(status: JsonObject, notes: Sequence[Note]) -> tuple[Fault, ...]:
+    records = [dict(record) for record in status.get("history") or ()]
+    last = status.get("lastInterruption")
+    if last and records and records[-1].get("startedAt") == last.get("time"):
+        records[-1] |= {key: last[key] for key in ("domain", "detail") if last.get(key)}
+    is_one_count = len({record.get("generation") for record in records}) <= 1
+    return tuple(_fault(record, is_one_count, notes) for record in records)
+
+
+def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[Note]) -> Fault:
+    number = str(record.get("number", "?"))
+    return Fault(
+        id=number if is_one_count else f"{record.get('generation', '?')}.{number}",
+        cause=record.get("cause", ""),
+        detail=record.get("detail") or _remembered_detail(record, notes),
+        rank=record.get("rank"),
+        pod=record.get("pod", ""),
+        node=record.get("node", ""),
+        domain=record.get("domain", ""),
+        rung=record.get("rung", ""),
+        replaced_by=tuple(record.get("replacedBy") or ()),
+        iteration=record.get("iteration", 0),
+        started_at=record.get("startedAt", ""),
+        ended_at=record.get("endedAt") or "",
+        seconds=dict(record.get("seconds") or {}),
+    )
+
+
+def _remembered_detail(record: JsonObject, notes: Sequence[Note]) -> str:
+    """Return the detail of a recovery from its Event: the history has none, as it would fill the object."""
+    head = f": {record.get('cause', '')}: "
+    tail = f"; recovered by rung {record.get('rung', '')} in "
+    goal = f" -> {record.get('iteration', '')}"
+    for note in reversed(notes):
+        before, found, rest = note.message.partition(head)
+        detail, is_whole, end = rest.rpartition(tail)
+        is_same_pod = not record.get("pod") or record["pod"] in before
+        arrived = end.partition("iteration ")[2].partition(";")[0]
+        if note.reason == "Recovered" and found and is_whole and is_same_pod and arrived.endswith(goal):
+            return detail
+    return ""

@@ -1,0 +1,54 @@
+"""Pure: a job from what its rendezvous says."""
+
+from unbroken_cli.job import Fault, Job
+from unbroken_core.messages import JobStatus, Recovery
+from unbroken_core.reasons import JobPhase
+
+_STATES = {
+    JobPhase.FORMING: "Forming",
+    JobPhase.RUNNING: "Running",
+    JobPhase.INTERRUPTED: "Recovering",
+    JobPhase.PLANNED: "Recovering",
+    JobPhase.COMPLETE: "Complete",
+    JobPhase.FAILED: "Failed",
+}
+
+
+def job_from_status(status: JobStatus) -> Job:
+    """Return what the rendezvous says, without what only Kubernetes knows."""
+    is_first_start = status.phase is JobPhase.PLANNED and not status.recoveries
+    return Job(
+        namespace="",
+        name=status.job,
+        state="Forming" if is_first_start else _STATES[status.phase],
+        is_training=status.phase is JobPhase.RUNNING,
+        reason=status.reason.value,
+        message=status.message,
+        iteration=status.iteration,
+        active_ranks=status.world_size,
+        spare_ranks=status.spare_ranks,
+        lost_ranks=status.lost_ranks,
+        restarts=sum(status.restarts_by_rung.values()),
+        ettr=status.ettr,
+        container="",
+        faults=tuple(map(_fault, status.recoveries)),
+    )
+
+
+def _fault(recovery: Recovery) -> Fault:
+    return Fault(
+        id=str(recovery.number),
+        cause=recovery.cause.value,
+        detail=recovery.detail,
+        rank=recovery.rank,
+        pod=recovery.pod,
+        node=recovery.node,
+        domain=recovery.domain,
+        rung="" if recovery.rung is None else recovery.rung.value,
+        replaced_by=recovery.replaced_by,
+        iteration=recovery.iteration_after,
+        started_at=recovery.started_at,
+        ended_at=recovery.ended_at,
+        seconds=dict(recovery.phase_s),
+        stack=recovery.stack,
+    )

@@ -1,0 +1,49 @@
+"""A job's own rendezvous, asked over HTTP: of `unbroken run`, or through a port that kubectl forwards."""
+
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from unbroken_cli.errors import CommandError
+from unbroken_core import wire
+from unbroken_core.conventions.tls import client_context
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.messages import JobStatus
+
+_TIMEOUT_S = 10.0
+_MAX_BYTES = 64 << 20
+
+
+def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
+    """Return what the rendezvous says. Raises InputError for a wrong argument, CommandError for no answer."""
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {url!r}")
+    if url.startswith("https://") and ca_file is None:
+        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
+    try:
+        token = token_file.read_text().strip()
+    except OSError as error:
+        raise InputError(f"--token-file {token_file}: {error.strerror}; want the file with the job's token") from error
+    context = None if ca_file is None else _trust(ca_file)
+    try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
+            status: JobStatus = wire.decode(response.read(_MAX_BYTES), JobStatus)
+            return status
+    except urllib.error.HTTPError as error:
+        hint = "; want the token of this job, see --token-file" if error.code == 401 else ""
+        raise CommandError(f"rendezvous {url}: it answers {error.code}{hint}") from error
+    except WireError as error:
+        raise CommandError(f"rendezvous {url}: unreadable answer: {error}; is it of another release?") from error
+    except (OSError, ValueError) as error:
+        raise CommandError(f"rendezvous {url}: no answer: {getattr(error, 'reason', None) or error}") from error
+
+
+def _trust(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return client_context(ca_file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--ca-file {ca_file}: want certificates in PEM, got {error}") from error
+    except InputError as error:
+        raise InputError(f"--ca-file {ca_file}: {error}") from error

@@ -1,0 +1,180 @@
+"""Pure: jobs, faults and times in plain text. Lines come without colour; `paint` adds it for a terminal."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from unbroken_cli.advice import fault_steps, next_steps
+from unbroken_cli.job import Fault, Job, moment
+
+PHASES = ("detect", "stop", "plan", "enter", "first-progress")
+_LABEL_WIDTH = 13
+_SEEN_BY = {
+    "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
+    "exception": "the library in the worker",
+    "base-exception": "the library in the worker; that worker left",
+    "soft-timeout": "the agent, from the worker's stamps: no progress",
+    "hard-timeout": "the agent, from the worker's stamps: no progress; the process was ended",
+    "unhealthy": "a health check",
+    "process-exit": "the launcher: the process ended",
+    "process-signal": "the launcher: a signal ended the process",
+    "pod-leaving": "agent or operator: the pod was being deleted",
+    "pod-lost": "the rendezvous: the pod's connection broke and did not come back",
+    "heartbeat-lost": "the rendezvous: the pod fell silent",
+    "node-lost": "the operator: the node was NotReady or gone",
+}
+
+
+def status_lines(job: Job, now: datetime) -> list[str]:
+    """Return whether it trains, what happened last, who it was, what was done, and what to do, in this order."""
+    last = job.faults[-1] if job.faults else None
+    lines = [f"{job.title}: {headline(job)}"]
+    lines += _row("ranks", _ranks(job))
+    if last is None:
+        lines += _row("last fault", "none")
+    else:
+        lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
+        lines += _row("culprit", culprit(last))
+        lines += _row("done", done(last, job))
+    return lines + _steps(next_steps(job))
+
+
+def headline(job: Job) -> str:
+    """Return whether it trains, as the first words of everything."""
+    because = f": {job.message}" if job.message else ""
+    if job.is_training:
+        return f"TRAINING, iteration {job.iteration}{because}"
+    if job.is_training is None:
+        return f"PROBABLY TRAINING{because}"
+    first = {
+        "": "NOT TRAINING: no operator has looked at it yet",
+        "Invalid": "NOT TRAINING, the spec is refused",
+        "Suspended": "NOT TRAINING, suspended",
+        "Forming": "NOT TRAINING YET",
+        "Recovering": "NOT TRAINING, it recovers",
+        "Complete": "COMPLETE",
+        "Failed": "FAILED",
+    }.get(job.state, f"NOT TRAINING, state {job.state}")
+    return f"{first}{because}"
+
+
+def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
+    """Return everything about one fault."""
+    lines = [f"fault {fault.id} of {job.title}: {_what(fault)}"]
+    lines += _row("when", _when(fault.started_at, now))
+    lines += _row("culprit", culprit(fault))
+    lines += _row("seen by", _SEEN_BY.get(fault.cause, "unknown to this release"))
+    if not fault.detail:
+        lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
+    if fault.stack:
+        lines += _row("stack", "\n".join(fault.stack))
+    lines += _row("done", done(fault, job))
+    for phase, seconds in phases_of(fault):
+        lines += _row("", f"{phase:<15} {seconds:9.3f} s")
+    is_last = bool(job.faults) and fault is job.faults[-1]
+    steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job) if is_last else ())]))
+    return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
+
+
+def phases_of(fault: Fault) -> list[tuple[str, float]]:
+    """Return the seconds of each phase, in the order in which they happen."""
+    phases = (*PHASES, *sorted(set(fault.seconds) - set(PHASES)))
+    return [(phase, fault.seconds[phase]) for phase in phases if phase in fault.seconds]
+
+
+def timeline_lines(job: Job) -> list[str]:
+    """Return what happened, oldest first: faults, and Events that tell of something else."""
+    rows = [(fault.started_at, f"fault {fault.id}", _fault_line(fault, job)) for fault in job.faults]
+    rows += [(note.time, note.reason, note.message) for note in job.notes if note.reason != "Recovered"]
+    rows.sort(key=lambda row: row[0])
+    width = max((len(row[1]) for row in rows), default=0)
+    head = f"{job.title}: {headline(job)}"
+    if not rows:
+        return [head, "  nothing happened yet"]
+    return [head, *(f"  {clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
+
+
+def list_lines(jobs: Iterable[Job]) -> list[str]:
+    """Return a table of jobs."""
+    head = ("NAMESPACE", "JOB", "STATE", "RANKS", "SPARE", "LOST", "ITERATION", "RESTARTS", "ETTR", "LAST FAULT")
+    rows = [head, *map(_cells, jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def culprit(fault: Fault) -> str:
+    """Return who failed and where."""
+    places = [fault.pod and f"pod {fault.pod}", fault.node and f"node {fault.node}"]
+    if fault.domain != fault.node:
+        places.append(fault.domain and f"domain {fault.domain}")
+    who = ["" if fault.rank is None else f"rank {fault.rank}", *places]
+    return ", ".join(part for part in who if part) or "nobody in particular: the job as a whole"
+
+
+def done(fault: Fault, job: Job) -> str:
+    """Return what repaired it."""
+    if not fault.is_recovered:
+        return (
+            "not repaired: the job failed" if job.state == "Failed" else f"under way, rung {fault.rung or 'none yet'}"
+        )
+    takers = f"; {', '.join(fault.replaced_by)} took over" if fault.replaced_by else ""
+    return f"rung {fault.rung}, {sum(fault.seconds.values()):.3f} s, iteration {fault.iteration}{takers}"
+
+
+def age(text: str, now: datetime) -> str:
+    """Return how long ago, in the two largest units."""
+    then = moment(text)
+    if then is None:
+        return "at an unknown time"
+    seconds = int((now - then).total_seconds())
+    if seconds < 0:
+        return "just now"
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // part} {smaller} ago"
+    return f"{seconds} s ago"
+
+
+def paint(lines: Sequence[str]) -> list[str]:
+    """Return the lines for a terminal: the first is bold, labels are dim."""
+    head, *rest = lines
+    return [f"\033[1m{head}\033[0m", *(f"\033[2m{line[:_LABEL_WIDTH]}\033[0m{line[_LABEL_WIDTH:]}" for line in rest)]
+
+
+def _row(label: str, text: str) -> list[str]:
+    first, *rest = text.splitlines() or [""]
+    return [f"  {label:<{_LABEL_WIDTH - 2}}{first}", *(" " * _LABEL_WIDTH + line for line in rest)]
+
+
+def _steps(steps: Sequence[str]) -> list[str]:
+    first, *rest = steps
+    return _row("next", first) + [line for step in rest for line in _row("", step)]
+
+
+def _what(fault: Fault) -> str:
+    return f"{fault.cause}: {fault.detail}" if fault.detail else fault.cause
+
+
+def _when(text: str, now: datetime) -> str:
+    return f"{age(text, now)} ({text})"
+
+
+def clock(text: str) -> str:
+    """Return a time of the API server, UTC, to the second."""
+    then = moment(text)
+    return f"{then:%Y-%m-%d %H:%M:%S}" if then is not None else f"{'?':<19}"
+
+
+def _ranks(job: Job) -> str:
+    ettr = "" if job.ettr is None else f", ETTR {job.ettr:.2f}"
+    return f"{job.active_ranks} active, {job.spare_ranks} spare, {job.lost_ranks} lost; restarts {job.restarts}{ettr}"
+
+
+def _fault_line(fault: Fault, job: Job) -> str:
+    return f"{culprit(fault)}: {_what(fault).splitlines()[0]} -> {done(fault, job)}"
+
+
+def _cells(job: Job) -> tuple[str, ...]:
+    last = job.faults[-1].cause if job.faults else ""
+    ettr = "" if job.ettr is None else f"{job.ettr:.2f}"
+    counts = (job.active_ranks, job.spare_ranks, job.lost_ranks, job.iteration, job.restarts)
+    return (job.namespace, job.name, job.state or "Unseen", *map(str, counts), ettr, last)

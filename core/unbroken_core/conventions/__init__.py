@@ -1,0 +1,1 @@
+"""Facts that several parts must agree on, without decisions: TLS, images, headers, console."""

@@ -1,0 +1,1 @@
+"""What the parts of one pod share: messages, the page of stamps, stacks, liveness."""

@@ -1,0 +1,169 @@
+"""What the parts of one pod say to each other. Every message is a snapshot, so that repeating it is harmless.
+
+    agent  <-> launcher     one Unix stream socket a process, one JSON object a line
+    agent  <-> worker       the same
+
+Frozen dataclasses of JSON types only, as in `messages`.
+"""
+
+from dataclasses import dataclass
+from typing import Union
+
+from unbroken_core.messages import Answer, Fault, Halt, Halted, Policy, Question
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+
+UNKNOWN_EXIT = 256
+"""Exit code of a process that ended, or left its wrapped function, when the code is not known."""
+
+
+@dataclass(frozen=True)
+class Attach:
+    """First message of a launcher or worker on each connection."""
+
+    protocol: int
+    role: str
+    """"launcher" or "worker"."""
+    pid: int
+    local_rank: int = -1
+    incarnation: int = -1
+    """Both from the environment that the launcher gave the worker; -1 for a launcher."""
+    stack_signal: int = 0
+    """Signal at which the worker writes its stack (unbroken_core.pod.stacks); 0: none."""
+    away_s: float = 0.0
+    """Seconds for which no agent of this worker has heard the rendezvous, as far as it knows; 0 at first."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """One worker process, as its parent sees it."""
+
+    local_rank: int
+    incarnation: int
+    pid: int
+    exit_code: int | None = None
+    """None while it runs; -N when signal N ended it; UNKNOWN_EXIT when only somebody else knows. Told from the moment
+    that it is certain: the memory may still be being freed. No other process is started there before that is over."""
+    error: str = ""
+    """First line of the error file that the worker wrote, or why it could not be started; "" otherwise."""
+    port: int = 0
+    """Port held for the process (process rung); 0 in a job with in-process restarts."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All worker processes of the pod; sent by the launcher at each change."""
+
+    processes: tuple[ProcessState, ...]
+    is_leaving: bool = False
+    """Whether the pod was told to end."""
+    is_draining: bool = False
+    """Whether those that train go on meanwhile, for a while, until the agent ends them: their ranks can move before."""
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """The worker as it sees itself; sent by the library at each change."""
+
+    phase: WorkerPhase
+    iteration: int
+    host: str = ""
+    port: int = 0
+    fault: Fault | None = None
+    has_progress: bool = False
+    policy: Policy | None = None
+    keys: tuple[str, ...] = ()
+    """Both in every phase: a new agent or rendezvous may ask at any time."""
+    answer: Answer | None = None
+    halted: Halted | None = None
+    """Its answer to the last Halt of this iteration."""
+    checks: tuple[tuple[str, bool], ...] = ()
+    """(name of a health check, whether it passed) of the last run of each in this process; empty before the first."""
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Agent to worker: your part of the plan."""
+
+    generation: int
+    iteration: int
+    rank: int | None
+    world_size: int
+    master_host: str
+    master_port: int
+    spare_ranks: int = 0
+    alone_s: float | None = None
+    """Seconds after which a worker without an agent leaves the iteration by itself: nobody else would tell it that its
+    ranks were given away. None for a spare."""
+    lost_s: float | None = None
+    """For how long the agent has not heard the rendezvous; None while it does. Told again, with the same iteration,
+    when that changes: a worker whose agent ends counts from there."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Agent to worker: the iteration is over; leave the training function."""
+
+    iteration: int
+    cause: Cause
+    rank: int | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Agent to worker: the job is over; COMPLETE returns from the wrapper, FAILED raises RestartAbort."""
+
+    outcome: JobPhase
+    message: str
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Agent to launcher: start this process, unless this or a newer incarnation of the place was started.
+
+    It waits for the end of the one before, whose exit code may be known a moment earlier."""
+
+    local_rank: int
+    incarnation: int
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class End:
+    """Agent to launcher: end this process: SIGCONT and SIGTERM to its group, SIGKILL after the grace."""
+
+    local_rank: int
+    incarnation: int
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class DumpStack:
+    """Agent to launcher: make this process write its stack; without effect when it does not handle the signal."""
+
+    local_rank: int
+    incarnation: int
+    signal: int
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Agent to launcher: this process's main thread has ended; tell its exit code as soon as Linux shows it."""
+
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Agent to launcher: end what still runs after the grace, then exit with this code."""
+
+    exit_code: int
+    grace_s: float
+    message: str
+
+
+FromWorker = Union[Attach, WorkerReport]
+FromLauncher = Union[Attach, Processes]
+ToWorker = Union[Enter, Leave, Release, Question, Halt]
+ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

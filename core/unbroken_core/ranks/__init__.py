@@ -1,0 +1,1 @@
+"""Who gets which rank: the tree of domains, and the worlds that are planned on it."""

@@ -1,0 +1,1 @@
+"""Which rung a recovery takes, what budgets are left, what past recoveries cost."""

@@ -1,0 +1,1 @@
+"""Rounds for torchrun: who takes part in the next one. Knows nothing of a job's coordinator."""

@@ -1,0 +1,102 @@
+"""Keeps a store like the API server's: list, then watch, and list again when the place in history is lost."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from unbroken_operator.adapters.backoff import after_failure_s
+from unbroken_operator.adapters.errors import KubeError, KubeGone, KubeUnavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_DELAY_S = 10.0
+MAX_BREAKS = 3
+SILENT_S = 0.2
+"""Pause after a watch that brought nothing, longer after each one more in a row."""
+
+
+class Source(Protocol):
+    """Where objects come from."""
+
+    async def list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
+        """Return all objects and their resource version."""
+
+    def watch(self, path: str, resource_version: str, selector: str = "") -> AsyncIterator[Any]:
+        """Yield changes after that version."""
+
+
+class Store(Protocol):
+    """Where objects go."""
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """Hold exactly these objects, and those of newer versions."""
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """Hold this object, unless a newer state of it is known."""
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """Forget this object."""
+
+
+class Informer:
+    """One list-and-watch. `synced` is set after the first list."""
+
+    def __init__(self, source: Source, path: str, store: Store, selector: str = "") -> None:
+        self._source = source
+        self._path = path
+        self._store = store
+        self._selector = selector
+        self.synced = asyncio.Event()
+        self._num_failures = 0
+        """In a row, until a watch brought something."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                await self._watch(await self._list())
+            except KubeError as error:
+                # A list costs the API server much: only what a watch brings shows that the next will be worth it.
+                self._num_failures += 1
+                delay_s = min(after_failure_s(error, self._num_failures - 1, random.random()), MAX_DELAY_S)
+                level = logging.INFO if isinstance(error, KubeGone) else logging.WARNING
+                logger.log(level, "watch failed, listing again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
+                await asyncio.sleep(delay_s)
+            except Exception:
+                # The boundary of one watch: an object that nobody thought of must not make the operator blind.
+                logger.exception("watch failed by a bug, listing again path=%s in_s=%.0f", self._path, MAX_DELAY_S)
+                await asyncio.sleep(MAX_DELAY_S)
+
+    async def _list(self) -> str:
+        items, version = await self._source.list(self._path, self._selector)
+        self._store.replace(items, version)
+        self.synced.set()
+        return version
+
+    async def _watch(self, version: str) -> None:
+        """Follow changes, over reconnections, until the version is too old or the server does not answer."""
+        num_breaks = num_silent = 0
+        while True:
+            try:
+                num_silent += 1
+                async for event in self._source.watch(self._path, version, self._selector):
+                    version = event.item["metadata"]["resourceVersion"]
+                    num_breaks = num_silent = self._num_failures = 0
+                    self._take(event.type, event.item)
+            except KubeUnavailable as error:
+                # The connection broke: go on where it was, unless the server is away for longer.
+                num_breaks += 1
+                if num_breaks > MAX_BREAKS:
+                    raise
+                await asyncio.sleep(after_failure_s(error, num_breaks, random.random()))
+            else:
+                # A server, or a proxy, that ends every watch at once is not to be asked without a pause.
+                await asyncio.sleep(min(SILENT_S * num_silent, MAX_DELAY_S))
+
+    def _take(self, kind: str, item: dict[str, Any]) -> None:
+        if kind == "DELETED":
+            self._store.remove(item)
+        elif kind != "BOOKMARK":
+            self._store.upsert(item)

@@ -1,0 +1,101 @@
+"""Carries out what `quarantine` judges: looks now and then, and writes the taint and the mark of nodes."""
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from unbroken_operator.adapters.errors import KubeError
+from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.quarantine import JobsView, Limits, Offender, judge
+from unbroken_operator.decisions.snapshot import NodeView
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+
+
+class Mode(str, Enum):
+    """What becomes of a judgement."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
+
+
+class QuarantineKeeper:
+    """One for all jobs."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        nodes: Callable[[], Mapping[str, NodeView]],
+        jobs: Callable[[], Iterable[JobsView]],
+        *,
+        mode: Mode,
+        limits: Limits,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._kube = kube
+        self._nodes = nodes
+        self._jobs = jobs
+        self._mode = mode
+        self._limits = limits
+        self._may_act = may_act
+        self._told: set[str] = set()
+        """Names of offenders about which there is nothing new to say."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while self._mode is not Mode.OFF:
+            try:
+                await self.look(datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
+            except KubeError as error:
+                logger.warning("quarantine failed, trying again in_s=%.0f error=%s", LOOK_S, error)
+            except Exception:
+                # The boundary of this task: jobs do not need it.
+                logger.exception("quarantine failed by a bug, trying again in_s=%.0f", LOOK_S)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, now: str) -> None:
+        """Judge once and act on it. Raises KubeError."""
+        judgement = judge(self._nodes(), self._jobs(), now, self._limits)
+        is_on = self._mode is Mode.ON
+        self._tell(judgement.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
+        if not is_on:
+            self._tell(judgement.quarantine, "node would be quarantined, see --quarantine")
+        self._told &= {offender.name for offender in (*judgement.over_limit, *judgement.quarantine)}
+        if not is_on or not self._may_act():
+            return
+        for name in judgement.release:
+            await self._write(name, None)
+            logger.info("node released node=%s", name)
+        for offender in judgement.quarantine:
+            await self._write(offender.name, f"{now} {offender.reason}")
+            logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
+
+    def _tell(self, offenders: Iterable[Offender], what: str) -> None:
+        for offender in offenders:
+            if offender.name not in self._told:
+                logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
+                self._told.add(offender.name)
+
+    async def _write(self, name: str, mark: str | None) -> None:
+        path = f"{collection_path('nodes')}/{name}"
+        node = await self._kube.get(path)
+        taints = [item for item in (node.get("spec") or {}).get("taints") or () if item["key"] != layout.QUARANTINE]
+        if mark is not None:
+            taints.append({"key": layout.QUARANTINE, "effect": "NoSchedule"})
+        patch: dict[str, Any] = {
+            # The list of taints is written as a whole: the version makes the API server refuse it if others have
+            # changed the node since.
+            "metadata": {
+                "resourceVersion": node["metadata"]["resourceVersion"],
+                "annotations": {layout.QUARANTINE: mark},
+            },
+            "spec": {"taints": taints},
+        }
+        await self._kube.merge(path, patch)

@@ -1,0 +1,211 @@
+"""What the operator knows of pods, services and nodes: views from the watches and from the operator's own writes.
+
+The own writes matter: without them a plan that runs before the watch has told of a new pod would create it twice.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.snapshot import NodeView, PodView, ServiceView, node_view, pod_view, service_view
+
+JobKey = tuple[str, str]
+"""Namespace and name."""
+
+MAX_TOMBSTONES = 20_000
+
+
+def version_of(item: Mapping[str, Any]) -> int:
+    """Return an object's resource version as a number; newer ones are higher."""
+    text = str(item["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+class PodStore:
+    """Pods of all jobs. `on_change` is told the job whose pods changed."""
+
+    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+        self._on_change = on_change
+        self._pods: defaultdict[JobKey, dict[str, tuple[int, PodView]]] = defaultdict(dict)
+        self._gone: OrderedDict[str, int | None] = OrderedDict()
+        """Versions at which pods left the watch, by uid; None where the pod itself is known to be gone."""
+        self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
+        """By name: pods that left the watch without having been told to end. The job's label may be all they lost."""
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Owners of training pods that are no more and were seen to end, by uid."""
+        self._num_ended: Counter[str] = Counter()
+
+    def num_ended(self, owner_uid: str) -> int:
+        """Return how many training pods of a job are no more and were seen to end."""
+        return self._num_ended[owner_uid]
+
+    def of_job(self, key: JobKey) -> tuple[PodView, ...]:
+        """Return the pods that bear the job's label, by name."""
+        return tuple(view for _, (_, view) in sorted(self._pods.get(key, {}).items()))
+
+    def vanished(self, key: JobKey) -> tuple[PodView, ...]:
+        """Return the pods that left the watch without having been told to end."""
+        return tuple(self._vanished.get(key, {}).values())
+
+    def explain(self, key: JobKey, name: str) -> None:
+        """Forget that a pod vanished: it is known what became of it."""
+        self._vanished.get(key, {}).pop(name, None)
+        if not self._vanished.get(key, True):
+            del self._vanished[key]
+
+    def drop(self, key: JobKey) -> None:
+        """Forget what is kept for the worker of a job that is gone."""
+        self._vanished.pop(key, None)
+
+    def jobs_on(self, node: str) -> list[JobKey]:
+        """Return the jobs that have a pod on this node."""
+        return [key for key, pods in self._pods.items() if any(view.node == node for _, view in pods.values())]
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        listed = {item["metadata"]["uid"] for item in items}
+        list_version = int(version) if version.isdecimal() else 0
+        for key, pods in list(self._pods.items()):
+            for name, (seen, view) in list(pods.items()):
+                if view.uid not in listed and seen <= list_version:
+                    self._forget(key, name, view.uid, list_version)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        view = pod_view(item)
+        version = version_of(item)
+        before = self._pods[key].get(view.name)
+        if (before is not None and before[0] >= version) or not self._is_back(view.uid, version):
+            return
+        self._pods[key][view.name] = (version, view)
+        if before is None or before[1] != view:
+            self._on_change(key)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key, view = _job_key(item), pod_view(item)
+        self._note_end(view)
+        if not view.is_deleting and view.component == layout.TRAINER:
+            self._vanished[key][view.name] = view
+        self._forget(key, view.name, view.uid, version_of(item))
+
+    def forget(self, key: JobKey, name: str, uid: str) -> None:
+        """Drop a pod that a call showed to be gone."""
+        self._forget(key, name, uid, None)
+
+    def _is_back(self, uid: str, version: int) -> bool:
+        """Whether a pod is there; one that left the watch may bear the job's label again."""
+        if uid not in self._gone:
+            return True
+        left_at = self._gone[uid]
+        if left_at is None or version <= left_at:
+            return False
+        del self._gone[uid]
+        return True
+
+    def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:
+        self._gone[uid] = version
+        if len(self._gone) > MAX_TOMBSTONES:
+            self._gone.popitem(last=False)
+        pods = self._pods.get(key, {})
+        if name in pods and pods[name][1].uid == uid:
+            self._note_end(pods[name][1])
+            del pods[name]
+            if not pods:
+                self._pods.pop(key, None)
+            self._on_change(key)
+
+    def _note_end(self, view: PodView) -> None:
+        if view.component != layout.TRAINER or not view.has_ended or view.uid in self._ended:
+            return
+        self._ended[view.uid] = view.owner_uid
+        self._num_ended[view.owner_uid] += 1
+        if len(self._ended) > MAX_TOMBSTONES:
+            _, owner = self._ended.popitem(last=False)
+            self._num_ended[owner] -= 1
+
+
+class ServiceStore:
+    """Services of all jobs."""
+
+    def __init__(self, on_change: Callable[[JobKey], None]) -> None:
+        self._on_change = on_change
+        self._services: dict[JobKey, tuple[int, ServiceView]] = {}
+
+    def of_job(self, key: JobKey) -> ServiceView | None:
+        """Return the Service that bears the job's label and name."""
+        found = self._services.get(key)
+        return None if found is None else found[1]
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        listed = {item["metadata"]["uid"] for item in items}
+        list_version = int(version) if version.isdecimal() else 0
+        for key, (seen, view) in list(self._services.items()):
+            if view.uid not in listed and seen <= list_version:
+                del self._services[key]
+                self._on_change(key)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        if item["metadata"]["name"] != layout.rendezvous_name(key[1]):
+            return
+        before = self._services.get(key)
+        version = version_of(item)
+        if before is None or before[0] < version:
+            self._services[key] = (version, service_view(item))
+            self._on_change(key)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        key = _job_key(item)
+        found = self._services.get(key)
+        if found is not None and found[1].uid == item["metadata"]["uid"]:
+            del self._services[key]
+            self._on_change(key)
+
+
+class NodeStore:
+    """All nodes. `on_change` is told the name of a node whose labels or readiness changed."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._nodes: dict[str, NodeView] = {}
+
+    @property
+    def nodes(self) -> Mapping[str, NodeView]:
+        """Nodes by name."""
+        return self._nodes
+
+    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+        """See Store."""
+        names = {item["metadata"]["name"] for item in items}
+        for name in [name for name in self._nodes if name not in names]:
+            del self._nodes[name]
+            self._on_change(name)
+        for item in items:
+            self.upsert(item)
+
+    def upsert(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        view = node_view(item)
+        if self._nodes.get(view.name) != view:
+            self._nodes[view.name] = view
+            self._on_change(view.name)
+
+    def remove(self, item: dict[str, Any]) -> None:
+        """See Store."""
+        if self._nodes.pop(item["metadata"]["name"], None) is not None:
+            self._on_change(item["metadata"]["name"])
+
+
+def _job_key(item: Mapping[str, Any]) -> JobKey:
+    labels = item["metadata"].get("labels") or {}
+    return item["metadata"]["namespace"], labels.get(layout.JOB_LABEL, "")

@@ -1,0 +1,76 @@
+"""Names, labels, ports and paths of a job's objects: the one place for all of them (docs/architecture.md)."""
+
+from unbroken_core.conventions.tls import server_name
+
+GROUP = "unbroken.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "ResilientTrainingJob"
+PLURAL = "resilienttrainingjobs"
+SINGULAR = "resilienttrainingjob"
+SHORT_NAME = "rtj"
+CRD_NAME = f"{PLURAL}.{GROUP}"
+
+JOB_LABEL = f"{GROUP}/job"
+COMPONENT_LABEL = f"{GROUP}/component"
+ROLE_LABEL = f"{GROUP}/role"
+TOPOLOGY_ANNOTATION = f"{GROUP}/topology"
+SETTINGS_ANNOTATION = f"{GROUP}/settings"
+TEMPLATE_ANNOTATION = f"{GROUP}/template"
+LEAVING_ANNOTATION = f"{GROUP}/leaving"
+QUARANTINE = f"{GROUP}/quarantine"
+"""Of nodes: key of the taint, annotation with time and reason, and label with which one is exempted."""
+AVOIDS_ANNOTATION = f"{GROUP}/avoids"
+JOB_UID_ANNOTATION = f"{GROUP}/job-uid"
+"""Says whose an object is when somebody has taken its owner reference away."""
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+RENDEZVOUS = "rendezvous"
+TRAINER = "trainer"
+
+LOCALHOST = "localhost"
+"""What `kubectl port-forward` makes of a rendezvous' address."""
+API_PORT = 29600
+METRICS_PORT = 29601
+AGENT_METRICS_PORT = 29602
+
+INSTALL_CONTAINER = "unbroken-install"
+AGENT_CONTAINER = "unbroken-agent"
+LIB_VOLUME, LIB_PATH = "unbroken-lib", "/opt/unbroken/lib"
+RUN_VOLUME, RUN_PATH = "unbroken-run", "/var/run/unbroken"
+TOKEN_VOLUME, TOKEN_PATH = "unbroken-token", "/etc/unbroken"
+TERMINATION_LOG = "/dev/termination-log"
+TOKEN_KEY = "token"
+TOKEN_BYTES = 32
+AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
+
+RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, TOKEN_VOLUME))
+RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
+
+MAX_JOB_NAME = 46
+"""A pod's name is its host name, at most 63 characters: <job>-rendezvous-<up to 5 digits>."""
+
+
+def rendezvous_name(job: str) -> str:
+    """Return the name of the job's Secret and Service."""
+    return f"{job}-{RENDEZVOUS}"
+
+
+def rendezvous_pod_name(job: str, ordinal: int) -> str:
+    """Return the name of the job's nth rendezvous pod."""
+    return f"{rendezvous_name(job)}-{ordinal}"
+
+
+def rendezvous_host(job: str, namespace: str) -> str:
+    """Return the DNS name by which pods reach the job's rendezvous."""
+    return server_name(job, namespace)
+
+
+def training_pod_name(job: str, ordinal: int) -> str:
+    """Return the name of the job's nth training pod."""
+    return f"{job}-{ordinal}"
+
+
+def pod_ordinal(name: str) -> int:
+    """Return the number at the end of a pod's name, or -1 when there is none."""
+    tail = name.rpartition("-")[2]
+    return int(tail) if tail.isdecimal() else -1

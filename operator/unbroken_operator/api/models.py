@@ -1,0 +1,225 @@
+"""The spec of a ResilientTrainingJob: the source of the CRD's schema, of its reference and of the operator's checks.
+
+A field is here only when it works. Docstrings of fields are what `kubectl explain` shows.
+"""
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
+from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, rule, rules
+from unbroken_operator.api.pod_models import Logs, Rendezvous, Sidecar, Template
+from unbroken_operator.api.recovery_models import NodeSignals, Restart, Timeouts
+
+
+class Spread(str, Enum):
+    """Where spare pods should stand."""
+
+    DOMAINS = "Domains"
+    ANYWHERE = "Anywhere"
+
+
+class CleanPodPolicy(str, Enum):
+    """Which training pods are deleted when the job is over."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class UpdatePolicy(str, Enum):
+    """What a change of the template does to pods that run."""
+
+    ON_DELETE = "OnDelete"
+    ROLLING = "Rolling"
+
+
+class Spares(Model):
+    """Pods that run, have imported everything and wait to take over."""
+
+    count: Annotated[int, Field(ge=0, le=MAX_PODS)] = 0
+    """Spare pods to keep beside the active ones. A promoted or lost spare is replaced."""
+    spread: Spread = Spread.DOMAINS
+    """Domains asks the scheduler for a spare in each domain of every topology layer in which active pods stand, the
+    neediest first, and the condition SparesSpread says whether each has one. Spares are then made once the active pods
+    have nodes. Anywhere asks for nothing."""
+
+
+class TopologyLayer(Model):
+    """One kind of failure domain, such as racks or NVLink domains."""
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
+    """Name of the layer in messages and annotations."""
+    label: LabelKey
+    """Node label whose value names the domain that the node belongs to."""
+    min_ranks: Annotated[int, Field(ge=1)] = 1
+    """A domain with fewer healthy ranks than this gives up all of them."""
+    max_ranks: Annotated[int, Field(ge=1)] | None = None
+    """Most active ranks in one domain; empty means no limit."""
+    replace_from: bool = True
+    """Whether a spare may be sought in the whole domain of this layer around the lost ranks. The search widens from
+    the innermost layer outwards, and stays inside of the first layer that does not allow it."""
+    close_gaps: bool = False
+    """Without a spare, the highest ranks of the domain take the places of the lost ones, and nobody else moves.
+    It needs the same of all layers inside of this one."""
+
+
+class Topology(Model):
+    """Where ranks stand to each other. The order of the ranks follows the order of the domains."""
+
+    layers: Annotated[
+        tuple[TopologyLayer, ...],
+        Field(
+            strict=False,
+            max_length=8,
+            json_schema_extra={
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["name"],
+                "items_rules": rules(
+                    rule("!has(self.maxRanks) || self.maxRanks >= self.minRanks", "maxRanks must be at least minRanks")
+                ),
+            },
+        ),
+    ] = ()
+    """Layers from the outermost to the innermost; a pod is always a domain of its own below them. A node without the
+    label counts as a domain without a name."""
+
+
+class World(Model):
+    """Limits on the number of active ranks."""
+
+    divisible_by: Annotated[int, Field(ge=1)] = 1
+    """The number of active ranks is a multiple of this (tensor parallel size x pipeline size, for example)."""
+    max_ranks: Annotated[int, Field(ge=1)] | None = None
+    """Most active ranks; healthy ranks above it are spares. Empty means no limit."""
+    min_ranks_per_pod: Annotated[int, Field(ge=1, le=MAX_RANKS_PER_POD)] | None = None
+    """A pod with fewer healthy workers steps aside as a whole. Empty means ranksPerPod: pods are never split."""
+
+
+class Spec(Model):
+    """What the job is to be."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+                "minReplicas must be at most replicas",
+                ".minReplicas",
+            ),
+            rule(
+                "!has(self.world) || !has(self.world.minRanksPerPod) || self.world.minRanksPerPod <= self.ranksPerPod",
+                "world.minRanksPerPod must be at most ranksPerPod",
+                ".world.minRanksPerPod",
+            ),
+            rule(
+                "!has(self.world) || self.world.divisibleBy <= self.replicas * self.ranksPerPod",
+                "world.divisibleBy must be at most replicas x ranksPerPod",
+                ".world.divisibleBy",
+            ),
+            rule(
+                "!has(self.world) || !has(self.world.maxRanks) || self.world.maxRanks >= self.world.divisibleBy",
+                "world.maxRanks must be at least world.divisibleBy",
+                ".world.maxRanks",
+            ),
+            rule(
+                "!has(self.topology) || self.topology.layers.all(layer, !has(layer.maxRanks) || "
+                "layer.maxRanks >= self.ranksPerPod || (has(self.world) && has(self.world.minRanksPerPod) && "
+                "self.world.minRanksPerPod < self.ranksPerPod))",
+                "topology.layers[].maxRanks must be at least ranksPerPod, because pods are kept whole unless "
+                "world.minRanksPerPod allows otherwise",
+                ".topology.layers",
+            ),
+            rule(
+                "!has(self.topology) || self.topology.layers.all(layer, layer.minRanks <= "
+                "(self.replicas + (has(self.spares) ? self.spares.count : 0)) * self.ranksPerPod)",
+                "topology.layers[].minRanks must be at most (replicas + spares.count) x ranksPerPod",
+                ".topology.layers",
+            ),
+            rule(
+                "!has(self.restart) || !has(self.restart.growBackSeconds) || "
+                "(self.restart.rungs.exists(rung, rung.name == 'in-process') && "
+                "self.restart.rungs.exists(rung, rung.name == 'pod') && "
+                "(!has(self.timeouts) || self.timeouts.drainSeconds > 0))",
+                "restart.growBackSeconds needs in-process and pod among restart.rungs, and timeouts.drainSeconds "
+                "above 0",
+                ".restart.growBackSeconds",
+            ),
+            rule(
+                "(has(self.topology) ? self.topology.layers : []) == "
+                "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
+                "topology cannot change after the job was created",
+            ),
+        )
+    )
+
+    replicas: Annotated[int, Field(ge=1, le=MAX_PODS)] = 1
+    """Active pods."""
+    min_replicas: Annotated[int, Field(ge=1, le=MAX_PODS)] | None = None
+    """Fewest active pods to train with when no spare is left; empty means replicas: the job never shrinks."""
+    spares: Spares = Spares()
+    ranks_per_pod: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=MAX_RANKS_PER_POD,
+            json_schema_extra=rules(rule("self == oldSelf", "ranksPerPod cannot change after the job was created")),
+        ),
+    ] = 1
+    """Workers in each pod, normally one a GPU. Cannot be changed."""
+    topology: Topology = Topology()
+    world: World = World()
+    restart: Annotated[
+        Restart,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self.rungs.exists(r, r.name == 'in-process') == oldSelf.rungs.exists(r, r.name == 'in-process')",
+                    "restart.rungs cannot gain or lose in-process after the job was created",
+                )
+            )
+        ),
+    ] = Restart()
+    timeouts: Annotated[
+        Timeouts,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self.softSeconds < self.hardSeconds",
+                    "softSeconds must be less than hardSeconds",
+                    ".softSeconds",
+                ),
+                rule(
+                    "self.hardSeconds < self.barrierSeconds",
+                    "hardSeconds must be less than barrierSeconds",
+                    ".hardSeconds",
+                ),
+            )
+        ),
+    ] = Timeouts()
+    node_signals: NodeSignals = NodeSignals()
+    sidecar: Sidecar = Sidecar()
+    rendezvous: Rendezvous = Rendezvous()
+    logs: Logs | None = None
+    update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
+    """What becomes of pods that run when template, sidecar or logs change. OnDelete: they stay until they are deleted
+    or lost. Rolling: as many new pods as spares.count, at least one, are made beside them; when one is ready ranks move
+    to it, in a planned recovery, and the old pod is deleted; and so on. Without a new pod that is ready nothing moves.
+    The condition UpToDate says which pods are old."""
+    suspend: bool = False
+    """True keeps the job without pods, or ends those that it has with their grace period; false starts it, or starts it
+    again where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """A job that is not complete so long after status.startTime fails, and its pods are ended. A suspension ends the
+    count; it begins again when the job does. Empty means no limit."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    """The job is deleted, with all that belongs to it, so long after status.completionTime. Empty means that it
+    stays."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which training pods are deleted when the job is over: Running, those that have not ended a minute later; All, the
+    others as well, with their logs; None, none but those that never started."""
+    failed_pods_history_limit: Annotated[int, Field(ge=0, le=100)] = 5
+    """While the job goes on, so many failed pods stay for their logs, the newest ones. Controllers that look at a job's
+    pods, such as AppWrapper's, may take a failed one for a job that is in trouble: 0 keeps none."""
+    template: Template

@@ -1,0 +1,156 @@
+"""Models of the pods of a job: the user's template of the training pods, and what may be said of our own containers."""
+
+from enum import Enum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from unbroken_operator.api.model_base import (
+    DNS_LABEL,
+    Image,
+    LabelKey,
+    Labels,
+    Model,
+    Resources,
+    TaintEffect,
+    rule,
+    rules,
+)
+
+NO_PATTERN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+class SidecarMode(str, Enum):
+    """How the agent runs in a training pod."""
+
+    AUTO = "Auto"
+    NATIVE = "Native"
+    CONTAINER = "Container"
+
+
+class PullPolicy(str, Enum):
+    """When the kubelet pulls an image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class TolerationOperator(str, Enum):
+    """How a toleration compares."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class Toleration(Model):
+    """Lets the pod run on nodes with a taint, as in a pod."""
+
+    key: Annotated[str, Field(max_length=317)] | None = None
+    """Key of the taint; empty with operator Exists means every taint."""
+    operator: TolerationOperator | None = None
+    """Exists or Equal (the default)."""
+    value: Annotated[str, Field(max_length=63)] | None = None
+    """Value of the taint, with operator Equal."""
+    effect: TaintEffect | None = None
+    """Effect of the taint; empty means all."""
+    toleration_seconds: Annotated[int, Field(ge=0)] | None = None
+    """How long the pod stays after a NoExecute taint appears; empty means for ever."""
+
+
+class Sidecar(Model):
+    """The agent beside the trainer in every training pod."""
+
+    image: Image | None = None
+    """Image with the agent and the library; empty means the operator's default."""
+    mode: SidecarMode = SidecarMode.AUTO
+    """Native runs the agent as an init container with restartPolicy Always (Kubernetes 1.29 and newer), Container as a
+    plain container; Auto chooses by the version of the cluster."""
+    image_pull_policy: PullPolicy | None = None
+    """When to pull the image; empty means Kubernetes' default."""
+    resources: Resources | None = None
+    """Compute resources of the agent."""
+
+
+class Rendezvous(Model):
+    """The pod that coordinates the job. It needs little CPU and no GPU."""
+
+    image: Image | None = None
+    """Image with the rendezvous; empty means the sidecar's."""
+    resources: Resources | None = None
+    """Compute resources of the rendezvous."""
+    node_selector: Labels | None = None
+    """Labels of the nodes where it may run, such as those of a pool of CPU nodes."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=32)] | None = None
+    """Taints of nodes where it may run nevertheless."""
+
+
+class Logs(Model):
+    """Where the output of the workers goes besides the pod's log."""
+
+    directory: Annotated[str, Field(pattern="^/", max_length=4096)]
+    """Absolute path in the trainer container; each worker writes <pod>/rank-<local>/<incarnation>.log below it. Mount a
+    volume there in the template."""
+
+
+class TemplateMetadata(Model):
+    """Metadata of the training pods."""
+
+    labels: Labels | None = None
+    """Labels; those under unbroken.dev/ are the operator's."""
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)] | None = (
+        None
+    )
+    """Annotations; those under unbroken.dev/ are the operator's."""
+
+
+class Container(Model):
+    """A container, with every field that a pod's container has."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=NO_PATTERN)
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
+    """Name of the container."""
+    image: Image
+    """Image of the container; the first container's needs Python 3.10 or newer and torch."""
+    command: (
+        Annotated[tuple[Annotated[str, Field(max_length=131_072)], ...], Field(strict=False, max_length=1024)] | None
+    ) = None
+    """Command of the container. The first container must name one: the operator puts the launcher before it."""
+
+
+class PodRestartPolicy(str, Enum):
+    """What the kubelet does when a container ends."""
+
+    NEVER = "Never"
+
+
+class TemplateSpec(Model):
+    """Spec of the training pods, with every field that a pod has. The first container is the trainer."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra=NO_PATTERN
+        | rules(
+            rule(
+                "has(self.containers[0].command) && self.containers[0].command.size() > 0",
+                "containers[0].command: want the command that starts the training, got none "
+                "(an image's own entrypoint cannot be put under the launcher)",
+            )
+        ),
+    )
+
+    containers: Annotated[tuple[Container, ...], Field(strict=False, min_length=1, max_length=16)]
+    """Containers of a training pod; the first one runs the training."""
+    restart_policy: PodRestartPolicy | None = None
+    """Never, or empty: the operator replaces pods, the kubelet does not."""
+
+
+class Template(Model):
+    """Training pods, active and spare alike. A change applies to pods that are created after it; updatePolicy says what
+    becomes of those that run, and those that have not started are made anew."""
+
+    metadata: TemplateMetadata | None = None
+    """Labels and annotations of the training pods."""
+    spec: TemplateSpec
+    """Spec of the training pods."""

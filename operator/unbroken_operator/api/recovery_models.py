@@ -1,0 +1,139 @@
+"""Models of how a job recovers: rungs, time boxes, and signs that a node is about to go."""
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
+
+from unbroken_core.reasons import Cause, Rung
+from unbroken_operator.api.model_base import DAY_S, LABEL_KEY, LabelKey, Model, Seconds, TaintEffect
+
+
+class Reaction(str, Enum):
+    """What a sign that a node is about to go means for its pods."""
+
+    MOVE = "Move"
+    IGNORE = "Ignore"
+
+
+class ConditionSign(str, Enum):
+    """Value of a node's condition that is a sign."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class RestartRung(Model):
+    """One step of the recovery ladder, and how often it may be used."""
+
+    name: Rung
+    """in-process restarts the training function in the same processes (the script must use
+    unbroken.inprocess.Wrapper); process starts lost worker processes again; pod promotes a spare pod; world goes on
+    with fewer ranks; job starts all pods again."""
+    limit: Annotated[int, Field(ge=0)] | None = None
+    """Most uses within the window; empty means no limit."""
+    window_seconds: Annotated[int, Field(ge=1, le=30 * DAY_S)] = 3600
+    """Length of the window in seconds."""
+
+
+ALL_RUNGS = tuple(RestartRung(name=word) for word in Rung)
+
+
+class Restart(Model):
+    """What may be done about a fault."""
+
+    rungs: Annotated[
+        tuple[RestartRung, ...],
+        Field(
+            strict=False,
+            min_length=1,
+            max_length=len(Rung),
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ALL_RUNGS
+    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun
+    as it is."""
+    max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
+    """A place that faulted so often is not used again; empty means no limit."""
+    fatal_exit_codes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=255)], ...],
+        Field(strict=False, max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Exit codes of a worker's process with which the script says that no restart would help: the job fails at once,
+    whatever rungs are left. Choose codes that nothing else ends with: after a fault of one worker the others may end
+    with 1, by errors of their collectives."""
+    uncounted_causes: Annotated[
+        tuple[Cause, ...],
+        Field(strict=False, max_length=len(Cause), json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Causes of faults whose recoveries count in no limit of rungs, such as pod-leaving and node-lost on machines that
+    are taken away now and then: that says nothing against the job."""
+    grow_back_seconds: Seconds | None = None
+    """A job that runs with fewer ranks than it wants takes in the pods that are ready for the missing ones, once there
+    were some for so long, after a step that all ranks have finished and saved (call.on_move); it counts in no limit. A
+    script that tells no steps is left alone. Empty means that they wait for the next recovery."""
+    no_progress_limit: Annotated[int, Field(ge=1)] = 10
+    """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
+    where the script reports no steps, no run of a minute); one more fails the job."""
+
+
+class Timeouts(Model):
+    """Time boxes, in seconds. Nothing waits for ever."""
+
+    soft_seconds: Seconds = 60
+    """A worker without progress for so long is interrupted, and the iteration restarts."""
+    hard_seconds: Seconds = 90
+    """A worker that does not leave the training function by then is ended. More than softSeconds."""
+    heartbeat_seconds: Seconds = 30
+    """A pod that is silent for so long is lost."""
+    barrier_seconds: Seconds = 120
+    """All workers must be ready for the next iteration within this. More than hardSeconds."""
+    completion_seconds: Seconds = 120
+    """After the first worker completed, the others have so long to complete, too."""
+    termination_grace_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
+    """Time between SIGTERM and SIGKILL for a worker process."""
+    startup_seconds: Seconds = 600
+    """A started worker has so long to become ready (imports, CUDA context, first compilation)."""
+    reconnect_seconds: Seconds = 5
+    """A pod whose connection broke has so long to come back before it is lost."""
+    last_call_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
+    """A job that could start with the pods that are ready waits so long for more of them."""
+    drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    """Ranks that have to move while all is well (a pod is deleted, a node drained, the template changed) do so after a
+    step that all ranks have finished and saved, if that comes within this time; 0 interrupts at once. Deleted pods also
+    need a terminationGracePeriodSeconds that is as much longer as it takes to end them."""
+    isolation_seconds: Seconds | None = None
+    """When no active pod is heard any more, others get the ranks after so long, since pods that hear no rendezvous have
+    left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that is
+    more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is replaced later."""
+
+
+class NodeTaint(Model):
+    """A taint that tells that a node is about to go."""
+
+    key: LabelKey
+    """Key of the taint."""
+    effect: TaintEffect | None = None
+    """Effect of the taint; empty means any."""
+
+
+class NodeCondition(Model):
+    """A condition of a node that tells that it is about to go."""
+
+    type: Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=317)]
+    """Type of the condition, such as one of node-problem-detector's."""
+    status: ConditionSign = ConditionSign.TRUE
+    """Value that is the sign."""
+
+
+class NodeSignals(Model):
+    """Signs that a node is about to go. Its pods leave it in time: when a spare pod on another node is ready, ranks
+    move there, and then the pod is deleted. One pod more is made for this, or as many as spares.count."""
+
+    cordon: Reaction = Reaction.MOVE
+    """Whether a cordoned node (spec.unschedulable) is one."""
+    taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
+    """Taints that are."""
+    conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()
+    """Conditions that are. That a node is not ready needs no mention."""

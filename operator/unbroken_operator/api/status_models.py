@@ -1,0 +1,236 @@
+"""The status of a ResilientTrainingJob: what the operator writes, and the source of the schema of status."""
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
+
+from unbroken_operator.api.model_base import Model
+
+Text = Annotated[str, Field(max_length=253)]
+Sentence = Annotated[str, Field(max_length=2048)]
+Count = Annotated[int, Field(ge=0)]
+Counts = Annotated[dict[Text, Count], Field(max_length=64)]
+Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+
+MAX_HISTORY = 20
+MAX_SUSPECTS = 20
+
+
+class State(str, Enum):
+    """The job in one word."""
+
+    INVALID = "Invalid"
+    SUSPENDED = "Suspended"
+    FORMING = "Forming"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionStatus(str, Enum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionType(str, Enum):
+    """What the operator says about a job."""
+
+    ADMITTED = "Admitted"
+    SUSPENDED = "Suspended"
+    PODS_READY = "PodsReady"
+    TOPOLOGY_KNOWN = "TopologyKnown"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    DEGRADED = "Degraded"
+    SPARES_EXHAUSTED = "SparesExhausted"
+    SPARES_SPREAD = "SparesSpread"
+    UP_TO_DATE = "UpToDate"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Condition(Model):
+    """One statement about the job."""
+
+    type: ConditionType
+    """Admitted: the spec is sound. Suspended: the job has no pods, or is ending those that it has, because its spec
+    says so. PodsReady: all wanted pods run. TopologyKnown: every node of a pod bears every
+    layer's label, and no domain lies in two domains of an outer layer. Running: the training function runs on all
+    active ranks. Recovering: an interruption is being repaired. Degraded: the job runs with fewer ranks than it wants.
+    SparesExhausted: spares are wanted and none is ready. SparesSpread: every domain of every layer in which active pods
+    stand has a spare pod. UpToDate: all pods were made from the present template; it appears with the first change.
+    Complete and Failed: the job is over."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    reason: Annotated[str, Field(min_length=1, max_length=64)]
+    """One word for programs."""
+    message: Sentence
+    """One sentence for people."""
+    observed_generation: Count
+    """metadata.generation of the spec that this is about."""
+    last_transition_time: Time
+    """When status changed last."""
+
+
+class Ranks(Model):
+    """Workers by what they do."""
+
+    active: Count
+    """Workers in the training function's world."""
+    spare: Count
+    """Workers that wait to take over."""
+    lost: Count
+    """Active ranks that the job wants and does not have."""
+
+
+class Restarts(Model):
+    """Recoveries so far."""
+
+    total: Count
+    """All recoveries."""
+    by_rung: Counts
+    """Recoveries by the highest rung that they needed."""
+    by_cause: Counts
+    """Recoveries by their cause."""
+
+
+class Interruption(Model):
+    """A fault that interrupted the job."""
+
+    time: Time
+    """When it was reported."""
+    cause: Text
+    """Why: one of the causes in the reference."""
+    rank: Count | None = None
+    """Active rank of the culprit; empty for a fault outside of the workers."""
+    pod: Text = ""
+    """Pod of the culprit."""
+    node: Text = ""
+    """Node of that pod."""
+    domain: Text = ""
+    """Innermost domain of that pod."""
+    detail: Sentence = ""
+    """What was seen: the exception, exit code, signal, or what hung."""
+
+
+class RecoveryRecord(Model):
+    """How one interruption was repaired."""
+
+    generation: Count
+    """Generation of the coordinator."""
+    number: Count
+    """Number of the recovery in that generation, from 1."""
+    cause: Text
+    """Why the job was interrupted."""
+    rung: Text = ""
+    """Highest rung that was needed so far; empty before the first."""
+    rank: Count | None = None
+    """Active rank of the culprit."""
+    pod: Text = ""
+    """Pod of the culprit."""
+    node: Text = ""
+    """Node of that pod."""
+    replaced_by: Annotated[tuple[Text, ...], Field(strict=False, max_length=64)] = ()
+    """Spare pods that were promoted."""
+    iteration: Count = 0
+    """Iteration that the recovery led to."""
+    started_at: Time
+    """When the interruption was reported."""
+    ended_at: Time | None = None
+    """When all active workers ran again; empty while it lasts, and for good when the job failed instead."""
+    seconds: Annotated[dict[Text, float], Field(max_length=16)]
+    """Seconds of each phase: detect, stop, plan, enter, first-progress."""
+
+
+class SuspectNode(Model):
+    """A node on which pods of the job failed in ways for which the node may be to blame."""
+
+    name: Text
+    """Name of the node."""
+    faults: Count
+    """So many faults."""
+    score: Annotated[float, Field(ge=0)]
+    """Their weight at scoreTime: 1 for a lost node or pod or a failed health check, less where the script may be to
+    blame. Half of it is gone after half an hour. From 0.25 on new pods avoid the node; from 1.5 on none goes there,
+    unless it could go nowhere else: then the score is lowered."""
+    score_time: Time
+    """When the score was that."""
+
+
+class RendezvousStatus(Model):
+    """The coordinator that this status comes from."""
+
+    pod_uid: Text
+    """Uid of its pod."""
+    generation: Count
+    """Its fencing number."""
+    earlier: Restarts
+    """Recoveries of earlier coordinators, which are part of restarts."""
+
+
+class Accepted(Model):
+    """What cannot change any more since the job was admitted."""
+
+    ranks_per_pod: Count
+    """ranksPerPod."""
+    layers: Annotated[tuple[Text, ...], Field(strict=False, max_length=8)]
+    """Name and label of each topology layer."""
+    is_in_process: bool
+    """Whether in-process is among the rungs."""
+
+
+class Status(Model):
+    """What the job is."""
+
+    state: State | None = None
+    observed_generation: Count | None = None
+    """metadata.generation of the spec that the operator acted on."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            strict=False,
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+        ),
+    ] = ()
+    """Statements about the job; see type."""
+    start_time: Time | None = None
+    """When the job was first seen unsuspended, or was resumed; empty while it is suspended."""
+    completion_time: Time | None = None
+    """When it was seen that the job is over."""
+    iteration: int | None = None
+    """Number of the training function's current run; +1 at every restart, -1 before the first."""
+    ranks: Ranks | None = None
+    replicas: Count | None = None
+    """Active pods, for the scale subresource."""
+    selector: Annotated[str, Field(max_length=512)] | None = None
+    """Label selector of the active pods, for the scale subresource."""
+    restarts: Restarts | None = None
+    last_interruption: Interruption | None = None
+    last_recovery: RecoveryRecord | None = None
+    history: Annotated[tuple[RecoveryRecord, ...], Field(strict=False, max_length=MAX_HISTORY)] = ()
+    """The last recoveries, newest last."""
+    suspect_nodes: Annotated[
+        tuple[SuspectNode, ...],
+        Field(
+            strict=False,
+            max_length=MAX_SUSPECTS,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = ()
+    """Nodes that new pods avoid, or have avoided until a while ago."""
+    ettr: float | None = None
+    """Seconds in which the job made first-time progress / seconds since it first ran."""
+    next_pod_ordinal: Count | None = None
+    """Number of the next training pod."""
+    next_rendezvous_ordinal: Count | None = None
+    """Number of the next rendezvous pod."""
+    rendezvous: RendezvousStatus | None = None
+    ended_generation: Count | None = None
+    """Highest generation of the coordinators that ended with a suspension: what they still say is not heard."""
+    accepted: Accepted | None = None

@@ -1,0 +1,207 @@
+"""Pure: reads a job's spec and says everything that is wrong with it, or gives what the rest of the operator needs.
+
+The API server checks the same where it can; this is for what its schema cannot say, and for clusters without CEL.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from unbroken_core.errors import InputError
+from unbroken_core.reasons import Rung
+from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts, violations
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import Spec
+
+MAX_SHOWN = 8
+_USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A sound spec."""
+
+    spec: Spec
+    settings: JobSettings
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A spec that cannot be acted on: one line for each fault, with where, seen and wanted."""
+
+    violations: tuple[str, ...]
+
+    @property
+    def message(self) -> str:
+        """All violations in one sentence, or the first ones and how many there are."""
+        shown = "; ".join(self.violations[:MAX_SHOWN])
+        rest = len(self.violations) - MAX_SHOWN
+        return f"{shown}; and {rest} more" if rest > 0 else shown
+
+
+def admit(job: Mapping[str, Any]) -> Accepted | Refused:
+    """Check one ResilientTrainingJob object, as the API server returns it."""
+    metadata = job["metadata"]
+    found = list(_name_violations(metadata["name"]))
+    try:
+        # As JSON, since strict models take words for enums and lists for tuples only from there.
+        spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
+    except ValidationError as error:
+        return Refused((*found, *(_describe(item) for item in _causes(error))))
+    try:
+        settings = to_settings(spec, metadata["name"], metadata["namespace"], metadata["uid"])
+    except InputError:
+        found += _settings_violations(spec, metadata["name"])
+        settings = None
+    found += _template_violations(spec)
+    found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
+    return Refused(tuple(found)) if found or settings is None else Accepted(spec, settings)
+
+
+def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:
+    """Return what rendezvous and agents need to know. Raises InputError that names the field."""
+    return JobSettings(job=name, namespace=namespace, uid=uid, **_settings_fields(spec))
+
+
+def _settings_fields(spec: Spec) -> dict[str, Any]:
+    boxes = spec.timeouts
+    return {
+        "replicas": spec.replicas,
+        "min_replicas": spec.min_replicas,
+        "spares": spec.spares.count,
+        "ranks_per_pod": spec.ranks_per_pod,
+        "layers": tuple(
+            Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
+            for layer in spec.topology.layers
+        ),
+        "divisible_by": spec.world.divisible_by,
+        "max_ranks": spec.world.max_ranks,
+        "min_ranks_per_pod": spec.world.min_ranks_per_pod,
+        "rungs": tuple(
+            RungBudget(rung.name, rung.limit, float(rung.window_seconds))
+            for rung in sorted(spec.restart.rungs, key=lambda rung: list(Rung).index(rung.name))
+        ),
+        "max_faults_per_rank": spec.restart.max_faults_per_rank,
+        "no_progress_limit": spec.restart.no_progress_limit,
+        "fatal_exit_codes": spec.restart.fatal_exit_codes,
+        "uncounted_causes": spec.restart.uncounted_causes,
+        "grow_back_s": None if spec.restart.grow_back_seconds is None else float(spec.restart.grow_back_seconds),
+        "timeouts": Timeouts(
+            soft_s=float(boxes.soft_seconds),
+            hard_s=float(boxes.hard_seconds),
+            heartbeat_s=float(boxes.heartbeat_seconds),
+            barrier_s=float(boxes.barrier_seconds),
+            completion_s=float(boxes.completion_seconds),
+            termination_grace_s=float(boxes.termination_grace_seconds),
+            startup_s=float(boxes.startup_seconds),
+            reconnect_s=float(boxes.reconnect_seconds),
+            last_call_s=float(boxes.last_call_seconds),
+            drain_s=float(boxes.drain_seconds),
+            isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
+        ),
+    }
+
+
+def accepted_facts(spec: Spec) -> dict[str, Any]:
+    """Return status.accepted: what cannot change after admission."""
+    return {
+        "ranksPerPod": spec.ranks_per_pod,
+        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.layers],
+        "isInProcess": any(rung.name is Rung.IN_PROCESS for rung in spec.restart.rungs),
+    }
+
+
+def _causes(error: ValidationError) -> list[Any]:
+    """Return the errors without those that only follow from an error deeper inside."""
+    items = error.errors(include_url=False)
+    inner = {item["loc"][:length] for item in items for length in range(len(item["loc"]))}
+    return [item for item in items if item["loc"] not in inner]
+
+
+def _describe(error: Any) -> str:
+    where = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown field; want one that `kubectl explain rtj.spec` lists"
+    if error["type"] == "missing":
+        return f"{where}: want a value, got none"
+    seen = repr(error["input"])
+    if error["type"] in ("too_short", "too_long"):
+        limits = error["ctx"]
+        wanted = f"at least {limits['min_length']}" if "min_length" in limits else f"at most {limits['max_length']}"
+        return f"{where}: want {wanted} items, got {len(error['input'])}"
+    return (
+        f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}, got {seen if len(seen) <= 80 else seen[:77] + '...'}"
+    )
+
+
+def _name_violations(name: str) -> Iterator[str]:
+    if len(name) > layout.MAX_JOB_NAME:
+        yield (
+            f"metadata.name: want at most {layout.MAX_JOB_NAME} characters, since pods are named after it, "
+            f"got {len(name)}"
+        )
+    is_service_name = name[:1].isalpha() and all(char.isascii() and (char.isalnum() or char == "-") for char in name)
+    if not is_service_name or name != name.lower() or name.endswith("-"):
+        yield (
+            "metadata.name: want lowercase letters, digits and '-', beginning with a letter, since a Service is "
+            f"named after it, got {name!r}"
+        )
+
+
+def _settings_violations(spec: Spec, name: str) -> Iterator[str]:
+    """Return every violation, where JobSettings raises for the first one only."""
+    unchecked = object.__new__(JobSettings)
+    for field, value in {"job": name, "namespace": "", "uid": "", **_settings_fields(spec)}.items():
+        object.__setattr__(unchecked, field, value)
+    for message in violations(unchecked):
+        yield f"spec.{message}"
+
+
+def _template_violations(spec: Spec) -> Iterator[str]:
+    pod = spec.template.spec
+    extra = pod.model_extra or {}
+    where = "spec.template.spec"
+    if not pod.containers[0].command:
+        yield (
+            f"{where}.containers[0].command: want the command that starts the training, got none "
+            "(an image's own entrypoint cannot be put under the launcher)"
+        )
+    for kind, items in (
+        ("containers", [container.model_dump() for container in pod.containers]),
+        ("initContainers", _objects(extra.get("initContainers"))),
+        ("volumes", _objects(extra.get("volumes"))),
+    ):
+        for index, item in enumerate(items):
+            if item.get("name") in layout.RESERVED_NAMES:
+                yield f"{where}.{kind}[{index}].name: want a name that the operator does not use, got {item['name']!r}"
+    names = [container.name for container in pod.containers]
+    if len(set(names)) != len(names):
+        yield f"{where}.containers: want distinct names, got {names}"
+    yield from _variable_violations((pod.containers[0].model_extra or {}).get("env"), f"{where}.containers[0].env")
+
+
+def _variable_violations(variables: Any, where: str) -> Iterator[str]:
+    if variables is not None and not isinstance(variables, list):
+        yield f"{where}: want a list of variables, got {type(variables).__name__}"
+    for index, variable in enumerate(_objects(variables)):
+        name = variable.get("name")
+        if name in _USERS_VARIABLES or not isinstance(name, str):
+            continue
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX):
+            yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
+
+
+def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator[str]:
+    if before is None:
+        return
+    names = {"ranksPerPod": "ranksPerPod", "layers": "topology.layers", "isInProcess": "restart.rungs (in-process)"}
+    for key, seen in accepted_facts(spec).items():
+        if key in before and before[key] != seen:
+            yield f"spec.{names[key]}: cannot change after the job was admitted; want {before[key]}, got {seen}"
+
+
+def _objects(items: Any) -> list[dict[str, Any]]:
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

@@ -1,0 +1,178 @@
+"""Pure: what a snapshot means: which pods count, which are lost, their roles and domains, whether the job is over."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
+from unbroken_core.ranks.tree.places import Misplaced, Place, misplaced_names, natural_key
+from unbroken_core.reasons import Cause, Role
+from unbroken_core.settings import JobSettings
+from unbroken_operator.decisions.admission import Accepted
+from unbroken_operator.decisions.lifecycle import Outcome, is_suspended, job_outcome
+from unbroken_operator.decisions.node_signals import troubled_pods
+from unbroken_operator.decisions.objects.manifests import settings_digest
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Facts that follow from one snapshot of an admitted job."""
+
+    outcome: Outcome | None
+    """Once the job is over."""
+    is_suspended: bool
+    """Whether the job is to have no pods."""
+    report: JobStatus | None
+    members: dict[str, PodStatus]
+    """Pods of the report by uid."""
+    lost: frozenset[str]
+    """Uids of pods whose node is dead."""
+    alive: tuple[PodView, ...]
+    """Training pods that count as present, by ordinal."""
+    outdated: tuple[PodView, ...]
+    """Present pods that were made from an earlier template."""
+    troubled: dict[str, str]
+    """Uids of present pods that are to make way for others, and why."""
+    rendezvous: PodView | None
+    """The rendezvous pod that is to stay."""
+    stale_rendezvous: tuple[PodView, ...]
+    """Rendezvous pods that are to go."""
+    domains: dict[str, tuple[str, ...]]
+    """Domains of each node that carries a pod, outermost first; "" where the label is missing."""
+    missing_labels: dict[str, tuple[str, ...]]
+    """Nodes of present pods that lack a layer's label, by label."""
+    misplaced: tuple[Misplaced, ...]
+    """Domains in two domains of the layer above, by the labels of the nodes of present pods; keys are nodes."""
+
+    def role(self, pod: PodView) -> Role:
+        """Return the role that the rendezvous reports, else the one that the pod was made for."""
+        member = self.members.get(pod.uid)
+        if member is not None and self.report is not None and self.report.iteration >= 0:
+            return member.role
+        return Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE
+
+
+def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
+    """Return what the snapshot means under this spec."""
+    settings = verdict.settings
+    report = snapshot.report
+    members = {pod.uid: pod for pod in report.pods} if report is not None else {}
+    trainers = snapshot.trainers()
+    lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
+    outcome = job_outcome(snapshot, verdict.spec)
+    alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
+    outdated = outdated_pods(verdict.spec, alive)
+    current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
+    domains = _domains(snapshot, settings, trainers)
+    nodes = sorted({pod.node for pod in alive if pod.node in domains}, key=natural_key)
+    missing = {
+        layer.label: tuple(name for name in nodes if layer.label not in snapshot.nodes[name].labels)
+        for layer in settings.layers
+    }
+    # What only seems to contradict, because a label is missing, is told as that.
+    known = [Place(name, domains[name], settings.ranks_per_pod) for name in nodes if all(domains[name])]
+    return Assessment(
+        outcome=outcome,
+        is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
+        report=report,
+        members=members,
+        lost=lost,
+        alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
+        outdated=outdated,
+        troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
+        rendezvous=current,
+        stale_rendezvous=stale,
+        domains=domains,
+        missing_labels={label: names for label, names in missing.items() if names},
+        misplaced=tuple(misplaced_names(known)),
+    )
+
+
+def _domains(snapshot: Snapshot, settings: JobSettings, pods: Iterable[PodView]) -> dict[str, tuple[str, ...]]:
+    nodes = sorted({pod.node for pod in pods if pod.node in snapshot.nodes})
+    return {
+        name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
+    }
+
+
+def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSettings) -> Observation:
+    """Return what the rendezvous should know about the pods."""
+    pods = {}
+    for pod in sorted(snapshot.trainers(), key=lambda pod: pod.ordinal):
+        # A pod that succeeded has been told to: its connection ends by itself.
+        pods[pod.uid] = PodObservation(
+            pod=pod.name,
+            node=pod.node,
+            domains=assessment.domains.get(pod.node, ()) if settings.layers else (),
+            role=Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE,
+            gone=_gone(pod, assessment.lost),
+            # An image that is being pulled is no more the script's time than a node that is not there.
+            is_waiting=pod.phase == "Pending",
+            is_ended=_is_ended(pod, snapshot),
+        )
+    return Observation(pods, _is_accounted(snapshot))
+
+
+def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
+    """Whether nothing of the pod can run any more; a node that is only not ready may train on."""
+    if pod.has_ended or not pod.node:
+        return pod.has_ended
+    node = snapshot.nodes.get(pod.node)
+    # Who deletes a Node, or taints it so, vouches that it is off: an administrator, or the cloud's own controller.
+    return bool(snapshot.nodes) if node is None else node.is_out_of_service
+
+
+def _is_accounted(snapshot: Snapshot) -> bool:
+    """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
+    trainers = snapshot.trainers()
+    used = max([snapshot.status.get("nextPodOrdinal") or 0, *(pod.ordinal + 1 for pod in trainers)])
+    return len(trainers) + snapshot.num_ended >= used
+
+
+def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:
+    if pod.phase == "Failed" or (pod.is_deleting and pod.is_terminal):
+        return Cause.POD_LOST
+    if pod.uid in lost:
+        return Cause.NODE_LOST
+    return Cause.POD_LEAVING if pod.is_deleting or pod.leaving else None
+
+
+def _is_lost(pod: PodView, snapshot: Snapshot, members: dict[str, PodStatus]) -> bool:
+    if not pod.node or pod.is_terminal:
+        return False
+    node = snapshot.nodes.get(pod.node)
+    if node is not None and node.is_ready:
+        return False
+    # A node that only the API server cannot reach may train on: its agent's connection is the better witness.
+    if snapshot.is_reachable and pod.uid == snapshot.report_from:
+        return False
+    member = members.get(pod.uid)
+    return not (snapshot.is_reachable and member is not None and member.is_connected)
+
+
+def _counts(
+    pod: PodView,
+    lost: frozenset[str],
+    members: dict[str, PodStatus],
+    report: JobStatus | None,
+    outcome: Outcome | None,
+) -> bool:
+    if pod.is_deleting or pod.uid in lost or pod.phase == "Failed":
+        return False
+    if pod.phase != "Succeeded" or outcome is not None:
+        return True
+    # Pods end well when the job is complete, which the API server may show before the report says so.
+    member = members.get(pod.uid)
+    return report is None or (member is not None and member.is_connected)
+
+
+def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:
+    pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
+    good = [
+        pod
+        for pod in pods
+        if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost and pod.settings == digest
+    ]
+    current = good[-1] if good else None
+    return current, tuple(pod for pod in pods if pod is not current)

@@ -1,0 +1,108 @@
+"""Pure: the deletions of a job that is suspended or over, and of pods that no kubelet ends."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unbroken_operator.api.models import CleanPodPolicy, Spec
+from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.lifecycle import Outcome, ttl_left_s
+from unbroken_operator.decisions.reporting.status import Ordinals
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
+
+LAST_WORDS_S = 10.0
+"""A rendezvous that is being deleted has so long to end before the training pods are: its kubelet gives it 5."""
+UNFINISHED_S = 2.0
+"""A pod that never had a node is marked and removed in one go; an API server that dies in between leaves it marked."""
+_SUSPENDED = "the job is suspended"
+_OVER = "the job is over"
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Actions on objects, and the ordinals that stay free after them."""
+
+    actions: tuple[Action, ...]
+    ordinals: Ordinals
+    check_after_s: float | None = None
+
+
+def suspended(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> Objects:
+    """End all pods, with their grace period: the rendezvous first, to which the others would be faults to repair."""
+    actions: list[Action] = []
+    wait_s = 0.0
+    for pod in snapshot.rendezvous_pods():
+        if not pod.is_deleting:
+            actions.append(DeletePod(pod.name, pod.uid, _SUSPENDED))
+        if not pod.is_terminal and pod.uid not in assessment.lost:
+            wait_s = max(wait_s, LAST_WORDS_S - snapshot.memory.deleting_for_s.get(pod.uid, 0.0))
+    if wait_s <= 0:
+        actions += [
+            DeletePod(pod.name, pod.uid, _SUSPENDED)
+            for pod in snapshot.trainers()
+            if not pod.is_deleting and pod.phase != "Failed"
+        ]
+    actions += forced(snapshot, assessment)
+    waits = [wait for wait in (wait_s, force_wait_s(snapshot, assessment)) if wait > 0]
+    return Objects(tuple(actions), free, min(waits, default=None))
+
+
+def after_the_end(snapshot: Snapshot, spec: Spec, assessment: Assessment, outcome: Outcome, free: Ordinals) -> Objects:
+    """Keep what has ended for its logs, as far as the spec says so; end what would wait for ever."""
+    if not outcome.is_recorded:
+        return Objects((), free)
+    linger_s = 0.0 if outcome.is_ours else snapshot.options.linger_s - snapshot.memory.finished_for_s
+    actions = [
+        DeletePod(pod.name, pod.uid, _OVER)
+        for pod in snapshot.trainers()
+        if not pod.is_deleting and _is_to_go(pod, spec.clean_pod_policy, outcome, linger_s)
+    ]
+    gone = {action.uid for action in actions}
+    is_anyone_left = any(
+        not pod.is_terminal and not pod.is_deleting and pod.uid not in gone for pod in snapshot.trainers()
+    )
+    if not is_anyone_left or linger_s <= 0:
+        actions += [DeletePod(pod.name, pod.uid, _OVER) for pod in snapshot.rendezvous_pods() if not pod.is_deleting]
+    waits = [linger_s] if is_anyone_left and linger_s > 0 else []
+    ttl_s = ttl_left_s(snapshot, spec)
+    if ttl_s == 0 and not waits:
+        metadata = snapshot.job["metadata"]
+        why = f"spec.ttlSecondsAfterFinished ({spec.ttl_seconds_after_finished}) is over"
+        return Objects((DeleteJob(snapshot.uid, str(metadata.get("resourceVersion", "")), why),), free)
+    waits += [wait for wait in (ttl_s, force_wait_s(snapshot, assessment)) if wait]
+    return Objects((*actions, *forced(snapshot, assessment)), free, min(waits, default=None))
+
+
+def _is_to_go(pod: PodView, policy: CleanPodPolicy, outcome: Outcome, linger_s: float) -> bool:
+    if pod.is_terminal:
+        return policy is CleanPodPolicy.ALL
+    if pod.phase == "Pending" or outcome.is_ours:
+        return True
+    return policy is not CleanPodPolicy.NONE and linger_s <= 0
+
+
+def forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:
+    """Yield the deletions that no kubelet carries out any more."""
+    for pod, after_s, why in _stuck_ends(snapshot, assessment):
+        if snapshot.memory.deleting_for_s.get(pod.uid, 0.0) >= after_s:
+            yield DeletePod(pod.name, pod.uid, why, is_forced=True)
+
+
+def force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
+    """Return the seconds until the next such deletion, 0 for none or now."""
+    waits = [
+        after_s - snapshot.memory.deleting_for_s.get(pod.uid, 0.0)
+        for pod, after_s, _ in _stuck_ends(snapshot, assessment)
+    ]
+    return max(min(waits, default=0.0), 0.0)
+
+
+def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[PodView, float, str]]:
+    """Yield deleted pods that nobody takes away: after how many seconds that is to be done, and why."""
+    for pod in (*snapshot.trainers(), *snapshot.rendezvous_pods()):
+        if not pod.is_deleting:
+            continue
+        if not pod.node and not pod.finalizers:
+            yield pod, UNFINISHED_S, "its deletion was begun, and broke off"
+        elif pod.uid in assessment.lost:
+            yield pod, snapshot.options.force_delete_after_s, f"node {pod.node} does not come back"

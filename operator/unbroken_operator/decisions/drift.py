@@ -1,0 +1,172 @@
+"""Pure: what somebody else changed of the job's objects is set back or told, once, and nothing is fought over.
+
+    Service             leads to the rendezvous again
+    pods                get owner, component, role and topology back
+    Secret              is told of: who may write Secrets may read them, too, so the operator's roles have no such right
+    finalizers, the     are told of: they are somebody's wish. A pod without the job's label is no pod of the job, as
+    job's label         with a ReplicaSet, whose users look at a sick pod in peace that way
+
+What is changed again after it was set back is left for ever longer: somebody insists, perhaps another controller.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.reasons import Reason
+from unbroken_core.settings import JobSettings
+from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.actions import Action, Mend, PatchPod, PostEvent
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.objects.manifests import owner_reference, service
+from unbroken_operator.decisions.reporting.events import event
+from unbroken_operator.decisions.snapshot import Memory, PodView, ServiceView, Snapshot
+
+NUM_FREE_STAMPS = 5
+"""A role that comes and goes with recoveries is no fight yet."""
+NUM_OF_A_FIGHT = 3
+OWNER, LABELS = "metadata.ownerReferences", "metadata.labels"
+
+
+@dataclass(frozen=True)
+class Mending:
+    """What is to be set back now, and the seconds until something else may be; 0 for nothing."""
+
+    actions: tuple[Action, ...]
+    wait_s: float
+
+
+def mending(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Mending:
+    """Return what to set back. With the Events that tell of it, unless it is a matter of course."""
+    actions: list[Action] = []
+    waits: list[float] = []
+    for mend in _mends(snapshot, settings):
+        num, wait_s = _held_back(snapshot.memory, mend.key)
+        if wait_s > 0:
+            waits.append(wait_s)
+        else:
+            actions += [*_told(snapshot, mend, num), mend]
+    for patch in _stamps(settings, assessment):
+        _, wait_s = _held_back(snapshot.memory, patch.key, NUM_FREE_STAMPS)
+        if wait_s > 0:
+            waits.append(wait_s)
+        else:
+            actions.append(patch)
+    return Mending(tuple(actions), min(waits, default=0.0))
+
+
+def notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield the Events of what somebody did that is not set back, and of which none was posted."""
+    for manifest in _notices(snapshot):
+        if manifest["metadata"]["name"] not in snapshot.memory.told:
+            yield manifest
+
+
+def _held_back(memory: Memory, key: str, num_free: int = 0) -> tuple[int, float]:
+    """Return how often this was done lately, and the seconds until it may be done again."""
+    num, since_s = memory.mends.get(key, (0, 0.0))
+    return num, max(0.0, retry_delay_s(num - num_free) - since_s)
+
+
+def _mends(snapshot: Snapshot, settings: JobSettings) -> Iterator[Mend]:
+    owner = owner_reference(settings.job, settings.uid)
+    if snapshot.service is not None:
+        yield from _service_mend(snapshot.service, service(settings), owner)
+    for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
+        fields = tuple(name for name, is_wrong in ((OWNER, pod.is_orphan), (LABELS, pod.is_mislabelled)) if is_wrong)
+        if fields and not pod.is_deleting:
+            labels = {layout.COMPONENT_LABEL: pod.component} if pod.is_mislabelled else {}
+            patch = {"metadata": {"labels": labels}} if labels else {}
+            yield Mend("pods", pod.name, pod.uid, fields, patch, owner if pod.is_orphan else None)
+
+
+def _service_mend(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str, Any]) -> Iterator[Mend]:
+    labels, wanted = made["metadata"]["labels"], made["spec"]
+    fields: list[str] = [OWNER] if seen.is_orphan else []
+    patch: dict[str, Any] = {}
+    if labels.items() - seen.labels.items():
+        fields.append(LABELS)
+        patch["metadata"] = {"labels": labels}
+    spec = dict(_service_changes(seen.spec, wanted))
+    if fields or spec:
+        fields += [f"spec.{name}" for name in spec]
+        yield Mend(
+            "services",
+            seen.name,
+            seen.uid,
+            tuple(fields),
+            patch | ({"spec": spec} if spec else {}),
+            owner if seen.is_orphan else None,
+        )
+
+
+def _service_changes(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what to merge into the spec; ports and other things that somebody added harm nobody."""
+    if seen.get("type") == "ExternalName":
+        yield from (("type", "ClusterIP"), ("externalName", None))
+    selector = seen.get("selector") or {}
+    if selector != wanted["selector"]:
+        yield "selector", {**dict.fromkeys(selector), **wanted["selector"]}
+    ports = [{key: port.get(key) for key in wanted["ports"][0]} for port in seen.get("ports") or ()]
+    if not all(port in ports for port in wanted["ports"]):
+        yield "ports", wanted["ports"]
+    if not seen.get("publishNotReadyAddresses"):
+        yield "publishNotReadyAddresses", True
+
+
+def _told(snapshot: Snapshot, mend: Mend, num: int) -> Iterator[PostEvent]:
+    what = f"{'Service' if mend.resource == 'services' else 'Pod'} {mend.name}"
+    fields = ", ".join(mend.fields)
+    by = snapshot.service.changed_by if snapshot.service is not None and mend.resource == "services" else ""
+    whom = f"somebody else (last written by {by})" if by else "somebody else"
+    message, key = f"{what}: {fields} changed by {whom}; set back", ("mended", mend.key)
+    if num >= NUM_OF_A_FIGHT:
+        message = f"{what}: {fields} changed by {whom} again and again; set back ever more seldom. Want it left alone"
+        key = ("fight", mend.key)
+    manifest = event(snapshot, key, Reason.CHANGED_BY_HAND.value, "Warning", message)
+    if manifest["metadata"]["name"] not in snapshot.memory.told:
+        yield PostEvent(manifest)
+
+
+def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    secret = snapshot.secret
+    if secret is not None and secret.is_orphan and secret.owner_uid == snapshot.uid:
+        message = (
+            f"Secret {secret.name}: {OWNER} changed by somebody else: it would stay when the job is deleted. "
+            "Delete it, and it is made again with what is in it"
+        )
+        yield event(snapshot, ("orphan", secret.uid), Reason.CHANGED_BY_HAND.value, "Warning", message)
+    for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
+        if pod.is_deleting and pod.has_ended and pod.finalizers:
+            message = (
+                f"pod {pod.name} has ended and stays because of the finalizer {', '.join(pod.finalizers)}: whoever has "
+                "set it takes it off; the job goes on without the pod"
+            )
+            yield event(snapshot, ("held", pod.uid), Reason.HELD_BY_FINALIZER.value, "Warning", message)
+    for pod in snapshot.released:
+        if pod.owner_uid == snapshot.uid:
+            yield event(snapshot, ("released", pod.uid), Reason.POD_RELEASED.value, "Warning", _released(pod))
+
+
+def _released(pod: PodView) -> str:
+    where = f" on node {pod.node}" if pod.node else ""
+    return (
+        f"pod {pod.name} has lost the label {layout.JOB_LABEL}: it counts as deleted and is replaced, but runs on"
+        f"{where} until it is deleted, or the job is"
+    )
+
+
+def _stamps(settings: JobSettings, assessment: Assessment) -> Iterator[PatchPod]:
+    """Yield the labels and annotations of pods that are not as things stand."""
+    names = [layer.name for layer in settings.layers]
+    for pod in assessment.alive:
+        role = assessment.role(pod).value
+        labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
+        annotations = {}
+        if names and pod.node in assessment.domains:
+            topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
+            annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
+        if (labels or annotations) and not pod.is_terminal:
+            yield PatchPod(pod.name, pod.uid, labels, annotations)

@@ -1,0 +1,1 @@
+"""The Kubernetes objects that a job needs, as plain dictionaries."""

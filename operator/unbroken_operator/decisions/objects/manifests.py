@@ -1,0 +1,233 @@
+"""Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unbroken_core.messages import Earlier
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import encode, settings_to_json
+from unbroken_operator.adapters.certificates import Certificates
+from unbroken_operator.api import layout
+from unbroken_operator.api.model_base import Model
+from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.snapshot import OperatorOptions
+
+Manifest = dict[str, Any]
+NOTHING_EARLIER = Earlier()
+
+
+def settings_digest(settings: JobSettings) -> str:
+    """Return a short name of the settings: a rendezvous pod with another one is replaced."""
+    return hashlib.sha256(settings_to_json(settings).encode()).hexdigest()[:16]
+
+
+def object_metadata(settings: JobSettings, name: str, component: str) -> Manifest:
+    """Return the metadata that every object of the job bears."""
+    return {
+        "name": name,
+        "namespace": settings.namespace,
+        "labels": {layout.JOB_LABEL: settings.job, layout.COMPONENT_LABEL: component},
+        "annotations": {layout.JOB_UID_ANNOTATION: settings.uid},
+        "ownerReferences": [owner_reference(settings.job, settings.uid)],
+    }
+
+
+def owner_reference(name: str, uid: str) -> Manifest:
+    """Return the reference that makes the API server remove an object with its job."""
+    return {
+        "apiVersion": layout.API_VERSION,
+        "kind": layout.KIND,
+        "name": name,
+        "uid": uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def secret(settings: JobSettings) -> Manifest:
+    """Return the Secret of the job, still without its token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
+        "type": "Opaque",
+    }
+
+
+def with_credentials(manifest: Mapping[str, Any], token: str, certificates: Certificates | None) -> Manifest:
+    """Return the Secret with this token, and with certificates unless the job speaks in clear."""
+    texts = {layout.TOKEN_KEY: token}
+    if certificates is not None:
+        texts |= {
+            layout.AUTHORITY_KEY: certificates.authority,
+            layout.CERTIFICATE_KEY: certificates.certificate,
+            layout.PRIVATE_KEY_KEY: certificates.key,
+        }
+    return {**manifest, "data": {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
+
+
+def token_of(item: Mapping[str, Any]) -> str:
+    """Return the token in a Secret, "" when it has none that can be read."""
+    return _text(item, layout.TOKEN_KEY).strip()
+
+
+def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
+    """Return the certificates in a Secret, None when not all of them are there."""
+    keys = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
+    authority, certificate, key = (_text(item, name) for name in keys)
+    return Certificates(authority, certificate, key) if authority and certificate and key else None
+
+
+def missing_keys(item: Mapping[str, Any], *, is_encrypted: bool) -> tuple[str, ...]:
+    """Return the keys of a Secret that pods read and that are not there, or cannot be read."""
+    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
+    keys = (layout.TOKEN_KEY, *(certificates if is_encrypted else ()))
+    return tuple(key for key in keys if not _text(item, key).strip())
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    try:
+        return base64.b64decode((item.get("data") or {}).get(key, ""), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def service(settings: JobSettings) -> Manifest:
+    """Return the Service that agents reach the rendezvous by."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
+        "spec": {
+            "selector": {layout.JOB_LABEL: settings.job, layout.COMPONENT_LABEL: layout.RENDEZVOUS},
+            # Agents may come before the probes have passed, and the rendezvous must be reachable while it starts.
+            "publishNotReadyAddresses": True,
+            "ports": [
+                _service_port("rendezvous", layout.API_PORT),
+                _service_port("metrics", layout.METRICS_PORT),
+            ],
+        },
+    }
+
+
+def rendezvous_pod(
+    spec: Spec, settings: JobSettings, ordinal: int, options: OperatorOptions, earlier: Earlier = NOTHING_EARLIER
+) -> Manifest:
+    """Return the nth rendezvous pod of the job."""
+    metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
+    metadata["annotations"] |= {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
+    rendezvous = spec.rendezvous
+    keys = [layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY] if options.encrypts else []
+    probe = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
+    container: Manifest = {
+        "name": layout.RENDEZVOUS,
+        "image": rendezvous.image or spec.sidecar.image or options.sidecar_image,
+        "command": ["python", "-m", "unbroken.rendezvous"],
+        "env": [
+            *downward_variables(),
+            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
+            variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
+            variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
+            variable("UNBROKEN_DIR", layout.RUN_PATH),
+            *(_certificate_variables() if options.encrypts else []),
+            *([] if earlier == NOTHING_EARLIER else [variable("UNBROKEN_EARLIER", encode(earlier))]),
+        ],
+        "ports": [
+            {"name": "rendezvous", "containerPort": layout.API_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": layout.METRICS_PORT, "protocol": "TCP"},
+        ],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
+        "readinessProbe": {**probe, "periodSeconds": 2},
+        "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
+        "securityContext": container_security(is_root_pod=False),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", rendezvous.resources),
+    }
+    pod: Manifest = {
+        "restartPolicy": "Always",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, secret_volume(settings, keys)],
+    }
+    if rendezvous.node_selector:
+        pod["nodeSelector"] = dict(rendezvous.node_selector)
+    if rendezvous.tolerations:
+        pod["tolerations"] = [
+            item.model_dump(by_alias=True, exclude_none=True, mode="json") for item in rendezvous.tolerations
+        ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def variable(name: str, value: str) -> Manifest:
+    """Return one environment variable."""
+    return {"name": name, "value": value}
+
+
+def downward_variables() -> list[Manifest]:
+    """Return the variables with which a container knows its pod."""
+    paths = {
+        "UNBROKEN_POD": "metadata.name",
+        "UNBROKEN_POD_UID": "metadata.uid",
+        "UNBROKEN_NODE": "spec.nodeName",
+        "UNBROKEN_POD_IP": "status.podIP",
+    }
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+        for name, path in paths.items()
+    ]
+
+
+def _certificate_variables() -> list[Manifest]:
+    return [
+        variable("UNBROKEN_TLS_CERTIFICATE", f"{layout.TOKEN_PATH}/{layout.CERTIFICATE_KEY}"),
+        variable("UNBROKEN_TLS_KEY", f"{layout.TOKEN_PATH}/{layout.PRIVATE_KEY_KEY}"),
+    ]
+
+
+def secret_volume(settings: JobSettings, keys: Sequence[str]) -> Manifest:
+    """Return the volume with the job's token and these other keys of its Secret."""
+    return {
+        "name": layout.TOKEN_VOLUME,
+        "secret": {
+            "secretName": layout.rendezvous_name(settings.job),
+            "defaultMode": 0o444,
+            "items": [{"key": key, "path": key} for key in (layout.TOKEN_KEY, *keys)],
+        },
+    }
+
+
+def secret_mount() -> Manifest:
+    """Return the mount of what the pod gets of the job's Secret."""
+    return {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_PATH, "readOnly": True}
+
+
+def container_security(is_root_pod: bool) -> Manifest:
+    """Return the security context of our own containers; `is_root_pod`: the template runs the whole pod as root."""
+    context: Manifest = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return context if is_root_pod else {**context, "runAsNonRoot": True}
+
+
+def sidecar_pull_policy(spec: Spec) -> Manifest:
+    """Return the pull policy of our containers as a part of a container."""
+    policy = spec.sidecar.image_pull_policy
+    return {} if policy is None else {"imagePullPolicy": policy.value}
+
+
+def dumped(key: str, model: Model | None) -> Manifest:
+    """Return a model as a part of a manifest, nothing when there is none."""
+    return {} if model is None else {key: model.model_dump(by_alias=True, exclude_none=True, mode="json")}
+
+
+def _service_port(name: str, port: int) -> Manifest:
+    return {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}

@@ -1,0 +1,245 @@
+"""Pure: a training pod, made from the user's template.
+
+The user's containers stay as they are, but for the first one's command, which the launcher starts, and its
+environment and mounts. An agent, an install container and three volumes are added.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from unbroken_core.reasons import Role
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import settings_to_json
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import Spec, Spread
+from unbroken_operator.api.pod_models import SidecarMode
+from unbroken_operator.decisions.objects.manifests import (
+    Manifest,
+    container_security,
+    downward_variables,
+    dumped,
+    object_metadata,
+    secret_mount,
+    secret_volume,
+    sidecar_pull_policy,
+    variable,
+)
+from unbroken_operator.decisions.snapshot import OperatorOptions
+from unbroken_operator.decisions.spreading import Preference
+from unbroken_operator.decisions.suspects import Shunned
+from unbroken_operator.decisions.updates import digest_of
+
+NOTHING_SHUNNED = Shunned()
+_DEFAULT_GRACE_S = 30
+"""terminationGracePeriodSeconds of a pod that says nothing, by the API of Kubernetes."""
+_LAST_S = 2.0
+"""What is left of it for the launcher's own end."""
+
+
+def training_pod(
+    spec: Spec,
+    settings: JobSettings,
+    ordinal: int,
+    role: Role,
+    options: OperatorOptions,
+    *,
+    preferences: Sequence[Preference] = (),
+    shunned: Shunned = NOTHING_SHUNNED,
+) -> Manifest:
+    """Return the nth training pod of the job; `preferences` say where a spare is missed."""
+    template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
+    digest = digest_of(spec, template)
+    pod = template["spec"]
+    drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
+    containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
+    is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
+    image = spec.sidecar.image or options.sidecar_image
+    init_containers = [_install_container(spec, image, is_root_pod)]
+    agent = _agent_container(spec, settings, image, is_root_pod, options.encrypts)
+    if _is_native(spec.sidecar.mode, options):
+        init_containers.append({**agent, "restartPolicy": "Always"})
+    else:
+        containers.append(agent)
+    pod |= {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
+        "containers": containers,
+        "initContainers": [*init_containers, *pod.get("initContainers", [])],
+        "volumes": [*pod.get("volumes", []), *_volumes(settings, options.encrypts)],
+        "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
+    }
+    metadata = _metadata(template, settings, ordinal, role)
+    metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: digest}
+    if shunned.forbidden:
+        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
+
+
+def with_affinity(
+    affinity: Manifest, spec: Spec, job: str, role: Role, preferences: Sequence[Preference] = ()
+) -> Manifest:
+    """Return the user's affinity and ours: active pods close together, spares apart, or where they are missed."""
+    if role is Role.ACTIVE:
+        return _preferring(affinity, "podAffinity", _near(job, role, [layer.label for layer in spec.topology.layers]))
+    if spec.spares.spread is Spread.ANYWHERE:
+        return affinity
+    # Where it is known what a spare is to serve, others must not keep it away: one of them may be active in a moment.
+    labels = [] if preferences else [layer.label for layer in spec.topology.layers]
+    labels = [label for label in labels if label != layout.HOSTNAME_LABEL]
+    apart = _preferring(affinity, "podAntiAffinity", _near(job, role, [*labels, layout.HOSTNAME_LABEL]))
+    return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
+
+
+def away_from(affinity: Manifest, shunned: Shunned) -> Manifest:
+    """Return the affinity with the nodes in it that a pod is not to run on."""
+    if shunned.avoided:
+        others = {"matchExpressions": [_not_on(shunned.avoided)]}
+        affinity = _preferring(affinity, "nodeAffinity", [{"weight": 100, "preference": others}])
+    if not shunned.forbidden:
+        return affinity
+    key = "requiredDuringSchedulingIgnoredDuringExecution"
+    part = affinity.get("nodeAffinity") or {}
+    # One of the terms must hold: each of the user's gets ours.
+    terms = (part.get(key) or {}).get("nodeSelectorTerms") or [{}]
+    ours = _not_on(shunned.forbidden)
+    narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or []), ours]} for term in terms]
+    return {**affinity, "nodeAffinity": {**part, key: {"nodeSelectorTerms": narrowed}}}
+
+
+def _not_on(hostnames: Sequence[str]) -> Manifest:
+    return {"key": layout.HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
+
+
+def _near(job: str, role: Role, labels: Sequence[str]) -> list[Manifest]:
+    """Return terms that select the job's pods of this role; the innermost domain, the fastest link, weighs most."""
+    selector = {"matchLabels": {layout.JOB_LABEL: job, layout.ROLE_LABEL: role.value}}
+    return [
+        {"weight": 10 * (index + 1), "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
+        for index, label in enumerate(labels)
+    ]
+
+
+def _on_nodes(item: Preference) -> Manifest:
+    expressions = [{"key": label, "operator": "In", "values": [name]} for label, name in item.labels]
+    return {"weight": item.weight, "preference": {"matchExpressions": expressions}}
+
+
+def _preferring(affinity: Manifest, kind: str, terms: list[Manifest]) -> Manifest:
+    if not terms:
+        return affinity
+    key = "preferredDuringSchedulingIgnoredDuringExecution"
+    part = affinity.get(kind) or {}
+    return {**affinity, kind: {**part, key: [*(part.get(key) or []), *terms]}}
+
+
+def launched_command(command: list[str]) -> list[str]:
+    """Return the command under the launcher, which runs in the command's own interpreter when that is a Python."""
+    is_python = PurePosixPath(command[0]).name.startswith("python")
+    return [command[0] if is_python else "python3", "-m", "unbroken.launch", "--", *command]
+
+
+def _is_native(mode: SidecarMode, options: OperatorOptions) -> bool:
+    return options.has_native_sidecars if mode is SidecarMode.AUTO else mode is SidecarMode.NATIVE
+
+
+def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Role) -> Manifest:
+    metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
+    users = template.get("metadata") or {}
+    metadata["labels"] = {**(users.get("labels") or {}), **metadata["labels"], layout.ROLE_LABEL: role.value}
+    metadata["annotations"] = {**(users.get("annotations") or {}), **metadata["annotations"]}
+    return metadata
+
+
+def _drain_s(settings: JobSettings, grace_s: float) -> float:
+    """Return how long workers of a deleted pod may go on, for their ranks to move, within the pod's grace."""
+    if not settings.is_in_process:
+        return 0.0
+    timeouts = settings.timeouts
+    return max(min(timeouts.drain_s, grace_s - timeouts.termination_grace_s - _LAST_S), 0.0)
+
+
+def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain_s: float) -> Manifest:
+    ours = [
+        *downward_variables(),
+        variable("UNBROKEN_DIR", layout.RUN_PATH),
+        variable("UNBROKEN_RANKS_PER_POD", str(settings.ranks_per_pod)),
+    ]
+    if drain_s > 0:
+        ours.append(variable("UNBROKEN_DRAIN", f"{drain_s:g}"))
+    if spec.logs is not None:
+        ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
+    mounts = [
+        {"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH, "readOnly": True},
+        {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
+    ]
+    return {
+        **container,
+        "command": launched_command(container["command"]),
+        # Ours come first, so that the user's variables may refer to them.
+        "env": [*ours, *_with_library_path(container.get("env") or [])],
+        "volumeMounts": [*(container.get("volumeMounts") or []), *mounts],
+    }
+
+
+def _with_library_path(variables: list[Manifest]) -> list[Manifest]:
+    result: list[Manifest] = []
+    path = layout.LIB_PATH
+    for item in variables:
+        if item.get("name") != "PYTHONPATH":
+            result.append(item)
+        elif "valueFrom" in item:
+            result.append({**item, "name": "UNBROKEN_USER_PYTHONPATH"})
+            path = f"{layout.LIB_PATH}:$(UNBROKEN_USER_PYTHONPATH)"
+        elif item.get("value"):
+            path = f"{layout.LIB_PATH}:{item['value']}"
+    return [*result, variable("PYTHONPATH", path)]
+
+
+def _install_container(spec: Spec, image: str, is_root_pod: bool) -> Manifest:
+    return {
+        "name": layout.INSTALL_CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "unbroken.install", layout.LIB_PATH],
+        "volumeMounts": [{"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH}],
+        "securityContext": container_security(is_root_pod),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", spec.sidecar.resources),
+    }
+
+
+def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod: bool, is_encrypted: bool) -> Manifest:
+    scheme = "https" if is_encrypted else "http"
+    address = f"{scheme}://{layout.rendezvous_host(settings.job, settings.namespace)}:{layout.API_PORT}"
+    authority = variable("UNBROKEN_RENDEZVOUS_CA", f"{layout.TOKEN_PATH}/{layout.AUTHORITY_KEY}")
+    return {
+        "name": layout.AGENT_CONTAINER,
+        "image": image,
+        "command": ["python", "-m", "unbroken.agent"],
+        "env": [
+            *downward_variables(),
+            variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
+            variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
+            variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.AGENT_METRICS_PORT}"),
+            variable("UNBROKEN_RENDEZVOUS_URL", address),
+            *([authority] if is_encrypted else []),
+            variable("UNBROKEN_DIR", layout.RUN_PATH),
+            variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
+        ],
+        # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
+        "terminationMessagePath": layout.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
+        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
+        "securityContext": container_security(is_root_pod),
+        **sidecar_pull_policy(spec),
+        **dumped("resources", spec.sidecar.resources),
+    }
+
+
+def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
+    return [
+        {"name": layout.LIB_VOLUME, "emptyDir": {}},
+        {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
+    ]

@@ -1,0 +1,239 @@
+"""Pure: from one snapshot to the actions that bring the cluster closer to what the job wants.
+
+    Observation to the rendezvous      it is on the recovery path, so it goes first
+    Events                             before the status that says that they were told
+    status                             reserves the ordinals of the pods that follow
+    Secret, Service, rendezvous, pods  created in the order in which they need each other
+    deletions, labels, and what others changed of all this
+
+Doing the actions again, or stopping after any of them and planning anew, ends in the same state.
+"""
+
+from collections.abc import Iterator
+
+from unbroken_core.reasons import Role
+from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import Spread
+from unbroken_operator.decisions.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    Decision,
+    DeletePod,
+    PostEvent,
+    PushObservation,
+    WriteStatus,
+)
+from unbroken_operator.decisions.admission import Accepted, Refused, admit
+from unbroken_operator.decisions.assessment import Assessment, assess, observation
+from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
+from unbroken_operator.decisions.drift import mending, notices
+from unbroken_operator.decisions.lifecycle import deadline_left_s, heard
+from unbroken_operator.decisions.node_signals import moves, num_extra
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.training_pods import training_pod
+from unbroken_operator.decisions.reporting.events import events
+from unbroken_operator.decisions.reporting.status import Ordinals, earlier, next_status, status_patch
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.spreading import Preference, spare_preferences
+from unbroken_operator.decisions.suspects import shunned
+from unbroken_operator.decisions.updates import not_started
+
+
+def plan(snapshot: Snapshot) -> Decision:
+    """Return what to do next; no actions once everything is as it should be."""
+    if snapshot.job["metadata"].get("deletionTimestamp"):
+        return Decision(())
+    snapshot = heard(snapshot)
+    verdict = admit(snapshot.job)
+    ordinals = _free_ordinals(snapshot)
+    if isinstance(verdict, Refused):
+        status = next_status(snapshot, verdict, None, ordinals)
+        return Decision(tuple(_words(snapshot, status)))
+    assessment = assess(snapshot, verdict)
+    objects = _objects(snapshot, verdict, assessment, ordinals)
+    status = next_status(snapshot, verdict, assessment, objects.ordinals)
+    push = _push(snapshot, verdict, assessment)
+    waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
+    check_after_s = min((wait for wait in waits if wait is not None), default=None)
+    return Decision((*push, *_words(snapshot, status), *objects.actions), check_after_s)
+
+
+def _words(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
+    for manifest in (*events(snapshot, status), *notices(snapshot)):
+        yield PostEvent(manifest)
+    patch = status_patch(snapshot.status, status)
+    if patch:
+        yield WriteStatus(patch)
+
+
+def _push(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    pod, report, memory = assessment.rendezvous, snapshot.report, snapshot.memory
+    if pod is None or report is None or not snapshot.is_reachable or snapshot.report_from != pod.uid:
+        return
+    if assessment.outcome is not None or assessment.is_suspended:
+        return
+    seen = observation(snapshot, assessment, verdict.settings)
+    if (memory.sent_to, memory.sent_generation, memory.sent) != (pod.uid, report.generation, seen):
+        yield PushObservation(pod.uid, report.generation, seen)
+
+
+def _free_ordinals(snapshot: Snapshot) -> Ordinals:
+    """Return the lowest ordinals that were never used, as far as status and pods tell."""
+    pods = [pod.ordinal for pod in snapshot.pods if pod.component == layout.TRAINER]
+    rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
+    return Ordinals(
+        pod=max([snapshot.status.get("nextPodOrdinal") or 0, *(ordinal + 1 for ordinal in pods)]),
+        rendezvous=max([snapshot.status.get("nextRendezvousOrdinal") or 0, *(ordinal + 1 for ordinal in rendezvous)]),
+    )
+
+
+def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free: Ordinals) -> Objects:
+    if assessment.outcome is not None:
+        return after_the_end(snapshot, verdict.spec, assessment, assessment.outcome, free)
+    if assessment.is_suspended:
+        return suspended(snapshot, assessment, free)
+    if foreign_objects(snapshot):
+        return Objects((), free, check_after_s=5.0)
+    actions: list[Action] = []
+    if snapshot.secret is None:
+        actions.append(CreateSecret(secret(verdict.settings)))
+    if snapshot.service is None:
+        actions.append(CreateService(service(verdict.settings)))
+    wait_s = _hold_off_s(snapshot)
+    num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
+    needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
+    options = snapshot.options_of_job
+    if needs_rendezvous:
+        before = earlier(snapshot, verdict.settings)
+        actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
+    new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
+    actions += new_pods
+    actions += _deletions(snapshot, verdict, assessment)
+    actions += moves(snapshot, verdict.settings, assessment)
+    mended = mending(snapshot, verdict.settings, assessment)
+    actions += mended.actions
+    ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
+    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), mended.wait_s) if wait > 0]
+    return Objects(tuple(actions), ordinals, min(checks, default=None))
+
+
+def foreign_objects(snapshot: Snapshot) -> list[str]:
+    """Return the Secret and Service that bear our names but belong to someone else."""
+    named = (("Secret", snapshot.secret), ("Service", snapshot.service))
+    return [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
+
+
+def _num_missing(verdict: Accepted, assessment: Assessment) -> int:
+    return max(0, _num_wanted(verdict, assessment) - len(assessment.alive))
+
+
+def _num_wanted(verdict: Accepted, assessment: Assessment) -> int:
+    settings = verdict.settings
+    return settings.replicas + settings.spares + num_extra(settings, assessment)
+
+
+def _hold_off_s(snapshot: Snapshot) -> float:
+    memory = snapshot.memory
+    early = retry_delay_s(memory.num_early_failures) - memory.since_failure_s
+    return max(0.0, early, _refusal_wait_s(snapshot))
+
+
+def _refusal_wait_s(snapshot: Snapshot) -> float:
+    memory = snapshot.memory
+    return max(0.0, retry_delay_s(memory.num_refused_rounds) - memory.since_refusal_s)
+
+
+def _new_pods(
+    snapshot: Snapshot, verdict: Accepted, assessment: Assessment, first: int, num_missing: int
+) -> list[CreatePod]:
+    roles = _roles_of_new_pods(verdict, assessment, num_missing)
+    preferences: dict[int, tuple[Preference, ...]] = {}
+    if verdict.settings.layers and verdict.spec.spares.spread is Spread.DOMAINS:
+        if Role.ACTIVE in roles or _has_homeless_actives(assessment):
+            # Where spares are missed is known once the active pods have nodes. They also take no room before those.
+            roles = [role for role in roles if role is Role.ACTIVE]
+        spares = [index for index, role in enumerate(roles) if role is Role.SPARE]
+        lost = _lost_actives(snapshot, assessment)
+        found = spare_preferences(verdict.settings, assessment, lost, len(spares))
+        preferences = dict(zip(spares, found, strict=True))
+    shun = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {})
+    return [
+        CreatePod(
+            training_pod(
+                verdict.spec,
+                verdict.settings,
+                first + index,
+                role,
+                snapshot.options_of_job,
+                preferences=preferences.get(index, ()),
+                shunned=shun,
+            )
+        )
+        for index, role in enumerate(roles)
+    ]
+
+
+def _has_homeless_actives(assessment: Assessment) -> bool:
+    return any(not pod.node and assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
+
+
+def _lost_actives(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
+    """Return the pods that are gone and of which the rendezvous has not yet said who has their ranks."""
+    report = assessment.report
+    if report is None or report.iteration < 0:
+        return []
+    present = {pod.uid for pod in assessment.alive}
+    active = {uid for uid, member in assessment.members.items() if member.role is Role.ACTIVE}
+    return [pod for pod in snapshot.trainers() if pod.uid in active - present]
+
+
+def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: int) -> list[Role]:
+    roles = [assessment.role(pod) for pod in assessment.alive]
+    num_active = roles.count(Role.ACTIVE)
+    has_run = assessment.report is not None and assessment.report.iteration >= 0
+    if has_run and Role.SPARE in roles:
+        # The spare is about to be promoted, so that what is missing is a spare.
+        num_active += roles.count(Role.SPARE)
+    wanted = max(0, verdict.settings.replicas - num_active)
+    return [Role.ACTIVE if index < wanted else Role.SPARE for index in range(num_missing)]
+
+
+def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    for pod in assessment.stale_rendezvous:
+        if not pod.is_deleting:
+            yield DeletePod(pod.name, pod.uid, "another rendezvous takes over")
+    yield from forced(snapshot, assessment)
+    trainers = snapshot.trainers()
+    for pod in trainers:
+        if pod.uid in assessment.lost and not pod.is_deleting:
+            yield DeletePod(pod.name, pod.uid, f"node {pod.node} is lost")
+    forbidden = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {}).forbidden
+    for pod in assessment.alive:
+        if not pod.node and not set(pod.avoids) <= set(forbidden):
+            yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
+    yield from not_started(assessment.outdated)
+    yield from _old_failures(trainers, verdict.spec.failed_pods_history_limit)
+    yield from _surplus(verdict, assessment)
+
+
+def _old_failures(trainers: tuple[PodView, ...], num_kept: int) -> Iterator[Action]:
+    failed = sorted(
+        (pod for pod in trainers if pod.phase == "Failed" and not pod.is_deleting), key=lambda pod: pod.ordinal
+    )
+    for pod in failed[: max(0, len(failed) - num_kept)]:
+        yield DeletePod(pod.name, pod.uid, f"spec.failedPodsHistoryLimit ({num_kept}) newer failed pods are kept")
+
+
+def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+    """Delete what is too much after scaling down: pods without work first, an active pod never while the job runs."""
+    num_surplus = len(assessment.alive) - _num_wanted(verdict, assessment)
+    if num_surplus <= 0:
+        return
+    has_run = assessment.report is not None and assessment.report.iteration >= 0
+    candidates = [pod for pod in assessment.alive if not has_run or assessment.role(pod) is Role.SPARE]
+    order = sorted(candidates, key=lambda pod: (assessment.role(pod) is Role.ACTIVE, pod.is_ready, -pod.ordinal))
+    for pod in order[:num_surplus]:
+        yield DeletePod(pod.name, pod.uid, "the job wants fewer pods")

@@ -1,0 +1,1 @@
+"""What the job's status, conditions and Events say."""

@@ -1,0 +1,104 @@
+"""Pure: the Events of a job. One fact has one name, so that telling it again finds it told."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unbroken_core.reasons import Reason
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
+from unbroken_operator.decisions.snapshot import Snapshot
+
+COMPONENT = "unbroken-operator"
+MAX_MESSAGE = 1000
+
+_WARNINGS = {
+    ("Admitted", "False"),
+    ("PodsReady", "False"),
+    ("TopologyKnown", "False"),
+    ("Degraded", "True"),
+    ("SparesExhausted", "True"),
+    ("SparesSpread", "False"),
+    ("Failed", "True"),
+}
+_GOOD_NEWS = ("Complete", "Suspended")
+_ORDINARY_WAITS = (
+    Reason.WAITING_FOR_PODS.value,
+    Reason.WAITING_FOR_RENDEZVOUS.value,
+    Reason.PODS_GATED.value,
+    Reason.SUSPENDED.value,
+)
+
+
+def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the Events that the step from the stored status to this one deserves."""
+    yield from _recovery_events(snapshot)
+    before = {item["type"]: item for item in snapshot.status.get("conditions") or ()}
+    for condition in status["conditions"]:
+        stored = before.get(condition["type"], {})
+        is_new = (stored.get("status"), stored.get("reason")) != (condition["status"], condition["reason"])
+        is_changed_spec = (
+            condition["reason"] == Reason.INVALID_SPEC.value and stored.get("message") != condition["message"]
+        )
+        if (is_new or is_changed_spec) and _is_notable(condition, stored):
+            kind = "Normal" if condition["type"] in _GOOD_NEWS else "Warning"
+            key = (condition["type"], condition["reason"], condition["observedGeneration"], _moment(stored))
+            yield event(snapshot, key, condition["reason"], kind, condition["message"])
+
+
+def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    sign = (condition["type"], condition["status"])
+    if condition["type"] == "Suspended":
+        return True
+    if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
+        return True
+    if condition["reason"] in _ORDINARY_WAITS:
+        return False
+    if condition["type"] == "SparesExhausted" and stored.get("reason") in (None, Reason.SUSPENDED.value):
+        # Right after the start, or the next one, the spares are on their way; that is no news.
+        return False
+    return sign in _WARNINGS or sign == ("Complete", "True")
+
+
+def _moment(stored: Mapping[str, Any]) -> str:
+    return f"{stored.get('lastTransitionTime', '')}/{stored.get('reason', '')}"
+
+
+def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    report = snapshot.report
+    if report is None:
+        return
+    told = {
+        (item["generation"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")
+    }
+    for recovery in report.recoveries:
+        if recovery.ended_at and (report.generation, recovery.number) not in told:
+            key = ("recovery", report.generation, recovery.number)
+            yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+
+
+def event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:
+    """Return an Event of the job. `key` names the fact, `kind` is Normal or Warning."""
+    metadata = snapshot.job["metadata"]
+    digest = hashlib.sha256("/".join(map(str, (snapshot.uid, *key))).encode()).hexdigest()[:16]
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{snapshot.name}.{digest}", "namespace": metadata["namespace"]},
+        "involvedObject": {
+            "apiVersion": layout.API_VERSION,
+            "kind": layout.KIND,
+            "name": snapshot.name,
+            "namespace": metadata["namespace"],
+            "uid": snapshot.uid,
+        },
+        "reason": reason,
+        "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 3]}...",
+        "type": kind,
+        "count": 1,
+        "firstTimestamp": snapshot.now,
+        "lastTimestamp": snapshot.now,
+        "source": {"component": COMPONENT},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": "",
+    }

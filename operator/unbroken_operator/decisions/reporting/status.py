@@ -1,0 +1,228 @@
+"""Pure: the status of a job, from what is stored, what the rendezvous reports and what the API server shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.messages import Earlier, JobStatus, Recovery
+from unbroken_core.reasons import JobPhase, Role
+from unbroken_core.settings import JobSettings
+from unbroken_operator.api import layout
+from unbroken_operator.api.status_models import MAX_HISTORY, State
+from unbroken_operator.decisions.admission import Accepted, Refused, accepted_facts
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.lifecycle import ended_generation, is_suspension_recorded
+from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
+from unbroken_operator.decisions.snapshot import Snapshot
+from unbroken_operator.decisions.suspects import next_suspects, pardoned
+
+_STATES = {
+    JobPhase.FORMING: State.FORMING,
+    JobPhase.RUNNING: State.RUNNING,
+    JobPhase.INTERRUPTED: State.RECOVERING,
+    JobPhase.PLANNED: State.RECOVERING,
+    JobPhase.COMPLETE: State.COMPLETE,
+    JobPhase.FAILED: State.FAILED,
+}
+ETTR_STEP = 0.05
+"""So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
+_NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """Numbers of the next pods."""
+
+    pod: int
+    rendezvous: int
+
+
+def next_status(
+    snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None, ordinals: Ordinals
+) -> dict[str, Any]:
+    """Return the whole status as it should be stored."""
+    status = dict(snapshot.status)
+    generation = snapshot.job["metadata"].get("generation") or 0
+    status["observedGeneration"] = generation
+    status["conditions"] = merge_conditions(
+        status.get("conditions") or (), findings(snapshot, verdict, assessment), generation, snapshot.now
+    )
+    report = snapshot.report
+    if isinstance(verdict, Accepted):
+        status.setdefault("accepted", accepted_facts(verdict.spec))
+        status["nextPodOrdinal"] = ordinals.pod
+        status["nextRendezvousOrdinal"] = ordinals.rendezvous
+        status["selector"] = (
+            f"{layout.JOB_LABEL}={snapshot.name},{layout.COMPONENT_LABEL}={layout.TRAINER},"
+            f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
+        )
+    if report is not None and snapshot.report_from:
+        status |= _mirrored(snapshot.status, report, snapshot.report_from, snapshot.now)
+    if assessment is not None:
+        suspects = pardoned(snapshot, assessment.alive)
+        if suspects is not None:
+            status["suspectNodes"] = suspects
+        status = _with_lifecycle(status, snapshot, assessment)
+    status["state"] = _state(status, report, verdict).value
+    return status
+
+
+def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Assessment) -> dict[str, Any]:
+    """Return the status with what follows from start, suspension and end."""
+    outcome = assessment.outcome
+    if outcome is not None and outcome.is_recorded:
+        return status
+    present = () if assessment.is_suspended else assessment.alive
+    status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in present)
+    if outcome is not None:
+        status["completionTime"] = snapshot.now
+    elif not assessment.is_suspended:
+        status.setdefault("startTime", snapshot.now)
+    else:
+        status.pop("startTime", None)
+        if "ranks" in status:
+            status["ranks"] = {"active": 0, "spare": 0, "lost": 0}
+        if not is_suspension_recorded(snapshot):
+            status["endedGeneration"] = ended_generation(snapshot)
+    return status
+
+
+def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
+    """Return what a new rendezvous has to know of those before it: else it would use their numbers again."""
+    status = snapshot.status
+    history = status.get("history") or ()
+    iterations = [status.get("iteration"), *(item.get("iteration") for item in history)]
+    return Earlier(
+        generation=ended_generation(snapshot),
+        iteration=max((number for number in iterations if number is not None), default=-1),
+        uses=tuple(use for cause, use in snapshot.memory.uses if settings.counts(cause)),
+    )
+
+
+def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
+
+    ETTR moves all the time: a small change is written together with something else only.
+    """
+    patch = _difference(before, after)
+    if set(patch) == {"ettr"} and abs((before.get("ettr") or 0.0) - (patch["ettr"] or 0.0)) < ETTR_STEP:
+        return {}
+    return patch
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        seen = before.get(key)
+        if isinstance(value, dict) and isinstance(seen, dict):
+            inner = _difference(seen, value)
+            if inner:
+                patch[key] = inner
+        elif value != seen:
+            patch[key] = value
+    return patch
+
+
+def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: Accepted | Refused) -> State:
+    held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
+    for is_it, state in (
+        ("Complete" in held, State.COMPLETE),
+        ("Failed" in held, State.FAILED),
+        (isinstance(verdict, Refused), State.INVALID),
+        ("Suspended" in held, State.SUSPENDED),
+    ):
+        if is_it:
+            return state
+    if report is None:
+        stored = status.get("state")
+        is_known = stored in (State.RUNNING.value, State.RECOVERING.value)
+        return State(stored) if is_known else State.FORMING
+    if report.phase is JobPhase.PLANNED and not report.recoveries:
+        return State.FORMING
+    return _STATES[report.phase]
+
+
+def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str, now: str) -> dict[str, Any]:
+    earlier = _earlier_restarts(before, report, pod_uid)
+    by_rung = _sum(earlier["byRung"], report.restarts_by_rung)
+    result: dict[str, Any] = {
+        "iteration": report.iteration,
+        "ranks": {"active": report.world_size, "spare": report.spare_ranks, "lost": report.lost_ranks},
+        "restarts": {
+            "total": sum(by_rung.values()),
+            "byRung": by_rung,
+            "byCause": _sum(earlier["byCause"], report.restarts_by_cause),
+        },
+        "rendezvous": {"podUid": pod_uid, "generation": report.generation, "earlier": earlier},
+    }
+    if report.ettr is not None:
+        result["ettr"] = round(report.ettr, 4)
+    if report.recoveries:
+        last = report.recoveries[-1]
+        result["lastInterruption"] = _interruption(last)
+        ended = [item for item in report.recoveries if item.ended_at]
+        if ended:
+            result["lastRecovery"] = _record(ended[-1], report.generation)
+        result["history"] = _history(before.get("history") or (), report)
+        suspects = next_suspects(before, report, now)
+        if suspects:
+            result["suspectNodes"] = suspects
+    return result
+
+
+def _earlier_restarts(before: Mapping[str, Any], report: JobStatus, pod_uid: str) -> dict[str, Any]:
+    """Return the recoveries that other coordinators counted: each starts to count at zero."""
+    stored = before.get("rendezvous")
+    if stored is None:
+        return _NO_RESTARTS
+    if (stored["podUid"], stored["generation"]) == (pod_uid, report.generation):
+        return dict(stored["earlier"])
+    return dict(before.get("restarts") or _NO_RESTARTS)
+
+
+def _sum(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}
+
+
+def _interruption(recovery: Recovery) -> dict[str, Any]:
+    return _without_empty(
+        {
+            "time": recovery.started_at,
+            "cause": recovery.cause.value,
+            "rank": recovery.rank,
+            "pod": recovery.pod,
+            "node": recovery.node,
+            "domain": recovery.domain,
+            "detail": recovery.detail[:2000],
+        }
+    )
+
+
+def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
+    return _without_empty(
+        {
+            "generation": generation,
+            "number": recovery.number,
+            "cause": recovery.cause.value,
+            "rung": recovery.rung and recovery.rung.value,
+            "rank": recovery.rank,
+            "pod": recovery.pod,
+            "node": recovery.node,
+            "replacedBy": list(recovery.replaced_by[:64]),
+            "iteration": max(recovery.iteration_after, 0),
+            "startedAt": recovery.started_at,
+            "endedAt": recovery.ended_at or None,
+            "seconds": {phase: round(seconds, 4) for phase, seconds in recovery.phase_s.items()},
+        }
+    )
+
+
+def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
+    records = {(item["generation"], item["number"]): dict(item) for item in stored}
+    records |= {(report.generation, item.number): _record(item, report.generation) for item in report.recoveries}
+    return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
+
+
+def _without_empty(item: dict[str, Any]) -> dict[str, Any]:
+    # Kubernetes 1.20 takes an empty string for null and refuses the whole status.
+    return {key: value for key, value in item.items() if value is not None and value != ""}

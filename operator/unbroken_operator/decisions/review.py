@@ -1,0 +1,101 @@
+"""Pure: the answer to an AdmissionReview of a ResilientTrainingJob, by the checks that the operator makes itself.
+
+It refuses what a request brings, never what was there before: a job that an earlier release let in can be labelled,
+suspended and deleted, and whoever changes it reads in a warning what is wrong with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.errors import InputError
+from unbroken_operator.api import layout
+from unbroken_operator.decisions.admission import Refused, admit
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server is told."""
+
+    uid: str
+    """That of the request."""
+    job: str
+    """Namespace and name, for the log."""
+    refused: Refused | None = None
+    """None lets the request pass."""
+    warnings: tuple[str, ...] = ()
+    """Shown to the user of a request that passes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the AdmissionReview."""
+        response: dict[str, Any] = {"uid": self.uid, "allowed": self.refused is None}
+        if self.refused is not None:
+            response["status"] = {"code": 422, "reason": "Invalid", "message": self.refused.message}
+        if self.warnings:
+            response["warnings"] = list(self.warnings)
+        return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
+
+
+def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
+    """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another's to judge.
+
+    Raises InputError for what is no review of a ResilientTrainingJob.
+    """
+    request = _request(review)
+    item = request.get("object")
+    before = request.get("oldObject") or None
+    if request.get("operation") not in ("CREATE", "UPDATE"):
+        return Answer(request["uid"], "")
+    if not isinstance(item, dict) or not isinstance(before, dict | None):
+        raise InputError(f"AdmissionReview.request.object: want a {layout.KIND}, got {type(item).__name__}")
+    job = _as_stored(item, before, request)
+    words = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+    is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
+    if not is_ours or job["metadata"].get("deletionTimestamp"):
+        return Answer(request["uid"], words)
+    found = _violations(job)
+    known = () if before is None else _violations(_as_stored(before, before, request))
+    new = tuple(violation for violation in found if violation not in known)
+    if new:
+        return Answer(request["uid"], words, Refused(new))
+    return Answer(request["uid"], words, warnings=found)
+
+
+def _request(review: Any) -> dict[str, Any]:
+    found = review if isinstance(review, dict) else {}
+    if (found.get("apiVersion"), found.get("kind")) != (API_VERSION, KIND):
+        seen = f"{found.get('kind')} of {found.get('apiVersion')}"
+        raise InputError(f"body: want an {KIND} of {API_VERSION}, got {seen[:200]}")
+    request = found.get("request")
+    if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
+        raise InputError("AdmissionReview.request.uid: want a text, got none")
+    resource = request.get("resource")
+    name = resource.get("resource") if isinstance(resource, dict) else None
+    if name != layout.PLURAL:
+        raise InputError(f"AdmissionReview.request.resource: want {layout.PLURAL}, got {str(name)[:200]}")
+    return request
+
+
+def _as_stored(
+    item: Mapping[str, Any], before: Mapping[str, Any] | None, request: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the object as the operator will see it: a user cannot write its status, and it has a name."""
+    metadata = item.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    filled = {
+        "name": str(metadata.get("name") or request.get("name") or f"{metadata.get('generateName', '')}xxxxx"),
+        "namespace": str(metadata.get("namespace") or request.get("namespace") or "default"),
+        "uid": str(metadata.get("uid") or request["uid"]),
+    }
+    status = (before or {}).get("status")
+    accepted = status.get("accepted") if isinstance(status, dict) else None
+    known = {"accepted": accepted} if isinstance(accepted, dict) else {}
+    return {**item, "metadata": {**metadata, **filled}, "status": known}
+
+
+def _violations(job: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict = admit(job)
+    return verdict.violations if isinstance(verdict, Refused) else ()

@@ -1,0 +1,386 @@
+"""What the operator sees of one job: small frozen views of objects of the API server, and the snapshot of them all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unbroken_core.messages import JobStatus, Observation, RungUse
+from unbroken_core.reasons import Cause, Reason
+from unbroken_operator.api import layout
+
+TERMINAL_PHASES = ("Failed", "Succeeded")
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Taint with which Kubernetes is told that a node is off."""
+
+_WAITING_REASONS = {
+    "ErrImagePull": Reason.IMAGE_PULL_FAILED,
+    "ImagePullBackOff": Reason.IMAGE_PULL_FAILED,
+    "InvalidImageName": Reason.IMAGE_PULL_FAILED,
+    "ErrImageNeverPull": Reason.IMAGE_PULL_FAILED,
+    "CreateContainerConfigError": Reason.CONTAINER_NOT_STARTED,
+    "CreateContainerError": Reason.CONTAINER_NOT_STARTED,
+    "RunContainerError": Reason.CONTAINER_NOT_STARTED,
+    "CrashLoopBackOff": Reason.CONTAINER_NOT_STARTED,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a pod does not come up."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of a job."""
+
+    name: str
+    uid: str
+    owner_uid: str
+    """Uid of the controller; "" for none."""
+    component: str
+    role: str
+    """Value of the role label."""
+    ordinal: int
+    node: str
+    phase: str
+    ip: str
+    is_deleting: bool
+    is_ready: bool
+    settings: str
+    """Digest of the settings that a rendezvous pod runs with."""
+    topology: str
+    """The topology annotation as it is."""
+    problem: Problem | None = None
+    template: str = ""
+    """Digest of the template that a training pod was made from; "" when it does not say."""
+    leaving: str = ""
+    """Why the pod is to go as soon as its ranks have moved; "" when it is not."""
+    avoids: tuple[str, ...] = ()
+    """Nodes on which it was made not to run."""
+    end: str = ""
+    """How the containers of a failed pod ended, for people."""
+    is_orphan: bool = False
+    """Whether somebody has taken its owner reference away."""
+    is_mislabelled: bool = False
+    """Whether its component is known by its annotations only."""
+    finalizers: tuple[str, ...] = ()
+    """Of others: ours have none."""
+    has_ended: bool = False
+    """Whether its kubelet has told that no container of it runs any more, nor will again; or it never had a node."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether all containers have ended for good."""
+        return self.phase in TERMINAL_PHASES
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node."""
+
+    name: str
+    labels: Mapping[str, str]
+    is_ready: bool
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    """Quantity of each resource that its pods can have together."""
+    is_cordoned: bool = False
+    taints: tuple[tuple[str, str], ...] = ()
+    """Key and effect of each."""
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    """Status by type."""
+    quarantined: str = ""
+    """When and why it was quarantined, or had been when somebody took the taint away; "" for neither."""
+
+    @property
+    def is_out_of_service(self) -> bool:
+        """Whether somebody vouches by a taint that nothing runs there any more."""
+        return any(key == OUT_OF_SERVICE for key, _effect in self.taints)
+
+
+@dataclass(frozen=True)
+class ObjectView:
+    """A Secret or Service."""
+
+    name: str
+    uid: str
+    owner_uid: str
+    is_orphan: bool = False
+    """Whether somebody has taken its owner reference away."""
+
+
+@dataclass(frozen=True)
+class ServiceView(ObjectView):
+    """The Service of a job."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Those of its fields that lead agents to the rendezvous."""
+    changed_by: str = ""
+    """Who wrote it last, in the API server's words."""
+
+
+@dataclass(frozen=True)
+class SecretView(ObjectView):
+    """The Secret of a job."""
+
+    has_certificates: bool = True
+    """Else the job speaks in clear: the operator was told so when it made the Secret, or the user took them out."""
+    lacks: tuple[str, ...] = ()
+    """Keys that pods read and that are not there any more, or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A write that the API server refused for good: quota, admission, a template that it finds invalid."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """What the plan needs to know about the operator itself."""
+
+    sidecar_image: str
+    has_native_sidecars: bool = True
+    force_delete_after_s: float = 30.0
+    """A pod that is being deleted on a dead node is forced away after this."""
+    linger_s: float = 60.0
+    """Pods that still run so long after the job's end are deleted."""
+    encrypts: bool = True
+    """Whether agents and operator speak TLS with the rendezvous."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the operator remembers between two snapshots; losing it costs time, never correctness."""
+
+    sent_to: str = ""
+    """Uid of the rendezvous pod that took the last Observation."""
+    sent_generation: int = 0
+    sent: Observation | None = None
+    deleting_for_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since a pod was first seen being deleted, by uid."""
+    finished_for_s: float = 0.0
+    num_early_failures: int = 0
+    """Pods that failed one after the other without ever joining."""
+    since_failure_s: float = 0.0
+    refusals: tuple[Refusal, ...] = ()
+    """Of the last round."""
+    num_refused_rounds: int = 0
+    since_refusal_s: float = 0.0
+    uses: tuple[tuple[Cause, RungUse], ...] = ()
+    """Recoveries of all coordinators that ended while this process looked, oldest first."""
+    mends: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """How often what was set back lately, and the seconds since the last time, by key of the action."""
+    told: frozenset[str] = frozenset()
+    """Names of Events that need not be posted again."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a plan depends on."""
+
+    job: Mapping[str, Any]
+    """The ResilientTrainingJob object."""
+    pods: tuple[PodView, ...]
+    """Every pod that bears the job's label, sorted by name; some may belong to an earlier job of that name."""
+    nodes: Mapping[str, NodeView]
+    secret: SecretView | None
+    service: ServiceView | None
+    now: str
+    """Wall-clock time, RFC 3339 UTC."""
+    options: OperatorOptions
+    num_ended: int = 0
+    """Training pods of this very job that are no more and were seen to end."""
+    report: JobStatus | None = None
+    """The last report of the rendezvous."""
+    report_from: str = ""
+    """Uid of the rendezvous pod that it came from."""
+    is_reachable: bool = False
+    """Whether the last attempt to reach the rendezvous worked."""
+    unreachable_because: str = ""
+    memory: Memory = Memory()
+    released: tuple[PodView, ...] = ()
+    """Training pods that live without the job's label, which somebody took off."""
+
+    @property
+    def uid(self) -> str:
+        """Uid of the job."""
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """Status as it is stored."""
+        return self.job.get("status") or {}
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the job's parts speak TLS with each other; its Secret says so."""
+        return self.options.encrypts if self.secret is None else self.secret.has_certificates
+
+    @property
+    def options_of_job(self) -> OperatorOptions:
+        """The operator's options as they hold for this job."""
+        return replace(self.options, encrypts=self.is_encrypted)
+
+    def trainers(self) -> tuple[PodView, ...]:
+        """Training pods of this very job."""
+        return self._owned(layout.TRAINER)
+
+    def rendezvous_pods(self) -> tuple[PodView, ...]:
+        """Rendezvous pods of this very job."""
+        return self._owned(layout.RENDEZVOUS)
+
+    def _owned(self, component: str) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.pods if pod.component == component and pod.owner_uid == self.uid)
+
+
+def controller_uid(item: Mapping[str, Any]) -> str:
+    """Return the uid of an object's controller, or of the job that it was made for when somebody took that away."""
+    for reference in item["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return str(reference["uid"])
+    return str((item["metadata"].get("annotations") or {}).get(layout.JOB_UID_ANNOTATION, ""))
+
+
+def is_orphan(item: Mapping[str, Any]) -> bool:
+    """Return whether an object has no controller."""
+    return not any(reference.get("controller") for reference in item["metadata"].get("ownerReferences") or ())
+
+
+def service_view(item: Mapping[str, Any]) -> ServiceView:
+    """Read a Service."""
+    metadata, spec = item["metadata"], item.get("spec") or {}
+    writes = [entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")]
+    return ServiceView(
+        metadata["name"],
+        metadata["uid"],
+        controller_uid(item),
+        is_orphan(item),
+        labels=dict(metadata.get("labels") or {}),
+        spec={key: spec.get(key) for key in ("type", "selector", "ports", "publishNotReadyAddresses")},
+        changed_by=max(writes, key=lambda entry: entry.get("time") or "")["manager"] if writes else "",
+    )
+
+
+def node_view(item: Mapping[str, Any]) -> NodeView:
+    """Read a Node."""
+    status = item.get("status") or {}
+    conditions = status.get("conditions") or ()
+    is_ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    labels, allocatable = item["metadata"].get("labels") or {}, status.get("allocatable") or {}
+    spec = item.get("spec") or {}
+    return NodeView(
+        item["metadata"]["name"],
+        dict(labels),
+        is_ready,
+        dict(allocatable),
+        is_cordoned=bool(spec.get("unschedulable")),
+        taints=tuple((taint["key"], taint.get("effect", "")) for taint in spec.get("taints") or ()),
+        conditions={condition["type"]: condition["status"] for condition in conditions},
+        quarantined=(item["metadata"].get("annotations") or {}).get(layout.QUARANTINE, ""),
+    )
+
+
+def pod_view(item: Mapping[str, Any]) -> PodView:
+    """Read a Pod."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    annotations = metadata.get("annotations") or {}
+    phase = status.get("phase") or "Pending"
+    component, made_as = labels.get(layout.COMPONENT_LABEL, ""), _made_as(annotations)
+    is_mislabelled = bool(made_as) and component != made_as
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        owner_uid=controller_uid(item),
+        component=made_as or component,
+        role=labels.get(layout.ROLE_LABEL, ""),
+        ordinal=layout.pod_ordinal(metadata["name"]),
+        node=spec.get("nodeName") or "",
+        phase=phase,
+        ip=status.get("podIP") or "",
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        is_ready=_is_true(status, "Ready"),
+        settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
+        topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        template=annotations.get(layout.TEMPLATE_ANNOTATION, ""),
+        leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
+        avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
+        problem=None if phase in TERMINAL_PHASES else _problem(spec, status),
+        end=_end(status) if phase == "Failed" else "",
+        is_orphan=is_orphan(item),
+        is_mislabelled=is_mislabelled,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        has_ended=_has_ended(item),
+    )
+
+
+def _made_as(annotations: Mapping[str, str]) -> str:
+    """Return the component that a pod was made as; "" when its annotations do not tell."""
+    if layout.SETTINGS_ANNOTATION in annotations:
+        return layout.RENDEZVOUS
+    return layout.TRAINER if layout.TEMPLATE_ANNOTATION in annotations else ""
+
+
+def _is_true(status: Mapping[str, Any], kind: str) -> bool:
+    return any(item["type"] == kind and item["status"] == "True" for item in status.get("conditions") or ())
+
+
+def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    # The user's own first: our agent ends when they do, which is no news.
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _has_ended(item: Mapping[str, Any]) -> bool:
+    status = item.get("status") or {}
+    if not (item.get("spec") or {}).get("nodeName"):
+        return bool(item["metadata"].get("deletionTimestamp"))
+    if not item["metadata"].get("deletionTimestamp") and status.get("phase") not in TERMINAL_PHASES:
+        return False
+    # A phase alone is no proof: others than the kubelet write it, too, when they give a node up.
+    states = [container.get("state") or {} for container in _container_statuses(status)]
+    return bool(states) and not any("running" in state for state in states)
+
+
+def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Problem | None:
+    gates = [gate["name"] for gate in spec.get("schedulingGates") or ()]
+    if gates:
+        return Problem(Reason.PODS_GATED, _shorten(f"held back by scheduling gate {', '.join(gates)}"))
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Problem(Reason.UNSCHEDULABLE, _shorten(condition.get("message") or condition.get("reason") or ""))
+    for container in _container_statuses(status):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = _WAITING_REASONS.get(waiting.get("reason", ""))
+        if reason is not None:
+            text = f"container {container['name']}: {waiting['reason']}: {waiting.get('message', '')}"
+            return Problem(reason, _shorten(text.rstrip(": ")))
+    return None
+
+
+def _end(status: Mapping[str, Any]) -> str:
+    if status.get("reason"):
+        return _shorten(f"{status['reason']}: {status.get('message', '')}".rstrip(": "))
+    for container in _container_statuses(status):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            details = f"{ended.get('reason', '')} {ended.get('message', '')}".strip()
+            return _shorten(
+                f"container {container['name']} ended with exit code {ended['exitCode']} {details}".rstrip()
+            )
+    return "no container says why"
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:397]}..."

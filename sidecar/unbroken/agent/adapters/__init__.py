@@ -1,0 +1,1 @@
+"""Sockets, files, shared memory and metrics of the agent. No decisions."""

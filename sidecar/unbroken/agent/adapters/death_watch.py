@@ -1,0 +1,93 @@
+"""Waits for the ends of workers' main threads; see the locks of unbroken_core.pod.stamps.
+
+One thread for each worker sleeps in the kernel until the worker's lock changes. Where there is no such lock (another
+system than Linux, another C library than the worker's check knows) the launcher's word on the process has to do.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from unbroken_core.pod.stamps import LOCK_OWNER, LOCK_OWNER_DIED, lock_offset, page_bytes
+
+_FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_EVERYBODY = 0x7FFF_FFFF
+_LONGEST_WAIT_S = 60
+_GOODBYE_S = 2.0
+_PAUSE_S = 0.01
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class DeathWatch:
+    """One pod's watchers. All methods belong to one thread; `on_death` is called in a watcher's."""
+
+    def __init__(self, path: Path, num_slots: int, on_death: Callable[[int, int], None]) -> None:
+        """`on_death` gets local rank and incarnation. Raises OSError when the page cannot be mapped."""
+        self._on_death = on_death
+        self._is_closing = False
+        self._watchers: dict[int, threading.Thread] = {}
+        self._words: list[ctypes.c_uint32] = []
+        self._call = _FUTEX_CALLS.get(platform.machine(), 0) if sys.platform == "linux" else 0
+        if not self._call:
+            return
+        self._libc = ctypes.CDLL(None)
+        with path.open("r+b") as file:
+            page = mmap.mmap(file.fileno(), page_bytes(num_slots))
+        # Each word keeps the page mapped for as long as a thread may look at it.
+        self._words = [ctypes.c_uint32.from_buffer(page, lock_offset(rank, num_slots)) for rank in range(num_slots)]
+
+    def watch(self, local_rank: int, incarnation: int) -> None:
+        """Wait for the end of the main thread that has taken this worker's lock; harmless when repeated."""
+        if self._is_closing or not self._words or not self._words[local_rank].value:
+            return
+        former = self._watchers.get(local_rank)
+        if former is not None and former.is_alive():
+            return
+        watcher = threading.Thread(
+            target=self._wait, args=(local_rank, incarnation), name=f"death-watch-{local_rank}", daemon=True
+        )
+        self._watchers[local_rank] = watcher
+        watcher.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._is_closing = True
+        until_s = time.monotonic() + _GOODBYE_S
+        for local_rank, watcher in self._watchers.items():
+            # Again and again: a thread may be just about to sleep.
+            while watcher.is_alive() and time.monotonic() < until_s:
+                self._futex(self._words[local_rank], _FUTEX_WAKE, _EVERYBODY, None)
+                watcher.join(_PAUSE_S)
+        self._watchers.clear()
+
+    def _wait(self, local_rank: int, incarnation: int) -> None:
+        word = self._words[local_rank]
+        longest = _Timespec(_LONGEST_WAIT_S, 0)
+        while (seen := word.value) & LOCK_OWNER and not self._is_closing:
+            self._futex(word, _FUTEX_WAIT, seen, ctypes.byref(longest))
+        if seen & LOCK_OWNER_DIED and not self._is_closing:
+            # The agent's loop may have ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                self._on_death(local_rank, incarnation)
+
+    def _futex(self, word: ctypes.c_uint32, operation: int, value: int, timeout: object) -> None:
+        """Not a private futex: the two ends are different processes."""
+        self._libc.syscall(
+            ctypes.c_long(self._call),
+            ctypes.byref(word),
+            ctypes.c_int(operation),
+            ctypes.c_uint32(value),
+            timeout,
+            None,
+            ctypes.c_int(0),
+        )

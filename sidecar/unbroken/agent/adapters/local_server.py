@@ -1,0 +1,176 @@
+"""The Unix socket of a pod: launcher and workers attach here, one JSON message a line."""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from unbroken.agent.adapters.access import shared_mode
+from unbroken.agent.decisions.events import (
+    Event,
+    LauncherAttached,
+    LauncherLost,
+    LauncherSaid,
+    WorkerAttached,
+    WorkerLost,
+    WorkerSaid,
+)
+from unbroken_core import wire
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.messages import PROTOCOL
+from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 1 << 20
+_MAX_PATH_BYTES = 107
+_MAX_UNSENT_BYTES = 4 << 20
+_ATTACH_TIMEOUT_S = 10.0
+_MAX_WORKER_CONNECTIONS = 256
+
+
+class LocalServer:
+    """Turns connections into events, and sends to who is attached. Runs in the agent's event loop."""
+
+    def __init__(self, path: Path, ranks_per_pod: int, emit: Callable[[Event], None]) -> None:
+        self._path = path
+        self._ranks_per_pod = ranks_per_pod
+        self._emit = emit
+        self._launcher: asyncio.StreamWriter | None = None
+        self._workers: dict[int, asyncio.StreamWriter] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.num_refused = 0
+
+    async def start(self) -> None:
+        """Listen. A socket file of a former agent is replaced. Raises InputError when the path is too long."""
+        length = len(os.fsencode(self._path))
+        if length > _MAX_PATH_BYTES:
+            raise InputError(
+                f"UNBROKEN_DIR: want a path with {_MAX_PATH_BYTES} bytes at most, got {length}: {self._path}"
+            )
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        mask = os.umask(0o177)
+        try:
+            listener.bind(str(self._path))
+        finally:
+            os.umask(mask)
+        self._path.chmod(shared_mode(self._path.parent))
+        listener.listen(_MAX_WORKER_CONNECTIONS)
+        listener.setblocking(False)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)
+
+    async def stop(self) -> None:
+        """Close all connections and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._path.unlink(missing_ok=True)
+
+    def tell_launcher(self, message: ToLauncher) -> None:
+        """Send to the launcher; without one nothing happens (it gets its orders when it attaches)."""
+        self._send(self._launcher, message)
+
+    def tell_worker(self, local_rank: int, message: ToWorker) -> None:
+        """Send to the worker that is attached at this place; without one nothing happens."""
+        self._send(self._workers.get(local_rank), message)
+
+    @staticmethod
+    def _send(writer: asyncio.StreamWriter | None, message: ToLauncher | ToWorker) -> None:
+        if writer is None or writer.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            logger.warning("peer does not read, connection closed: unsent_bytes=%d", _MAX_UNSENT_BYTES)
+            writer.transport.abort()
+            return
+        writer.write(wire.encode(message).encode() + b"\n")
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            attach = await asyncio.wait_for(self._attach(reader), _ATTACH_TIMEOUT_S)
+            if attach.role == "launcher":
+                await self._serve_launcher(reader, writer)
+            else:
+                await self._serve_worker(attach, reader, writer)
+        except (WireError, asyncio.TimeoutError) as error:
+            self.num_refused += 1
+            logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), str(error) or "said nothing")
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _attach(self, reader: asyncio.StreamReader) -> Attach:
+        line = await _read_line(reader)
+        if line is None:
+            raise ConnectionResetError
+        attach: Attach = wire.decode(line, Attach)
+        if attach.protocol != PROTOCOL:
+            raise WireError(f"Attach.protocol: want {PROTOCOL}, got {attach.protocol}")
+        if attach.role not in ("launcher", "worker"):
+            raise WireError(f"Attach.role: want launcher or worker, got {attach.role!r}")
+        if attach.role == "worker" and not 0 <= attach.local_rank < self._ranks_per_pod:
+            raise WireError(f"Attach.local_rank: want 0 to {self._ranks_per_pod - 1}, got {attach.local_rank}")
+        return attach
+
+    async def _serve_launcher(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._launcher is not None and not self._launcher.is_closing():
+            raise WireError("Attach.role: want one launcher a pod, got a second")
+        self._launcher = writer
+        self._emit(LauncherAttached())
+        try:
+            while (line := await _read_line(reader)) is not None:
+                self._emit(LauncherSaid(wire.decode(line, Processes)))
+        finally:
+            self._launcher = None
+            self._emit(LauncherLost())
+
+    async def _serve_worker(self, attach: Attach, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank, incarnation = attach.local_rank, attach.incarnation
+        former = self._workers.get(rank)
+        if former is not None:
+            # The same worker came back before its old connection was seen to end.
+            former.transport.abort()
+        self._workers[rank] = writer
+        self._emit(WorkerAttached(attach))
+        try:
+            while (line := await _read_line(reader)) is not None:
+                report = wire.decode(line, WorkerReport)
+                if self._workers.get(rank) is writer:
+                    self._emit(WorkerSaid(rank, incarnation, report))
+        finally:
+            if self._workers.get(rank) is writer:
+                del self._workers[rank]
+                self._emit(WorkerLost(rank, incarnation))
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
+    """Return one line without its end, or None at the end of the stream. Raises WireError when it is too long."""
+    try:
+        line = await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError:
+        return None
+    except asyncio.LimitOverrunError as error:
+        raise WireError(f"line: want at most {MAX_LINE_BYTES} bytes, got more") from error
+    return line[:-1]
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int:
+    peer = writer.get_extra_info("socket")
+    if peer is None:
+        return -1
+    try:
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return -1
+    return int(struct.unpack("3i", credentials)[0])

@@ -1,0 +1,1 @@
+"""What the agent decides about its pod: pure, no input or output."""

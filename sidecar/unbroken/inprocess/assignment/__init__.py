@@ -1,0 +1,1 @@
+"""The script's rank assignment: how it is asked, answered and exchanged."""

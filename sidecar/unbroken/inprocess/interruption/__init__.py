@@ -1,0 +1,1 @@
+"""How a running function is ended."""

@@ -1,0 +1,63 @@
+"""Exceptions of the function: what to say of them, and how to let go of what they hold."""
+
+import traceback
+from collections.abc import Iterator
+
+from unbroken_core.messages import Fault
+from unbroken_core.reasons import Cause
+
+MAX_DETAIL = 2000
+MAX_FRAMES = 16
+
+
+def fault_of(error: BaseException, cause: Cause, iteration: int) -> Fault:
+    """Describe an exception for the coordinator; never raises, whatever the exception's class does."""
+    return Fault(cause=cause, iteration=iteration, detail=describe(error), stack=_frames(error))
+
+
+def describe(error: BaseException) -> str:
+    """Return type and text in one line of at most MAX_DETAIL characters."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be shown)"
+    name = type(error).__name__
+    # Cut first: the text may be longer than a machine's memory likes to copy twice.
+    line = " ".join(text[:MAX_DETAIL].split())
+    return (f"{name}: {line}" if line else name)[:MAX_DETAIL]
+
+
+def drop(error: BaseException | None) -> None:
+    """Free everything that an exception and its chain hold: locals of their frames, tracebacks, each other."""
+    for link in list(_chain(error)):
+        if link.__traceback__ is not None:
+            traceback.clear_frames(link.__traceback__)
+        link.__traceback__ = None
+        link.__context__ = None
+        link.__cause__ = None
+
+
+def _frames(error: BaseException) -> tuple[str, ...]:
+    found: list[str] = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not code.co_filename.startswith(_OWN_FOLDER):
+            found.append(f"{code.co_filename}:{step.tb_lineno} in {code.co_name}")
+        step = step.tb_next
+    return tuple(found[-MAX_FRAMES:])
+
+
+_OWN_FOLDER = __file__.rpartition("/")[0].rpartition("/")[0] + "/"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    pending = [error]
+    while pending:
+        link = pending.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        pending += [link.__context__, link.__cause__, *getattr(link, "exceptions", ())]

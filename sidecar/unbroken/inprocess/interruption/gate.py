@@ -1,0 +1,208 @@
+"""Gets the main thread out of the training function, wherever it is.
+
+A real-time signal is sent to the main thread, whose handler raises RankShouldRestart. Against
+PyThreadState_SetAsyncExc this has three advantages: it also ends system calls that block inside Python (time.sleep,
+Queue.get, a lock) or that a library retries until something interrupts them (the connect loop of TCPStore); the
+decision to raise is taken in the main thread at the instant of raising, so nothing can be raised after the gate was
+closed; and the handler sees whether an earlier raise is still on its way through `finally` blocks, which it spares.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from unbroken.inprocess.interruption.signals import unused_signal
+
+FIRST_INTERVAL_S = 0.02
+"""Pause between two signals; doubled each time, up to LONGEST_INTERVAL_S."""
+LONGEST_INTERVAL_S = 0.5
+MAX_POLITE_RAISES = 3
+"""A function that swallowed so many is interrupted in its exception handlers as well."""
+CLEAN_UP_S = 5.0
+"""So long, handlers of the errors that the abort itself causes are left alone. They may be `finally` blocks; but they
+may also be a script's own idea of trying again, which knows no end."""
+_UNRAISABLE = frozenset({"__del__"})
+"""Functions out of which no exception can get: Python prints and drops it."""
+
+
+class RankShouldRestart(BaseException):
+    """Raised in the main thread, anywhere in the wrapped function, when the iteration is over. Let it pass."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the function was left."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Gate:
+    """Whether the main thread is inside the function. All methods but `force_out` and `leave` belong to that thread."""
+
+    def __init__(self) -> None:
+        self.atomic_lock = threading.RLock()
+        self.left = threading.Event()
+        """Set while the main thread is outside of the function."""
+        self.left.set()
+        self.is_leaving = False
+        self.num_atomic = 0
+        """Atomic sections around the main thread."""
+        self._is_open = False
+        self._num_raised = 0
+        self._reason = ""
+        self._leaving_since_s = 0.0
+        self._handled_before = 0
+        """id() of the exception that the function was handling when the iteration ended."""
+        self._former_trace: Any = None
+        self._does_trace = False
+        self._signal_number = 0
+
+    def install(self) -> None:
+        """Take a real-time signal that nobody uses. Raises InternalError when there is none."""
+        self._signal_number = unused_signal()
+        signal.signal(self._signal_number, self._on_signal)
+
+    def uninstall(self) -> None:
+        """Give the signal back. The thread that calls `force_out` must have ended."""
+        if self._signal_number:
+            signal.signal(self._signal_number, signal.SIG_DFL)
+            self._signal_number = 0
+
+    def forget(self) -> None:
+        """Make the gate harmless in a forked child."""
+        self._is_open = False
+        self.atomic_lock = threading.RLock()
+        self.is_leaving = False
+
+    def reset(self) -> None:
+        """Begin an iteration."""
+        self.is_leaving = False
+        self.num_atomic = 0
+        self._num_raised = 0
+        self._does_trace = False
+
+    def run(self, function: Callable[[], Any]) -> Outcome:
+        """Call the function with the gate open."""
+        value: Any = None
+        error: BaseException | None = None
+        # An interruption can strike between any two instructions before _is_open is False, also in the inner handler.
+        try:
+            try:
+                self.left.clear()
+                self._is_open = True
+                value = function()
+            except BaseException as caught:
+                error = caught
+            self._is_open = False
+        except BaseException as late:
+            self._is_open = False
+            error = error or late
+        finally:
+            if self._does_trace:
+                sys.settrace(self._former_trace)
+            self.left.set()
+        return Outcome(value, error)
+
+    def leave(self, reason: str) -> None:
+        """Declare the iteration over, from any thread: what the function raises from now on is a consequence."""
+        self._reason = reason
+        self._leaving_since_s = time.monotonic()
+        self._handled_before = id(_handled_by_main_thread())
+        self.is_leaving = True
+
+    def force_out(self, free: Callable[[], bool]) -> None:
+        """Signal the main thread until it has left; from another thread.
+
+        `free` is called before every further signal: what blocked the main thread may have begun after the abort. It
+        returns whether that thread was still inside: whoever looks late finds it inside again, in the next iteration.
+        """
+        interval_s = FIRST_INTERVAL_S
+        main_thread = threading.main_thread().ident
+        while not self.left.is_set() and main_thread is not None:
+            signal.pthread_kill(main_thread, self._signal_number)
+            if self.left.wait(interval_s):
+                return
+            if not free():
+                return
+            is_swallowed = self._num_raised >= MAX_POLITE_RAISES
+            interval_s = FIRST_INTERVAL_S if is_swallowed else min(interval_s * 2, LONGEST_INTERVAL_S)
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Hold off the end of the iteration; raises RankShouldRestart when that has begun."""
+        while not self.atomic_lock.acquire(blocking=False):
+            if self.is_leaving:
+                raise RankShouldRestart(self._reason)
+            time.sleep(0.0005)
+        self.num_atomic += 1
+        try:
+            yield
+        finally:
+            self.num_atomic -= 1
+            self.atomic_lock.release()
+
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
+        if not (self._is_open and self.is_leaving) or _is_unraisable(frame):
+            return
+        if self._num_raised >= MAX_POLITE_RAISES:
+            self._strike_again_in_handlers(frame)
+        elif self._is_cleaning_up(sys.exc_info()[1]):
+            return
+        self._num_raised += 1
+        raise RankShouldRestart(self._reason)
+
+    def _is_cleaning_up(self, handled: BaseException | None) -> bool:
+        """Return whether the handler or `finally` block that runs now belongs to the end of the iteration."""
+        if handled is None or id(handled) == self._handled_before:
+            return False
+        if _is_on_its_way(handled):
+            return True
+        return time.monotonic() - self._leaving_since_s < CLEAN_UP_S
+
+    def _strike_again_in_handlers(self, frame: FrameType | None) -> None:
+        """Raise once more at the next line that runs: in the handler that swallows, outside of its `try`."""
+        if not self._does_trace:
+            self._does_trace, self._former_trace = True, sys.gettrace()
+        while frame is not None and frame.f_code is not Gate.run.__code__:
+            frame.f_trace = self._on_line
+            frame = frame.f_back
+        # Last: the interpreter forgets the trace function as soon as it has raised.
+        sys.settrace(self._on_line)
+
+    def _on_line(self, _frame: FrameType, event: str, _argument: object) -> Any:
+        if self._is_open and event == "line":
+            raise RankShouldRestart(self._reason)
+        return self._on_line
+
+
+def _handled_by_main_thread() -> BaseException | None:
+    handled: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # A tuple like sys.exc_info() before Python 3.12.
+    error: BaseException | None = handled[1] if isinstance(handled, tuple) else handled
+    return error
+
+
+def _is_on_its_way(handled: BaseException | None) -> bool:
+    """Return whether the chain of a handled exception begins with an earlier raise."""
+    seen: set[int] = set()
+    while handled is not None and id(handled) not in seen:
+        if isinstance(handled, RankShouldRestart):
+            return True
+        seen.add(id(handled))
+        handled = handled.__context__
+    return False
+
+
+def _is_unraisable(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in _UNRAISABLE:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,105 @@
+"""Ends a running function: frees what blocks it, then gets the main thread out through the gate."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from unbroken.inprocess.abort import Abort, free_sockets
+from unbroken.inprocess.interruption.gate import Gate
+from unbroken.inprocess.state import FrozenState
+from unbroken.inprocess.torch_state.groups import current_groups
+from unbroken.inprocess.torch_state.leftovers import GOODBYE_S, Leftovers
+
+logger = logging.getLogger(__name__)
+
+ATOMIC_POLL_S = 0.05
+
+
+class Running(Protocol):
+    """The call whose function is ended."""
+
+    @property
+    def iteration(self) -> int:
+        """Number of the iteration that the main thread is in."""
+
+    @property
+    def state(self) -> FrozenState:
+        """This worker as of now."""
+
+
+class Breaker:
+    """A thread of its own, so that neither the main thread nor the link's waits for an abort."""
+
+    def __init__(
+        self, gate: Gate, leftovers: Leftovers, running: Running, aborts: Callable[[], Sequence[Abort]]
+    ) -> None:
+        """`aborts` returns the plug-ins of the calls that run now, in the order in which they are to be called."""
+        self._gate = gate
+        self._leftovers = leftovers
+        self._running = running
+        self._aborts = aborts
+        self._lock = threading.Lock()
+        self._aborted_iteration = -1
+        self._to_stop: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._watch, name="unbroken-monitor", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, if it was started."""
+        if self._thread.is_alive():
+            self._to_stop.put(None)
+            self._thread.join(GOODBYE_S)
+
+    def stop(self, iteration: int) -> None:
+        """End the function that runs in this iteration; from any thread, returns at once."""
+        self._to_stop.put(iteration)
+
+    def abort_once(self, iteration: int) -> None:
+        """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first.
+
+        The main thread comes here on its way out of each iteration: what is behind it is not aborted any more.
+        """
+        with self._lock:
+            if iteration <= self._aborted_iteration:
+                return
+            self._aborted_iteration = iteration
+            self._leftovers.keep(current_groups())
+            for abort in self._aborts():
+                try:
+                    abort(self._running.state.without_exception())
+                except Exception as error:
+                    logger.error("abort raised: iteration=%d", iteration, exc_info=error)
+
+    def _watch(self) -> None:
+        while (iteration := self._to_stop.get()) is not None:
+            self._stop_function(iteration)
+
+    def _stop_function(self, iteration: int) -> None:
+        gate = self._gate
+        while not gate.atomic_lock.acquire(timeout=ATOMIC_POLL_S):
+            if gate.left.is_set():
+                return
+        try:
+            # The main thread may have left by itself meanwhile, and be on its way to the next iteration.
+            if self._is_inside(iteration):
+                self.abort_once(iteration)
+                gate.force_out(lambda: self._free_again(iteration))
+        finally:
+            gate.atomic_lock.release()
+
+    def _is_inside(self, iteration: int) -> bool:
+        return self._running.iteration == iteration and not self._gate.left.is_set()
+
+    def _free_again(self, iteration: int) -> bool:
+        """Return whether the main thread was still inside: it may be in the function of the next iteration by now."""
+        # Under the lock that the main thread takes on its way out: the next iteration's sockets are not to be touched.
+        with self._lock:
+            is_inside = self._is_inside(iteration)
+            if is_inside and self._aborts():
+                free_sockets()
+            return is_inside

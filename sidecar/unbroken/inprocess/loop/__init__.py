@@ -1,0 +1,1 @@
+"""The loop of iterations, and the plug-ins around the function."""

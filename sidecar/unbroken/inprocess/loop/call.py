@@ -1,0 +1,484 @@
+"""One call of a wrapped function: the loop of iterations.
+
+    READY ──Enter──> RUNNING ──returns──> COMPLETED ──Release──> value
+      ^ │              │ │                    │
+      │ └─Enter(spare)─┘ └─raises─> STOPPING  │Leave
+      │                                │Leave │
+      └──── abort, finalize, health check <───┘
+
+The main thread runs this loop. Two threads help: the link's, which reads orders and stamps progress, and a monitor,
+which ends a running function (abort, then the gate's interruption). A wrapped function that is called inside of
+another one joins the outer call: the iteration is that of both, and a fault in it restarts the outer function.
+"""
+
+import contextlib
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from unbroken.inprocess.assignment.evaluation import answer as answer_question
+from unbroken.inprocess.assignment.policy import ask, first_state, refuse_inside
+from unbroken.inprocess.connections.endpoint import Endpoint
+from unbroken.inprocess.connections.env_store import interruptible_env
+from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
+from unbroken.inprocess.connections.sockets import release_connections
+from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
+from unbroken.inprocess.interruption import failure
+from unbroken.inprocess.interruption.gate import Gate, Outcome, RankShouldRestart
+from unbroken.inprocess.interruption.interrupter import Breaker
+from unbroken.inprocess.interruption.rehearsal import rehearse
+from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
+from unbroken.inprocess.loop import entry
+from unbroken.inprocess.loop.plugins import Plugins
+from unbroken.inprocess.loop.step_hold import Halting
+from unbroken.inprocess.options import Options
+from unbroken.inprocess.pod.environment import Place, export, survive_nccl_errors
+from unbroken.inprocess.pod.link import Link, Orders
+from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.state import FrozenState, Mode, State
+from unbroken.inprocess.torch_state.groups import name_apart, take_groups
+from unbroken.inprocess.torch_state.leftovers import Leftovers
+from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
+from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
+
+logger = logging.getLogger(__name__)
+
+_live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
+_kept_store: list[Any] = []
+"""The iteration's store, where this worker serves it. It lives until the next plan, when all ranks have left: a client
+that finds no server tries again for long. After the last iteration it outlives the call: others may shut down late."""
+
+
+def _forget_all() -> None:
+    for call in list(_live):
+        call.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class _InnerFault(BaseException):
+    """Carries an exception of a wrapped function, its cause, past the handlers of the function around it."""
+
+
+def current_call() -> "CallWrapper | None":
+    """Return the call whose function the main thread of this process runs; None outside."""
+    return next((call for call in _live if call.is_in_function), None)
+
+
+class CallWrapper:
+    """What the wrapped function may ask for: annotate a parameter with this class.
+
+    Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing.
+    """
+
+    def __init__(self, options: Options, place: Place) -> None:
+        """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
+        entry.refuse_other_threads()
+        if _live:
+            raise InternalError("wrapped function: want it called by a wrapped one's function, not by its plug-ins")
+        self._options = options
+        self._place = place
+        self._gate = Gate()
+        self._progress = Progress(place.local_rank, place.incarnation)
+        self._stack_signal = StackSignal(place.folder, place.local_rank)
+        number = self._stack_signal.number
+        attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
+        asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
+        self._link = Link(place.folder, attach, self._progress, options.beat_s, asked)
+        self._halting = Halting(self._progress, self._link.answer)
+        self._leftovers = Leftovers()
+        self._plugins = Plugins(options)
+        self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
+        self._endpoint: Endpoint | None = None
+        self._state: State | None = None
+        self._iteration = -1
+        self._answered: Question | None = None
+        self._is_pinged = False
+        self._is_in_function = False
+        self._is_practised = False
+        """Whether this worker has run an iteration, or rehearsed one."""
+        self._has_run = False
+        """Whether this worker has run an iteration."""
+        self._num_inner = 0
+        """Wrapped functions that were called inside of this iteration's function so far."""
+
+    # ------------------------------------------------------------------------------------------ for the function
+
+    @property
+    def iteration(self) -> int:
+        """Number of this run of the function, from 0; -1 before the first."""
+        return self._iteration
+
+    @property
+    def state(self) -> FrozenState:
+        """This worker as of now."""
+        return self._current_state().freeze()
+
+    def ping(self, step: int | None = None) -> None:
+        """Say that training moves on. From the first ping in an iteration on, silence counts as a hang.
+
+        `step` is the number of the step that was finished; the job shows the highest. Where ranks are to move as
+        planned it waits until all have finished the same one, and raises RankShouldRestart.
+        """
+        if self._progress.ping(step):
+            if self._progress.arm():
+                self._is_pinged = True
+                self._report(WorkerPhase.RUNNING)
+            self._halting.wait(step, is_atomic=self._gate.num_atomic > 0)
+
+    def on_move(self, save: Callable[[int], object]) -> None:
+        """Call `save(step)` before ranks move as planned, in this iteration: a checkpoint there loses no step.
+
+        It runs inside of `ping(step=)`, on all ranks after the same step, with the process groups intact; after it
+        `ping` raises RankShouldRestart. What it raises is a fault. Without time (timeouts.drain) it is not called.
+        """
+        self._halting.on_move(save)
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the function is not interrupted; it may be nested.
+
+        An interruption waits for its end; once one has begun, entering raises RankShouldRestart.
+        """
+        return self._gate.atomic()
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """Hold off soft and hard timeout on this worker, for a long step that says nothing."""
+        self._progress.set_protection(is_on=False)
+        try:
+            yield
+        finally:
+            self._progress.set_protection(is_on=True)
+
+    # ------------------------------------------------------------------------------------------ life of the call
+
+    def open(self) -> None:
+        """Start the threads.
+
+        Raises ValueError when torch.distributed is initialised already, RestartError after the end of the job.
+        """
+        entry.refuse_a_group()
+        entry.refuse_after_the_end()
+        stop_reverse_lookups()
+        survive_nccl_errors()
+        self._gate.install()
+        self._leftovers.freeze()
+        _live.add(self)
+        self._breaker.start()
+        self._link.start(self._on_leave)
+
+    def close(self) -> None:
+        """End the threads and give everything back; harmless when repeated."""
+        _live.discard(self)
+        self._progress.detach()
+        self._breaker.close()
+        self._link.close()
+        self._gate.uninstall()
+        self._stack_signal.close()
+        self._drop_endpoint()
+        self._leftovers.close()
+        release_connections()
+
+    def forget(self) -> None:
+        """Leave the parent's sockets and stamps alone in a forked child."""
+        _live.discard(self)
+        self._gate.forget()
+        self._progress.forget()
+        self._link.forget()
+        if self._endpoint is not None:
+            self._endpoint.forget()
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run the function until the job releases this worker; return its value, None for a spare."""
+        while True:
+            enter = self._await_plan()
+            if isinstance(enter, Release):
+                return self._finish(enter, None)
+            self._begin(enter)
+            outcome = self._run_iteration(function)
+            release = self._settle(outcome)
+            if release is not None:
+                return self._finish(release, outcome.value)
+            self._recover(outcome.error)
+            del outcome
+
+    def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
+        """Run a function that was wrapped with these options inside of this call's function; return its value.
+
+        Whatever interrupts it, or what it raises, restarts the outermost function. Raises ValueError when
+        torch.distributed is initialised already.
+        """
+        entry.refuse_other_threads()
+        entry.refuse_a_group()
+        refuse_inside(options.rank_assignment)
+        self._num_inner += 1
+        name_apart(self._num_inner)
+        plugins, depth = self._plugins, self._plugins.depth
+        plugins.enter(options)
+        try:
+            plugins.prepare(self.state)
+            value = function()
+        except Exception as error:
+            # Told at once: what is around the function may swallow everything. The plug-ins stay for the recovery.
+            if not self._gate.is_leaving:
+                self._tell(error)
+            raise _InnerFault(failure.describe(error)) from error
+        plugins.complete(self.state)
+        plugins.cut(depth)
+        return value
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers of the last plan, spares included; None before the first."""
+        return None if self._state is None else self._state.world_size
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether the main thread is inside of the function, and not in a plug-in around it."""
+        return self._is_in_function
+
+    # ------------------------------------------------------------------------------------------ one iteration
+
+    def _await_plan(self) -> Enter | Release:
+        """Say READY and return the next plan with a rank for this worker, or the end of the job."""
+        if self._endpoint is None:
+            self._endpoint = Endpoint(self._place.pod_address)
+        self._report(WorkerPhase.READY)
+        # Others get ready meanwhile.
+        self._leftovers.collect()
+        # The job forms, or a pod joins it; but for a process that was started again at its place the others wait.
+        self._practise(has_time=self._place.incarnation == 0)
+        if self._state is not None and self._state.active_rank == 0:
+            # It will most likely be rank 0 again: all others wait for its store.
+            self._endpoint.serve()
+        while True:
+            entered = self._iteration
+
+            def is_news(orders: Orders, entered: int = entered) -> bool:
+                is_asked = orders.question is not None and orders.question != self._answered
+                is_entered = orders.enter is not None and orders.enter.iteration > entered
+                return orders.release is not None or is_entered or is_asked
+
+            orders = self._link.wait(is_news, self._options.barrier_timeout.total_seconds(), "next plan")
+            if orders.release is not None:
+                return orders.release
+            enter = orders.enter
+            if enter is None or enter.iteration <= entered:
+                self._answer(orders.question)
+                continue
+            self._iteration = enter.iteration
+            if enter.rank is not None and not orders.has_left(enter.iteration):
+                return enter
+            if enter.rank is None:
+                self._set_state(enter)
+            else:
+                # Others may have entered, and told this port things that belong to an iteration that is over.
+                self._drop_endpoint()
+                self._endpoint = Endpoint(self._place.pod_address)
+            self._report(WorkerPhase.READY)
+            self._practise(has_time=enter.rank is None)
+
+    def _practise(self, has_time: bool) -> None:
+        """Do once what the first recovery would otherwise be the first to do."""
+        if has_time and not self._is_practised:
+            self._is_practised = True
+            # Now, while nobody waits: not in the middle of a first recovery.
+            self._leftovers.bury(rehearse(), after_s=0.0)
+
+    def _answer(self, question: Question | None) -> None:
+        """Say who shall be which rank, in the words of the script."""
+        if question is None:
+            raise InternalError("orders: want a plan, a question or a release, got none")
+        self._answered = question
+        options = self._options
+        found = answer_question(options.rank_assignment, options.rank_filter, question)
+        self._report(WorkerPhase.READY, answer=found)
+
+    def _begin(self, enter: Enter) -> None:
+        endpoint = self._endpoint
+        if endpoint is None:
+            raise InternalError("endpoint: want one that was bound before READY, got none")
+        self._is_practised = True
+        self._set_state(enter)
+        export(self._place, enter)
+        # There is a plan: all ranks have left the former iteration.
+        former = _kept_store[:]
+        _kept_store.clear()
+        if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
+            # First of all: the others wait for it.
+            endpoint.serve()
+            _kept_store[:] = endpoint.close()
+        self._drop_endpoint()
+        self._leftovers.bury(former)
+        release_connections()
+
+    def _drop_endpoint(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            self._leftovers.bury(endpoint.close())
+
+    def _set_state(self, enter: Enter) -> None:
+        first = self._state
+        size = enter.world_size + enter.spare_ranks
+        rank = enter.world_size if enter.rank is None else enter.rank
+        self._state = State(
+            rank=rank,
+            world_size=size,
+            active_rank=enter.rank,
+            active_world_size=enter.world_size,
+            initial_rank=rank if first is None else first.initial_rank,
+            initial_world_size=size if first is None else first.initial_world_size,
+            iteration=enter.iteration,
+            mode=Mode.INACTIVE if enter.rank is None else Mode.ACTIVE,
+        )
+
+    def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
+        def body() -> Any:
+            # The gate is open: who comes from now on ends the function; what came before is seen here.
+            self._refuse_what_is_over()
+            self._plugins.prepare(self.state)
+            if self._plugins.health.is_news:
+                # Results go with the reports that there are anyway: this is for the first, and after a failure.
+                self._report(WorkerPhase.RUNNING)
+            self._is_in_function = True
+            return function()
+
+        self._gate.reset()
+        self._plugins.cut(1)
+        self._is_pinged = False
+        self._num_inner = 0
+        self._halting.begin(self._iteration)
+        self._progress.hold()
+        # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
+        self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
+        self._has_run = True
+        self._progress.begin(self._iteration)
+        with interruptible_env():
+            outcome = self._gate.run(body)
+        self._is_in_function = False
+        self._halting.end()
+        self._progress.end()
+        return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
+
+    def _refuse_what_is_over(self) -> None:
+        if self._link.orders.has_left(self._iteration):
+            reason = "the iteration was over before it began"
+            self._gate.leave(reason)
+            raise RankShouldRestart(reason)
+
+    def _settle(self, outcome: Outcome) -> Release | None:
+        """Wait until the iteration is over for everyone; return the release when the job is, too."""
+        error = outcome.error
+        if error is not None and not isinstance(error, (Exception, RankShouldRestart)):
+            self._leave_for_good(error, Cause.BASE_EXCEPTION)
+            raise error
+        iteration = self._iteration
+        if not self._gate.is_leaving:
+            self._tell(error)
+        wait_s = self._options.completion_timeout if error is None else self._options.barrier_timeout
+        orders = self._link.wait(
+            lambda orders: orders.has_left(iteration) or orders.release is not None,
+            wait_s.total_seconds(),
+            "end of the iteration",
+        )
+        if orders.release is not None and not orders.has_left(iteration):
+            return orders.release
+        self._breaker.abort_once(self._iteration)
+        return None
+
+    def _tell(self, error: BaseException | None) -> None:
+        if error is None:
+            self._report(WorkerPhase.COMPLETED)
+            return
+        if self._current_state().fn_exception is error:
+            # A wrapped function inside of this one has told it.
+            return
+        self._current_state().fn_exception = error
+        self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, Cause.EXCEPTION, self._iteration))
+        logger.error(
+            "function raised: iteration=%d rank=%s", self._iteration, self._current_state().rank, exc_info=error
+        )
+
+    def _recover(self, error: BaseException | None) -> None:
+        """Bring the process into a state in which the function may start again."""
+        state = self._current_state()
+        self._leftovers.keep(take_groups())
+        try:
+            self._plugins.finalize(state.freeze())
+        except BaseException as finalize_error:
+            self._leave_for_good(finalize_error, Cause.BASE_EXCEPTION)
+            raise finalize_error from error
+        try:
+            self._plugins.check_health(state.freeze())
+        except Exception as health_error:
+            self._leave_for_good(health_error, Cause.UNHEALTHY)
+            raise HealthCheckError(failure.describe(health_error)) from health_error
+        state.fn_exception = None
+        failure.drop(error)
+        self._leftovers.expect_garbage()
+
+    def _finish(self, release: Release, value: Any) -> Any:
+        entry.note_end(release)
+        state = self._current_state() if self._state is not None else State.from_env()
+        if release.outcome is not JobPhase.COMPLETE:
+            abort = RestartAbort(f"the job has failed: {release.message}")
+            self._terminate(state, abort)
+            raise abort
+        self._plugins.complete(state.freeze())
+        return value
+
+    def _leave_for_good(self, error: BaseException, cause: Cause) -> None:
+        self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, cause, self._iteration))
+        self._gate.leave("this worker leaves")
+        self._breaker.abort_once(self._iteration)
+        self._leftovers.keep(take_groups())
+        self._terminate(self._current_state(), error)
+
+    def _terminate(self, state: State, error: BaseException) -> None:
+        state.mode = Mode.TERMINATED
+        self._plugins.terminate(state.freeze(), error)
+
+    # ------------------------------------------------------------------------------------------ ending a function
+
+    def _on_leave(self, orders: Orders) -> None:
+        """In the link's thread: the function, if it runs, is over, or is to halt after a step."""
+        iteration = self._iteration
+        if orders.halt is not None:
+            self._halting.obey(orders.halt)
+        if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
+            leave = orders.leave
+            log_hang(leave, iteration)
+            culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
+            self._gate.leave(f"iteration {iteration} is over: {culprit}")
+            self._progress.stop_main()
+            self._breaker.stop(iteration)
+
+    # ------------------------------------------------------------------------------------------ small things
+
+    def _report(
+        self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None, may_wait: bool = False
+    ) -> None:
+        endpoint = self._endpoint if phase is WorkerPhase.READY else None
+        self._link.report(
+            WorkerReport(
+                phase=phase,
+                iteration=self._iteration,
+                host="" if endpoint is None else endpoint.host,
+                port=0 if endpoint is None else endpoint.port,
+                fault=fault,
+                # Until it says RUNNING again, the agent may take this for its word on the next iteration.
+                has_progress=self._is_pinged and phase is not WorkerPhase.READY,
+                answer=answer,
+                checks=self._plugins.health.tell(),
+            ),
+            may_wait,
+        )
+
+    def _current_state(self) -> State:
+        if self._state is None:
+            raise InternalError("state: want one from the first plan, got none")
+        return self._state

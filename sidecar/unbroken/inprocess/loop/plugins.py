@@ -1,0 +1,92 @@
+"""The plug-ins of the wrapped functions that run now: those of the call, then of wrapped functions inside of it."""
+
+import logging
+from dataclasses import replace
+
+from unbroken.inprocess.abort import Abort
+from unbroken.inprocess.assignment.policy import violation
+from unbroken.inprocess.exception import RestartAbort
+from unbroken.inprocess.loop.health_record import HealthRecord
+from unbroken.inprocess.options import Options
+from unbroken.inprocess.state import FrozenState
+
+logger = logging.getLogger(__name__)
+
+
+class Plugins:
+    """Innermost first, wherever something ends."""
+
+    def __init__(self, options: Options) -> None:
+        self.health = HealthRecord()
+        """What the health checks of all layers said last."""
+        self._layers = [self._watched(options)]
+
+    @property
+    def depth(self) -> int:
+        """Wrapped functions that run, one inside of the other."""
+        return len(self._layers)
+
+    def enter(self, options: Options) -> None:
+        """A wrapped function begins inside of the others."""
+        self._layers.append(self._watched(options))
+
+    def cut(self, depth: int) -> None:
+        """Forget all but the outermost so many."""
+        del self._layers[depth:]
+
+    def aborts(self) -> list[Abort]:
+        """Return what ends communicators, none twice; from any thread."""
+        aborts = [layer.abort for layer in self._inside_out() if layer.abort is not None]
+        return list({id(abort): abort for abort in aborts}.values())
+
+    def prepare(self, state: FrozenState) -> None:
+        """Run what comes before the innermost function; raises what that raises.
+
+        Raises RestartAbort when the plan is not what the wrapper's rank assignment or filter asks for.
+        """
+        layer = self._layers[-1]
+        size = state.active_world_size or 0
+        for name, policy in (("rank_assignment", layer.rank_assignment), ("rank_filter", layer.rank_filter)):
+            if text := violation(policy, size):
+                raise RestartAbort(f"{name}: {text} in the job's spec")
+        for plugin in (layer.initialize, layer.health_check):
+            if plugin is not None:
+                plugin(state)
+
+    def finalize(self, state: FrozenState) -> None:
+        """Clean up after functions that were left; raises what that raises."""
+        for layer in self._inside_out():
+            if layer.finalize is not None:
+                layer.finalize(state)
+
+    def check_health(self, state: FrozenState) -> None:
+        """Raises what a health check raises."""
+        for layer in self._inside_out():
+            if layer.health_check is not None:
+                layer.health_check(state)
+
+    def complete(self, state: FrozenState) -> None:
+        """Run what comes after the innermost function has returned; its errors are logged."""
+        completion = self._layers[-1].completion
+        if completion is None:
+            return
+        try:
+            completion(state)
+        except Exception as error:
+            logger.error("completion raised: iteration=%d", state.iteration, exc_info=error)
+
+    def terminate(self, state: FrozenState, reason: BaseException) -> None:
+        """Run what comes when this worker leaves for good; its error is raised from the reason."""
+        try:
+            for layer in self._inside_out():
+                if layer.terminate is not None:
+                    layer.terminate(state)
+        except Exception as error:
+            raise error from reason
+
+    def _watched(self, options: Options) -> Options:
+        check = options.health_check
+        return options if check is None else replace(options, health_check=self.health.watch(check))
+
+    def _inside_out(self) -> list[Options]:
+        return self._layers[::-1]

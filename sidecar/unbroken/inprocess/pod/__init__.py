@@ -1,0 +1,1 @@
+"""What the worker shares with its pod: environment, link to the agent, progress stamps."""

@@ -1,0 +1,100 @@
+"""Variables: what the launcher tells the process, and what the wrapper tells the function and torch."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.inprocess.exception import NoAgentError
+from unbroken_core.pod.pod_messages import Enter
+
+logger = logging.getLogger(__name__)
+
+NCCL_ERRORS_END_PROCESS = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+"""torch's own, on by default: an error of NCCL ends the process, up to a minute later, from a thread of torch's."""
+_OFF = frozenset({"0", "n", "no", "f", "false"})
+"""What torch reads as off, in any case."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this worker stands in its pod."""
+
+    folder: Path
+    """Holds agent.sock and stamps."""
+    local_rank: int
+    incarnation: int
+    local_world_size: int
+    pod_address: str
+    """Numeric address that the other pods reach."""
+    is_in_process: bool = True
+    """False: the job starts processes again, each for one iteration, and rank 0's own process serves the store."""
+
+
+def read_place(environment: Mapping[str, str]) -> Place:
+    """Raises NoAgentError when the process was not started by the launcher."""
+    folder = environment.get("UNBROKEN_DIR", "")
+    if not folder:
+        raise NoAgentError(
+            "UNBROKEN_DIR: want the folder of the pod's agent, it is not set. Start the script with "
+            "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
+        )
+    return Place(
+        folder=Path(folder),
+        local_rank=_number(environment, "UNBROKEN_LOCAL_RANK"),
+        incarnation=_number(environment, "UNBROKEN_INCARNATION"),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE") or environment.get("UNBROKEN_RANKS_PER_POD") or "1"),
+        pod_address=environment.get("UNBROKEN_POD_IP") or "127.0.0.1",
+        is_in_process=environment.get("UNBROKEN_IN_PROCESS") != "0",
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise NoAgentError(f"{name}: want a number from Unbroken's launcher, got {text!r}")
+    return int(text)
+
+
+def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
+    """Return torchrun's variables for an active worker in one iteration."""
+    rank, size, local_size = plan.rank or 0, plan.world_size, place.local_world_size
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(rank // local_size),
+        "GROUP_WORLD_SIZE": str(-(-size // local_size)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "MASTER_ADDR": plan.master_host,
+        "MASTER_PORT": str(plan.master_port),
+        # In process, rank 0 serves the store before the function starts; in the function every rank is a client of it.
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.is_in_process),
+        "TORCHELASTIC_RESTART_COUNT": str(plan.iteration),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.iteration),
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+
+
+def export(place: Place, plan: Enter) -> None:
+    """Set the variables of an iteration in this process."""
+    os.environ.update(variables(place, plan, os.environ.get("TORCHELASTIC_RUN_ID") or "unbroken"))
+
+
+def survive_nccl_errors() -> None:
+    """Let torch leave the process alone when NCCL fails, in groups that are made from now on.
+
+    The loss of a peer is such an error; torch would end a process whose function has long been started again. A value
+    that is set stays, with a warning.
+    """
+    value = os.environ.setdefault(NCCL_ERRORS_END_PROCESS, "0")
+    if value.lower() not in _OFF:
+        logger.warning(
+            "torch ends this process after an error of NCCL, also after a restart: %s=%s, want 0",
+            NCCL_ERRORS_END_PROCESS,
+            value,
+        )

@@ -1,0 +1,167 @@
+"""This worker's slot in the pod's page of stamps (unbroken_core.pod.stamps)."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from unbroken.inprocess.exception import InternalError
+from unbroken.inprocess.pod.death_lock import Life
+from unbroken_core.pod import stamps
+
+_PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class Progress:
+    """Writes the stamps. Without a page (before the first `attach`, in a forked child) every method does nothing."""
+
+    def __init__(self, local_rank: int, incarnation: int) -> None:
+        self._first = stamps.slot_offset(local_rank) // 8
+        self._local_rank = local_rank
+        self._incarnation = incarnation
+        self._flags = 0
+        self._iteration = -1
+        self._inode = -1
+        self._does_stamp_main = False
+        self._needs_care = False
+        """Whether the next ping has more to do than to stamp: it is the first, or the worker may have to halt."""
+        self._words: memoryview | None = None
+        self._page: tuple[mmap.mmap, int] | None = None
+        """The mapped file and its number of slots."""
+        self._life = Life()
+        # One object for the whole life: the interpreter may still hold a call when the next is added.
+        self._callback = _PENDING_CALL(self._stamp_main)
+
+    def attach(self, path: Path) -> None:
+        """Map the page, again when the agent made a new one. Raises InternalError when it is not one."""
+        with path.open("r+b") as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino == self._inode:
+                return
+            page = mmap.mmap(file.fileno(), status.st_size)
+        magic, num_slots = struct.unpack_from("<2Q", page, 0)
+        if magic != stamps.MAGIC or not 0 <= self._local_rank < num_slots:
+            raise InternalError(
+                f"{path}: want a page of stamps with slot {self._local_rank}, "
+                f"got magic {magic:#x} and {num_slots} slots"
+            )
+        # Native 64-bit items: each write is one store, never half a value.
+        words = memoryview(page).cast("q")
+        self._inode, self._words, self._page = status.st_ino, words, (page, num_slots)
+        first = self._first
+        words[first + stamps.PID] = os.getpid()
+        words[first + stamps.INCARNATION] = self._incarnation
+        words[first + stamps.ITERATION] = self._iteration
+        words[first + stamps.STEP] = -1
+        words[first + stamps.FLAGS] = self._flags
+        self._stamp(stamps.ALIVE)
+        self._stamp(stamps.MAIN)
+
+    def detach(self) -> None:
+        """Stop writing for good; the slot says that no timeout applies."""
+        self._set_flags(0)
+        self._words = self._page = None
+        self._life.release()
+
+    def forget(self) -> None:
+        """Stop writing in a forked child, whose parent goes on with the slot."""
+        self._words = self._page = None
+        self._life.forget()
+
+    def hold(self) -> None:
+        """Let the agent know at once when this thread ends, in the main thread, until `detach`."""
+        if self._page is not None:
+            page, num_slots = self._page
+            self._life.hold(page, self._local_rank, num_slots)
+
+    def begin(self, iteration: int) -> None:
+        """Begin an iteration, in the main thread: from now on timeouts apply."""
+        self._iteration = iteration
+        self._write(stamps.ITERATION, iteration)
+        self._write(stamps.STEP, -1)
+        self._stamp(stamps.ALIVE)
+        self._stamp(stamps.MAIN)
+        self._does_stamp_main = self._needs_care = True
+        self._set_flags(stamps.FLAG_IN_FUNCTION)
+
+    def stop_main(self) -> None:
+        """Let MAIN grow old: the signals that end a function would keep a thread that sleeps on fresh for ever."""
+        self._does_stamp_main = False
+
+    def end(self) -> None:
+        """End the iteration: no timeout applies."""
+        self._does_stamp_main = self._needs_care = False
+        self._set_flags(0)
+
+    @property
+    def step(self) -> int:
+        """Last step that was told in this iteration; -1: none."""
+        return -1 if self._words is None else self._words[self._first + stamps.STEP]
+
+    def want_care(self) -> None:
+        """Let the next ping return True; from any thread."""
+        self._needs_care = True
+
+    def ping(self, step: int | None) -> bool:
+        """Stamp progress; return whether there is more to do."""
+        words = self._words
+        if words is None:
+            return False
+        first = self._first
+        words[first + stamps.PING] = time.monotonic_ns()
+        if step is not None:
+            words[first + stamps.STEP] = step
+        # After the step was told: who wants care and then reads an older step can rely on it that the next ping cares.
+        return self._needs_care
+
+    def arm(self) -> bool:
+        """Let silence count as a hang from now on; return whether it did not yet. Care is over until it is wanted."""
+        self._needs_care = False
+        if self._flags & (stamps.FLAG_PING_ARMED | stamps.FLAG_IN_FUNCTION) != stamps.FLAG_IN_FUNCTION:
+            return False
+        self._set_flags(self._flags | stamps.FLAG_PING_ARMED)
+        return True
+
+    @contextlib.contextmanager
+    def unprotected(self) -> Iterator[None]:
+        """Hold off all timeouts inside; it may be nested."""
+        was_on = not self._flags & stamps.FLAG_PROTECTION_OFF
+        self.set_protection(is_on=False)
+        try:
+            yield
+        finally:
+            self.set_protection(is_on=was_on)
+
+    def set_protection(self, is_on: bool) -> None:
+        """Let timeouts apply, or not, until the iteration ends."""
+        self._stamp(stamps.MAIN)
+        self._stamp(stamps.PING)
+        flags = self._flags & ~stamps.FLAG_PROTECTION_OFF
+        self._set_flags(flags if is_on else flags | stamps.FLAG_PROTECTION_OFF)
+
+    def beat(self) -> None:
+        """Stamp ALIVE, and ask the main thread to stamp MAIN; from the library's thread."""
+        self._stamp(stamps.ALIVE)
+        if self._does_stamp_main:
+            # A full queue means that the main thread has not run for long: exactly what a stale stamp shall say.
+            ctypes.pythonapi.Py_AddPendingCall(self._callback, None)
+
+    def _stamp_main(self, _: object) -> int:
+        if self._does_stamp_main:
+            self._stamp(stamps.MAIN)
+        return 0
+
+    def _stamp(self, field: int) -> None:
+        self._write(field, time.monotonic_ns())
+
+    def _write(self, field: int, value: int) -> None:
+        if self._words is not None:
+            self._words[self._first + field] = value
+
+    def _set_flags(self, flags: int) -> None:
+        self._flags = flags
+        self._write(stamps.FLAGS, flags)

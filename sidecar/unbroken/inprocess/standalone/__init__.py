@@ -1,0 +1,1 @@
+"""How workers without a pod start, and find, their own agent and rendezvous."""

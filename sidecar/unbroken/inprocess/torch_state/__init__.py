@@ -1,0 +1,1 @@
+"""What torch keeps from one iteration to the next, and how it is dropped."""

@@ -1,0 +1,25 @@
+"""One message a line on asyncio streams."""
+
+import asyncio
+from typing import Any
+
+from unbroken.standalone.words import MAX_LINE_BYTES
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+
+
+async def read_message(reader: asyncio.StreamReader, expected: Any, timeout_s: float | None = None) -> Any:
+    """Return the next message, None at the end of the stream. Raises WireError; asyncio.TimeoutError."""
+    try:
+        line = await asyncio.wait_for(reader.readuntil(b"\n"), timeout_s)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    except asyncio.LimitOverrunError as error:
+        raise WireError(f"line: want at most {MAX_LINE_BYTES} bytes, got more") from error
+    return wire.decode(line[:-1], expected)
+
+
+def write_message(writer: asyncio.StreamWriter, message: object) -> None:
+    """Send a message; nothing happens when the connection is closing."""
+    if not writer.is_closing():
+        writer.write(wire.encode(message).encode() + b"\n")

@@ -1,0 +1,312 @@
+"""The root: waits until all workers of the job are on some host, deals out the places, and is their rendezvous.
+
+    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or nobody connected for LINGER_S──> end
+       └──its owner has gone, or time over──> end
+
+It takes no host in before its owner, the host that has started it, so that hosts of a job cannot meet at a root that a
+job before has left behind. While it serves, hosts that come late hear that it is taken. Its owner starts another when
+it was killed; that one serves at once.
+"""
+
+import asyncio
+import functools
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from unbroken.addresses import address_to_listen_on, listen, listen_at, plain_address
+from unbroken.rendezvous.refusals import Refusals
+from unbroken.rendezvous.server import Server
+from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.token import TokenFile
+from unbroken.standalone.lines import read_message, write_message
+from unbroken.standalone.words import (
+    MAX_LINE_BYTES,
+    Answer,
+    Busy,
+    Deal,
+    Failed,
+    HomeConfig,
+    Knock,
+    Present,
+    Waiting,
+    prove,
+)
+from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.reasons import JobPhase, Rung
+from unbroken_core.settings import JobSettings, RungBudget
+
+logger = logging.getLogger(__name__)
+
+JOB_NAME = "inprocess"
+LINGER_S = 12.0
+"""So long the root waits without any agent: more than one may be away before its pod is lost. A host that takes leave
+does not come back: when all have, there is nobody to wait for."""
+FIRST_S = 60.0
+"""So long it waits for the first agent, which comes when all workers of its host have imported torch."""
+OWNER_S = 30.0
+_GREET_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 1.0
+_CHECK_S = 0.5
+_RUNGS = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD), RungBudget(Rung.WORLD))
+"""Nobody here can start a process, or a job, again."""
+
+
+@dataclass
+class Guest:
+    """One host that is connected."""
+
+    present: Present
+    writer: asyncio.StreamWriter
+
+    @property
+    def own_address(self) -> str:
+        """Address of this machine at which the host has reached it."""
+        return str(self.writer.get_extra_info("sockname")[0])
+
+    @property
+    def peer_address(self) -> str:
+        """Address from which the host came."""
+        return str(self.writer.get_extra_info("peername")[0])
+
+
+def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
+    """Return a socket that listens on the first port that is free. Raises InputError when none is."""
+    address = address_to_listen_on("MASTER_ADDR", master_host)
+    errors = []
+    for port in ports:
+        try:
+            return listen(address, port)
+        except OSError as error:
+            errors.append(f"{port}: {error.strerror}")
+    raise InputError(
+        f"ports {ports[0]} to {ports[-1]} on {master_host}: want one that is free for the job's root, got "
+        f"{'; '.join(errors)}. Set UNBROKEN_PORT, or store_kwargs={{'port': ...}}, to another first port"
+    )
+
+
+def settings_for(guests: list[Present]) -> JobSettings:
+    """Return the settings of the job that these hosts make, the one with the lowest rank first. Raises InputError."""
+    return JobSettings(
+        job=JOB_NAME,
+        uid=secrets.token_hex(8),
+        replicas=len(guests),
+        min_replicas=1,
+        ranks_per_pod=max(guest.num_places for guest in guests),
+        min_ranks_per_pod=1,
+        rungs=_RUNGS,
+        timeouts=guests[0].timeouts,
+    )
+
+
+class Root:
+    """One root process. All in one event loop."""
+
+    def __init__(self, folder: Path, config: HomeConfig, listener: socket.socket) -> None:
+        """`folder` is the root's own."""
+        self._folder = folder
+        self._config = config
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._guests: dict[str, Guest] = {}
+        self._owner: str | None = None
+        self._formed: asyncio.Future[bool] = self._loop.create_future()
+        """False when the owner has gone."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Form the job, and run until it is over, or everybody has gone."""
+        await self._listen_while(self._form())
+
+    async def resume(self, deal: Deal, listener: socket.socket) -> None:
+        """Go on where a root that was killed has ended: agents know everything else."""
+        self._formed.set_result(True)
+        note = functools.partial(logger.info, "resumed: port=%d", deal.port)
+        await self._listen_while(self._serve(deal.settings, deal.token, listener, note, LINGER_S))
+
+    async def _form(self) -> None:
+        await asyncio.wait((self._formed,), timeout=OWNER_S)
+        if self._owner is not None:
+            await asyncio.wait((self._formed,), timeout=self._config.limit_s)
+        if self._formed.done() and self._formed.result():
+            await self._deal_out()
+        else:
+            logger.error("no job: %s", self._missing())
+
+    async def _listen_while(self, work: Coroutine[None, None, None]) -> None:
+        self._listener.setblocking(False)
+        server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_LINE_BYTES)
+        try:
+            await work
+        finally:
+            server.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -------------------------------------------------------------------------------------------------------- forming
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            await self._converse(reader, writer)
+        except (WireError, OSError, asyncio.TimeoutError) as error:
+            logger.info("host refused: peer=%s error=%s", writer.get_extra_info("peername"), error)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knock = await read_message(reader, Knock, _GREET_TIMEOUT_S)
+        if knock is None:
+            return
+        nonce, key = secrets.token_hex(16), self._config.key
+        write_message(writer, Answer(prove(key, "root", nonce, knock.nonce), nonce))
+        wanted = prove(key, "host", knock.nonce, nonce)
+        first = await read_message(reader, Present, _GREET_TIMEOUT_S)
+        if first is None or not hmac.compare_digest(first.proof, wanted):
+            return
+        refusal = self._refusal(first)
+        if refusal is not None:
+            write_message(writer, refusal)
+            return
+        uid = first.uid
+        try:
+            present = first
+            while present is not None:
+                self._take(Guest(present, writer))
+                present = await read_message(reader, Present)
+        finally:
+            self._drop(uid, writer)
+
+    def _refusal(self, present: Present) -> Busy | None:
+        if self._formed.done():
+            return Busy(f"another job with this MASTER_PORT runs on {self._config.master_host}")
+        if self._owner is None and not present.is_owner:
+            return Busy("waits for rank 0's host")
+        return None
+
+    def _take(self, guest: Guest) -> None:
+        if self._formed.done():
+            return
+        if guest.present.is_owner:
+            self._owner = guest.present.uid
+        self._guests[guest.present.uid] = guest
+        guests = [other.present for other in self._guests.values()]
+        ranks = [rank for present in guests for rank in present.ranks]
+        if len(ranks) == len(set(ranks)) == self._config.world_size:
+            self._formed.set_result(True)
+            return
+        waiting = Waiting(self._missing())
+        for other in self._guests.values():
+            write_message(other.writer, waiting)
+
+    def _drop(self, uid: str, writer: asyncio.StreamWriter) -> None:
+        guest = self._guests.get(uid)
+        if guest is None or guest.writer is not writer or self._formed.done():
+            return
+        del self._guests[uid]
+        if uid == self._owner:
+            self._formed.set_result(False)
+
+    def _missing(self) -> str:
+        """Say who is waited for."""
+        ranks = sorted(rank for guest in self._guests.values() for rank in guest.present.ranks)
+        size = self._config.world_size
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(ranks) < 1000 else []
+        missing = [str(rank) for rank in range(size) if rank not in set(ranks)][:8]
+        text = f"{len(ranks)} of {size} workers have called the wrapped function, on {len(self._guests)} hosts"
+        text += f"; missing ranks: {', '.join(missing)}" if missing else ""
+        return text + (f"; ranks that are there twice: {twice[:8]}" if twice else "")
+
+    # -------------------------------------------------------------------------------------------------------- serving
+
+    async def _deal_out(self) -> None:
+        guests = sorted(self._guests.values(), key=lambda guest: guest.present.ranks)
+        try:
+            settings = settings_for([guest.present for guest in guests])
+        except InputError as error:
+            self._tell_all(guests, Failed(str(error)))
+            await asyncio.sleep(_SHUTDOWN_S)
+            return
+        listener = listen_at("MASTER_ADDR", self._config.master_host, 0)
+        port = int(listener.getsockname()[1])
+        token = secrets.token_hex(32)
+
+        def tell() -> None:
+            addresses = addresses_of(guests)
+            for index, guest in enumerate(guests):
+                write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
+            logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
+
+        await self._serve(settings, token, listener, tell, FIRST_S)
+
+    async def _serve(
+        self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None], first_s: float
+    ) -> None:
+        """Be the rendezvous; `on_up` is called once agents may come, the first within `first_s`."""
+        token_file = self._folder / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(token)
+        refusals = Refusals()
+        service = Service(Coordinator(settings, self._loop.time()), refusals)
+        server = Server(service, TokenFile(token_file), refusals)
+        runner = web.AppRunner(
+            server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+        )
+        await runner.setup()
+        server.door.watch(runner.server)
+        try:
+            await web.SockSite(runner, listener, backlog=4096).start()
+            on_up()
+            await self._until_over(service, settings.replicas, first_s)
+        finally:
+            service.close()
+            await runner.cleanup()
+
+    def _tell_all(self, guests: list[Guest], message: Failed) -> None:
+        logger.error("no job: %s", message.message)
+        for guest in guests:
+            write_message(guest.writer, message)
+
+    async def _until_over(self, service: Service, num_hosts: int, first_s: float) -> None:
+        """Return when the job is over and told, when all hosts have left, or nobody was connected for too long."""
+        first_until_s = self._loop.time() + first_s
+        while not service.failure.done():
+            await asyncio.wait((service.failure,), timeout=_CHECK_S)
+            if service.num_agents:
+                continue
+            # The first one may have come and gone since the last look.
+            until_s = first_until_s if service.deserted_since_s is None else service.deserted_since_s + LINGER_S
+            is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+            if is_over or service.num_left >= num_hosts or self._loop.time() >= until_s:
+                return
+        logger.error("the coordinator has failed: see above")
+
+
+def addresses_of(guests: list[Guest]) -> list[str]:
+    """Return the address at which the other hosts reach each host.
+
+    Where it came from, since that interface leads to the others; rank 0's own host may have come by loopback: then it
+    is where the others have reached it.
+    """
+    reached = [plain_address(guest.own_address) for guest in guests]
+    outside = next((address for address in reached if not ipaddress.ip_address(address).is_loopback), None)
+    found = []
+    for guest in guests:
+        address = plain_address(guest.peer_address)
+        is_inside = ipaddress.ip_address(address).is_loopback
+        found.append(outside if is_inside and outside is not None else address)
+    return found
