@@ -21,7 +21,7 @@ def render(parsers: Iterable[ArgumentParser]) -> str:
     """Return the page."""
     # argparse takes the width from there.
     os.environ["COLUMNS"] = "120"
-    return HEADER + "".join(f"\n## {made.prog}\n\n```\n{made.format_help()}```\n" for made in parsers)
+    return HEADER + "".join(f"\n## {made.prog}\n\n```text\n{made.format_help()}```\n" for made in parsers)
 
 
 def main() -> int:

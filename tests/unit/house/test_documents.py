@@ -29,3 +29,22 @@ def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
     pages = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", pages, flags=re.MULTILINE))
     assert {first or second for first, second in named} <= targets
+
+
+GENERATED = {"docs/behaviours.md", "docs/metrics.md", "docs/reference/api.md", "docs/reference/cli.md"}
+BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in GENERATED]
+_FENCE = re.compile(r"^```(\S*)\n.*?^```$\n?", flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_code_of_a_page_says_what_it_is(page: Path) -> None:
+    """`sh` is what a reader types: tests/e2e/test_e2e_documented_commands.py runs it."""
+    kinds = set(_FENCE.findall(page.read_text()))
+    assert kinds - {"sh", "text", "python", "yaml", "console"} == set()
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=[page.name for page in BY_HAND])
+def test_prose_is_at_most_100_columns_wide(page: Path) -> None:
+    lines = _FENCE.sub("", page.read_text()).splitlines()
+    prose = [line for line in lines if not line.startswith(("|", "#", "![", "<"))]
+    assert [line for line in prose if len(line) > 100 and " " in line.strip().lstrip("-*0123456789. ")] == []
