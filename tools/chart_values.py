@@ -21,9 +21,9 @@ helm install unbroken charts/unbroken --namespace unbroken-system --create-names
 helm test unbroken --namespace unbroken-system
 ```
 
-`helm upgrade` brings the CRD up to date as well; give it `--reset-then-reuse-values` (helm 3.14 and newer) rather than
-`--reuse-values`, which leaves out the values that are new in this version. `helm uninstall` keeps the CRD, and with it
-all jobs.
+`helm upgrade` updates the CRD, too. Give it `--reset-then-reuse-values` (helm 3.14 and newer) rather than
+`--reuse-values`, which lacks the values that are new in this version. `helm uninstall` keeps the CRD, and with it all
+jobs.
 
 {messages}
 Metrics, dashboards and alerts: [docs/dashboards.md](../../docs/dashboards.md).
@@ -38,13 +38,14 @@ MESSAGES = {
     "`requires kubeVersion: >=1.20.0-0`": "the cluster is too old",
     "`want the API monitoring.coreos.com/v1`, `cert-manager.io/v1`": "install the Prometheus Operator or cert-manager "
     "first, or leave that switch off",
-    "`the release ... has the CRD of this cluster, and runs`": "one release is enough. A second one beside it needs "
-    "`crd.install=false`, and namespaces of its own in both (`scope=Namespaces`)",
-    "the CRD `exists and cannot be imported`": "an earlier release, or kubectl, has left it: give `--take-ownership` "
+    "`the release ... has the CRD of this cluster, and runs`": "one release is enough. For a second one, give both "
+    "their own namespaces (`scope=Namespaces`), and the second one `crd.install=false`",
+    "the CRD `exists and cannot be imported`": "an earlier release, or kubectl, left it behind: use `--take-ownership` "
     "(helm 3.17 and newer)",
     "log: `waiting for the API server error=no CRD ...`": CRD_BY_HAND,
     "log: `status is not kept, update the CRD`": f"the CRD is of an older release: {CRD_BY_HAND}",
-    "log: `permissions are missing ... rights=...`": "leave `rbac.create` true, or give roles of your own these rights",
+    "log: `permissions are missing ... rights=...`": "leave `rbac.create` true, or grant these rights "
+    "in roles of your own",
 }
 """What helm or the operator may say at an installation, and what to do."""
 
