@@ -1,4 +1,4 @@
-"""mkdocs' hooks: pages from outside docs/, files of the repository that pages link to, and GitHub's anchors.
+"""mkdocs' hooks: pages from outside docs/, files that pages link to, GitHub's anchors, and folders in the navigation.
 
 The documents are written to be read in the repository, too: their links name paths of the repository. Here each becomes
 a link within the site, and what it names becomes a part of the site.
@@ -71,8 +71,25 @@ def anchor(heading: str, separator: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
 
 
+def expand(navigation: Any) -> Any:
+    """Return the navigation with each `FOLDER/*.md` replaced by that folder's pages, but for its README."""
+    if isinstance(navigation, dict):
+        return {title: expand(part) for title, part in navigation.items()}
+    if not isinstance(navigation, list):
+        return navigation
+    found: list[Any] = []
+    for part in navigation:
+        if isinstance(part, str) and part.endswith("/*.md"):
+            paths = sorted((ROOT / DOCS).glob(part))
+            found += [str(path.relative_to(ROOT / DOCS)) for path in paths if path.name != "README.md"]
+        else:
+            found.append(expand(part))
+    return found
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make anchors as GitHub does, so that a link works in both places."""
+    """Complete the navigation, and make anchors as GitHub does, so that a link works in both places."""
+    config.nav = expand(config.nav)
     toc: dict[str, Any] = config.mdx_configs.setdefault("toc", {})
     toc["slugify"] = anchor
     return config

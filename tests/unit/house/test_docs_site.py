@@ -37,3 +37,10 @@ def test_code_is_left_alone() -> None:
 )
 def test_anchor_is_the_one_of_github(heading: str, expected: str) -> None:
     assert tool.anchor(heading, "-") == expected
+
+
+def test_folder_in_the_navigation_is_all_of_its_pages_but_the_first() -> None:
+    expanded = tool.expand([{"Runbooks": ["runbooks/README.md", "runbooks/*.md"]}])
+    pages = expanded[0]["Runbooks"]
+    assert pages[:2] == ["runbooks/README.md", "runbooks/degraded.md"]
+    assert pages.count("runbooks/README.md") == 1
