@@ -48,3 +48,12 @@ def test_prose_is_at_most_100_columns_wide(page: Path) -> None:
     lines = _FENCE.sub("", page.read_text()).splitlines()
     prose = [line for line in lines if not line.startswith(("|", "#", "![", "<"))]
     assert [line for line in prose if len(line) > 100 and " " in line.strip().lstrip("-*0123456789. ")] == []
+
+
+def test_documents_that_the_code_names_exist() -> None:
+    folders = ("core", "sidecar", "operator", "local", "cli", "tools", "tests", "charts", "examples", "benchmarks")
+    kinds = (".py", ".yaml", ".toml", ".tpl", ".txt")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    files = [path for path in paths if "node_modules" not in path.parts]
+    named = {name for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text(errors="ignore"))}
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
