@@ -64,7 +64,7 @@ def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
     lines += _row("culprit", culprit(fault))
     lines += _row("seen by", _SEEN_BY.get(fault.cause, "unknown to this release"))
     if not fault.detail:
-        lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
+        lines += _row("detail", "not kept: only Events have it, and the API server deletes them after an hour or so")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
     lines += _row("done", done(fault, job))
