@@ -122,9 +122,9 @@ class RecoveryRecord(Model):
     """How one interruption was repaired."""
 
     generation: Count
-    """Generation of the coordinator."""
+    """Term of the coordinator: its fencing number, which only ever rises."""
     number: Count
-    """Number of the recovery in that generation, from 1."""
+    """Number of the recovery in that term, from 1."""
     cause: Text
     """Why the job was interrupted."""
     rung: Text = ""
@@ -168,7 +168,7 @@ class RendezvousStatus(Model):
     pod_uid: Text
     """Uid of its pod."""
     generation: Count
-    """Its fencing number."""
+    """Its term."""
     earlier: Restarts
     """Recoveries of earlier coordinators, which are part of restarts."""
 
@@ -232,5 +232,5 @@ class Status(Model):
     """Number of the next rendezvous pod."""
     rendezvous: RendezvousStatus | None = None
     ended_generation: Count | None = None
-    """Highest generation of the coordinators that ended with a suspension: what they still report is ignored."""
+    """Highest term of the coordinators that ended with a suspension: what they still report is ignored."""
     accepted: Accepted | None = None
