@@ -1,8 +1,8 @@
-"""Write docs/behaviours.md: what is promised, the tests that bear it, and where Unbroken differs on purpose.
+"""Write docs/behaviours.md: what is promised, the tests that show it, and where Unbroken differs on purpose.
 
     python tools/behaviours.py [--missing]
 
-A test bears a behaviour when its docstring gives the number ("2.7"). Tests are parsed, never imported. What the page
+A test shows a behaviour if its docstring gives the number ("2.7"). Tests are parsed, never imported. What the page
 says beside them stands in docs/behaviours.toml. --missing only prints the numbers that have neither test nor reason.
 """
 
@@ -48,7 +48,7 @@ class Box:
 
 @dataclass(frozen=True, order=True)
 class Proof:
-    """A test that bears a behaviour."""
+    """A test that shows a behaviour."""
 
     file: str
     name: str
@@ -112,7 +112,7 @@ def boxes_in(docstring: str) -> set[Box]:
 
 
 def find_proofs(file: str, source: str) -> Iterator[tuple[Box, Proof]]:
-    """Yield each number that a test function of this source bears."""
+    """Yield each number that a test function of this source shows."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             for box in boxes_in(ast.get_docstring(node) or ""):

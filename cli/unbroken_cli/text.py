@@ -39,7 +39,7 @@ def status_lines(job: Job, now: datetime) -> list[str]:
 
 
 def headline(job: Job) -> str:
-    """Return whether it trains, as the first words of everything."""
+    """Return whether it trains: the beginning of every output."""
     because = f": {job.message}" if job.message else ""
     if job.is_training:
         return f"TRAINING, iteration {job.iteration}{because}"
@@ -82,7 +82,7 @@ def phases_of(fault: Fault) -> list[tuple[str, float]]:
 
 
 def timeline_lines(job: Job) -> list[str]:
-    """Return what happened, oldest first: faults, and Events that tell of something else."""
+    """Return what happened, oldest first: faults, and Events about anything else."""
     rows = [(fault.started_at, f"fault {fault.id}", _fault_line(fault, job)) for fault in job.faults]
     rows += [(note.time, note.reason, note.message) for note in job.notes if note.reason != "Recovered"]
     rows.sort(key=lambda row: row[0])

@@ -52,7 +52,7 @@ class Request:
     host: str = ""
     cookies: str = ""
     site: str = ""
-    """Sec-Fetch-Site: who has made the browser ask; "" from browsers that do not say."""
+    """Sec-Fetch-Site: which site caused the request; "" from browsers that do not say."""
 
 
 class Keys:
@@ -139,7 +139,7 @@ class Door:
     def __init__(self, ask: Callable[[str], Answer], port: int, on_entry: Callable[[str], None]) -> None:
         """Listen on a port, 0: any. `ask` answers for a path, or raises CommandError; both callables run in threads.
 
-        `on_entry` is told the next link whenever one was used. Raises CommandError when the port is taken.
+        `on_entry` receives the next link whenever one was used. Raises CommandError when the port is taken.
         """
         try:
             self._server = _Server((HOST, port), _handler(self))
