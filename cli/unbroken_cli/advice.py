@@ -11,15 +11,15 @@ _WAITS = {
     "InvalidSpec": "correct the field that the message names and apply the job again",
     "SecretDamaged": "delete the Secret that the message names: the operator makes it again",
     "NodesLeaving": "free or add nodes: pods can leave theirs when a spare elsewhere is ready",
-    "Suspended": "set spec.suspend to false, or wait for the queue that set it",
-    "NameTaken": "delete the object of that name, or rename the job",
-    "WriteRefused": "grant what the API server refuses: quota, policy or permission",
+    "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
+    "NameTaken": "delete what bears the name, or give the job another one",
+    "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
-    "PodsGated": "wait for the queue or controller that set the gate; it removes the gate when there is room",
+    "PodsGated": "wait for the queue or controller that has set the gate; it takes it away when there is room",
     "ImagePullFailed": "correct the image's name, or add its pull secret to the template",
     "ContainerNotStarted": "add what the kubelet misses: a Secret, a ConfigMap, a volume or the command",
     "BelowMinimumReplicas": "bring nodes back or add some before timeouts.startupSeconds is over; then the job fails",
-    "WaitingForIsolation": "wait until the time in the message; if you know that the machines of these pods are off, "
+    "WaitingForIsolation": "wait until the time in the message; if the machines of these pods are off for certain, "
     "delete one of their Nodes, or taint it node.kubernetes.io/out-of-service",
     "PodRefused": "delete the pod that the message names: a new one is made from the job's spec",
     "TopologyLabelMissing": "label the nodes that the message names",
@@ -28,19 +28,19 @@ _WAITS = {
 """By reason of a job that does not train, what helps."""
 
 _ENDS = {
-    "NoProgress": "fix the script: it fails at the same place each time; the traceback is in the pod's log",
-    "FatalExitCode": "fix what the script gave up at; the end of its pod's log says what that was",
+    "NoProgress": "mend the script: it fails at the same place again and again; the traceback is in the pod's log",
+    "FatalExitCode": "mend what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
-    "FailedBeforeReady": "fix the script or its command: it ends before it is ready",
-    "PolicyRefused": "make rank_assignment in the script agree with world and topology in the job's spec",
+    "FailedBeforeReady": "mend the script or its command: it ends before it is ready",
+    "PolicyRefused": "let rank_assignment in the script and world, topology in the job's spec say the same",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds, or make the job shorter",
     "RecoveryTimeout": "see the log of the pod that the message names, then delete the job and apply it again",
 }
 """By reason of a job that failed, what helps."""
 
 _CAUSES = {
-    "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; if not, find where rank {rank} hung",
+    "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where rank {rank} stood still",
     "hard-timeout": "find what rank {rank} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
@@ -49,7 +49,7 @@ _CAUSES = {
     "heartbeat-lost": "check the network of node {node}",
     "pod-lost": "check node {node}: the pod's connection broke and did not come back",
 }
-"""By cause, what to look at. An exception speaks for itself; a deletion was intended."""
+"""By cause, what to look at. An exception speaks for itself; a deletion was somebody's wish."""
 
 
 def next_steps(job: Job) -> tuple[str, ...]:
@@ -109,12 +109,12 @@ def _strength_steps(job: Job) -> Iterator[str]:
     if job.lost_ranks and job.spare_ranks:
         yield (
             f"{job.lost_ranks} ranks are missing and {job.spare_ranks} wait as spares: the next fault takes them in; "
-            "to do it now, delete one active pod"
+            "not to wait for it, delete one active pod"
         )
     elif job.lost_ranks:
-        yield f"add nodes: {job.lost_ranks} ranks are missing and there is no spare"
+        yield f"add nodes: {job.lost_ranks} ranks are missing and no spare waits"
     elif job.holds("SparesExhausted"):
-        yield "add nodes, or raise spares.count: no spare is ready, so the next lost pod costs ranks or time"
+        yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
 
 
 def _node_steps(job: Job) -> Iterator[str]:

@@ -32,9 +32,9 @@ KINDS = {
         FaultKind("kill", "SIGKILL to a worker, as the kernel does when memory runs out", signal.SIGKILL),
         FaultKind("crash", "SIGSEGV to a worker, as a bug in native code", signal.SIGSEGV),
         FaultKind("hang", "SIGSTOP to a worker: it makes no progress and does not answer", signal.SIGSTOP),
-        FaultKind("delete-pod", "delete an active pod with its grace period, as a drain does"),
+        FaultKind("delete-pod", "delete an active pod, as a drain does: it has its grace period"),
         FaultKind("lose-pod", "delete an active pod without a grace period", grace_s=0),
-        FaultKind("lose-rendezvous", "delete the rendezvous pod: the training continues", component="rendezvous"),
+        FaultKind("lose-rendezvous", "delete the rendezvous pod: the training goes on", component="rendezvous"),
     )
 }
 

@@ -69,7 +69,7 @@ class Job:
     state: str
     """Invalid, Suspended, Forming, Running, Recovering, Complete, Failed, or empty when no operator has written one."""
     is_training: bool | None
-    """None: its rendezvous does not answer; it trained when the rendezvous last did."""
+    """None: its rendezvous does not answer; it trained when that was heard last."""
     reason: str
     message: str
     """Why it is so: one word, and one sentence."""

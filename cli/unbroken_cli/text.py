@@ -39,7 +39,7 @@ def status_lines(job: Job, now: datetime) -> list[str]:
 
 
 def headline(job: Job) -> str:
-    """Return whether it trains: the beginning of every output."""
+    """Return whether it trains, as the first words of everything."""
     because = f": {job.message}" if job.message else ""
     if job.is_training:
         return f"TRAINING, iteration {job.iteration}{because}"
@@ -64,7 +64,7 @@ def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
     lines += _row("culprit", culprit(fault))
     lines += _row("seen by", _SEEN_BY.get(fault.cause, "unknown to this release"))
     if not fault.detail:
-        lines += _row("detail", "not kept: only Events have it, and the API server deletes them after an hour or so")
+        lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
     lines += _row("done", done(fault, job))
@@ -82,7 +82,7 @@ def phases_of(fault: Fault) -> list[tuple[str, float]]:
 
 
 def timeline_lines(job: Job) -> list[str]:
-    """Return what happened, oldest first: faults, and Events about anything else."""
+    """Return what happened, oldest first: faults, and Events that tell of something else."""
     rows = [(fault.started_at, f"fault {fault.id}", _fault_line(fault, job)) for fault in job.faults]
     rows += [(note.time, note.reason, note.message) for note in job.notes if note.reason != "Recovered"]
     rows.sort(key=lambda row: row[0])

@@ -88,7 +88,7 @@ def read_job(arguments: argparse.Namespace) -> Job:
         events = cluster.events(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
     except CommandError as error:
         # Without them only old details are missing.
-        print(f"unbroken: continuing without Events: {error}", file=sys.stderr)
+        print(f"unbroken: going on without Events: {error}", file=sys.stderr)
         events = []
     return job_from_objects(item, events)
 

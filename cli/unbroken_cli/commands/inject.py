@@ -37,14 +37,11 @@ def parser() -> argparse.ArgumentParser:
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
     made = make_parser("inject", "Break a running job on purpose, to see it recover.", is_in_cluster=True)
     made.add_argument("--fault", required=True, choices=tuple(KINDS), metavar="KIND", help=kinds)
-    made.add_argument("--pod", help="pod to hit (the last active pod)")
+    made.add_argument("--pod", help="whom to hit (the last active pod)")
     made.add_argument("--local-rank", type=int, default=0, metavar="N", help="which of its workers (%(default)s)")
-    made.add_argument("--yes", action="store_true", help="do it, even to a job that is not annotated for it")
+    made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
     made.add_argument(
-        "--wait",
-        type=float,
-        metavar="SECONDS",
-        help="wait this long for the recovery and show it; exit code 1 if there is none",
+        "--wait", type=float, metavar="SECONDS", help="wait so long for the recovery, and show it; exit code 1 without"
     )
     return made
 

@@ -36,8 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
-    made = make_parser("page", "Show a job live in a browser on this machine, until Ctrl-C. It only reads.")
-    made.add_argument("--port", type=int, default=0, help="port of this machine to listen on (any free one)")
+    made = make_parser("page", "Show a job live in a browser on this machine, until Ctrl-C. Reads; changes nothing.")
+    made.add_argument("--port", type=int, default=0, help="of this machine, to listen on (any that is free)")
     made.add_argument("--open", action="store_true", help="open the browser, too")
     return made
 

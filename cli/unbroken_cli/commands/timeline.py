@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
     made = make_parser("timeline", "Show what happened to a job.")
-    made.add_argument("--html", type=Path, metavar="FILE", help="write a self-contained page")
+    made.add_argument("--html", type=Path, metavar="FILE", help="write it as a page that needs nothing else")
     return made
 
 

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
-    text = "Show where the pods of a job are; with --url also their ranks, which only the rendezvous knows."
+    text = "Show where the pods of a job stand. Ranks are shown with --url: only the rendezvous knows them."
     return make_parser("topology", text)
 
 

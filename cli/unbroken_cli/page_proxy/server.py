@@ -52,7 +52,7 @@ class Request:
     host: str = ""
     cookies: str = ""
     site: str = ""
-    """Sec-Fetch-Site: which site caused the request; "" from browsers that do not say."""
+    """Sec-Fetch-Site: who has made the browser ask; "" from browsers that do not say."""
 
 
 class Keys:
@@ -107,7 +107,7 @@ def _entry(request: Request, keys: Keys) -> Answer | None:
         return None
     cookie = keys.redeem(request.path.removeprefix(_ENTRY))
     if cookie is None:
-        return _refusal(401, "this link is no longer valid: use the newest one that `unbroken page` has printed")
+        return _refusal(401, "this link is not good any more: want the newest one that `unbroken page` has printed")
     return Answer(200, _WELCOME, "text/html; charset=utf-8", cookie)
 
 
@@ -120,7 +120,7 @@ def _foreign_site(request: Request, _keys: Keys) -> Answer | None:
 def _unknown_browser(request: Request, keys: Keys) -> Answer | None:
     if keys.know(request.cookies):
         return None
-    return _refusal(401, "use the link that `unbroken page` has printed: it opens the page in one browser")
+    return _refusal(401, "want the link that `unbroken page` has printed: it opens the page in one browser")
 
 
 def _unknown_path(request: Request, _keys: Keys) -> Answer | None:
@@ -139,7 +139,7 @@ class Door:
     def __init__(self, ask: Callable[[str], Answer], port: int, on_entry: Callable[[str], None]) -> None:
         """Listen on a port, 0: any. `ask` answers for a path, or raises CommandError; both callables run in threads.
 
-        `on_entry` receives the next link whenever one was used. Raises CommandError when the port is taken.
+        `on_entry` is told the next link whenever one was used. Raises CommandError when the port is taken.
         """
         try:
             self._server = _Server((HOST, port), _handler(self))

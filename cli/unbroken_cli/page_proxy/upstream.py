@@ -78,7 +78,7 @@ class PortForward:
     """A `kubectl port-forward` to a job's rendezvous, started again when it has ended. Any thread may ask it."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """`words`: kubectl's arguments. Raises InputError without kubectl."""
+        """`words`: what kubectl is told. Raises InputError without kubectl."""
         program = shutil.which("kubectl")
         if program is None:
             raise InputError("kubectl: want it in PATH to reach the rendezvous, got none; or see --url")
@@ -158,7 +158,7 @@ class InCluster:
     def _ask(self, path: str) -> Answer:
         authorities = secret_value(self._secret, "ca.crt")
         scheme = "http" if authorities is None else "https"
-        # By the name in the certificate for connections through the tunnel.
+        # By the name that the certificate bears for this way.
         url = f"{scheme}://localhost:{self._forward.port()}"
         try:
             return ask(Access(url, secret_value(self._secret, "token") or "", authorities), path)

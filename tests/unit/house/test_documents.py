@@ -67,3 +67,12 @@ def test_documents_that_the_code_names_exist() -> None:
     files = [path for path in paths if "node_modules" not in path.parts]
     named = {name for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text(errors="ignore"))}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=[page.name for page in BY_HAND])
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    """What readers took for something else, or had to read twice: docs/glossary.md has the words to use."""
+    found = re.findall(
+        r"\b(?:tells? of|told of|mend(?:s|ed)?|former world|census|undertaker|homeless)\b", page.read_text()
+    )
+    assert found == []

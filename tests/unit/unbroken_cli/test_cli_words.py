@@ -108,7 +108,7 @@ def test_status_says_training_then_fault_then_culprit_then_repair_then_what_to_d
         pytest.param(
             running(state="Failed", conditions=[condition("Failed", "True", "NoProgress", "failed 10 times")]),
             "FAILED: failed 10 times",
-            "fix the script",
+            "mend the script",
             id="failed",
         ),
         pytest.param(
