@@ -36,7 +36,7 @@ CRD_BY_HAND = "`kubectl apply --server-side -f crds/resilienttrainingjobs.yaml`,
 MESSAGES = {
     "a value is refused by its name": "correct it: it does not exist, or has another type",
     "`requires kubeVersion: >=1.20.0-0`": "the cluster is too old",
-    "`want the API monitoring.coreos.com/v1`, `cert-manager.io/v1`": "install the Prometheus Operator or cert-manager "
+    "`needs the API monitoring.coreos.com/v1`, `cert-manager.io/v1`": "install the Prometheus Operator or cert-manager "
     "first, or leave that switch off",
     "`the release ... has the CRD of this cluster, and runs`": "one release is enough. For a second one, give both "
     "their own namespaces (`scope=Namespaces`), and the second one `crd.install=false`",
