@@ -2,7 +2,7 @@
 
 A world goes on for as long as all of its pods do. So it has stopped when
 
-    one pod with ranks in it has left the iteration     its workers are READY or GONE; the Interrupt got it out
+    one pod with ranks in it has left the iteration     its workers are READY or GONE; the TakeFaults got it out
     the cluster confirms the end of one                 Observation; a node that nobody reaches confirms nothing
     timeouts.isolation has passed since the last word   a pod that hears no rendezvous leaves by itself (agent/fence.py)
 
@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.coordinator.decisions import Consultable, Decision, Learn, Wait
-from unbroken_core.coordinator.state.job import JobState, PreviousWorld, Report
+from unbroken_core.coordinator.state.job import JobState, PreviousWorld, StatusText
 from unbroken_core.coordinator.state.phases import Hold, Interrupted
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.reasons import Reason, WorkerPhase
 from unbroken_core.recovery.ladder import shorten_names
 
@@ -84,7 +84,7 @@ def hold_back(job: JobState, phase: Consultable, now_s: float) -> Decision | Non
     if _is_proven(job, heard) or due_s is None or now_s >= due_s:
         return Learn(phase, previous=replace(previous, is_over=True))
     text = _text(job, [member.pod for member in heard], unheard)
-    report = Report(Reason.WAITING_FOR_ISOLATION, text, due_s)
+    report = StatusText(Reason.WAITING_FOR_ISOLATION, text, due_s)
     return Wait(due_s, report, replace(phase, hold=Hold(_facts(job), report, due_s)))
 
 
@@ -158,7 +158,7 @@ def _has_left(job: JobState, member: Member) -> bool:
     return any(_is_outside(member.places[number], job.world.iteration) for number in numbers)
 
 
-def _is_outside(place: Place, iteration: int) -> bool:
+def _is_outside(place: WorkerPlace, iteration: int) -> bool:
     """Whether a worker has left the iteration for good. One that starts may still have its predecessor beside it."""
     state = place.state
     if state.phase is WorkerPhase.READY:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unbroken_core.coordinator.state.places import Member, Place, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
 from unbroken_core.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
@@ -306,17 +306,17 @@ class Members:
                 place.told_incarnation = place.state.incarnation
         self.sort(member)
 
-    def believe(self, member: Member, place: Place) -> None:
+    def believe(self, member: Member, place: WorkerPlace) -> None:
         """Note that a worker that says READY never was in the iteration that it was told to enter."""
         place.told_incarnation = -1
         self.sort(member)
 
-    def believe_all(self, places: Iterable[tuple[Member, Place]]) -> None:
+    def believe_all(self, places: Iterable[tuple[Member, WorkerPlace]]) -> None:
         """Note that none of these ever was in it."""
         for member, place in places:
             self.believe(member, place)
 
-    def mark_failed(self, member: Member, place: Place) -> None:
+    def mark_failed(self, member: Member, place: WorkerPlace) -> None:
         """Note that the process of a place is to be replaced."""
         if place.replacing is None:
             place.replacing = place.state.incarnation
@@ -334,14 +334,14 @@ class Members:
                     place.is_order_sent = False
             self.sort(member)
 
-    def note_respawn(self, member: Member, places: Iterable[Place]) -> None:
+    def note_respawn(self, member: Member, places: Iterable[WorkerPlace]) -> None:
         """Note that the agent was told to start processes at these places."""
         for place in places:
             place.replacing = place.state.incarnation if place.replacing is None else place.replacing
             place.is_order_sent = True
         self.sort(member)
 
-    def count_fault(self, member: Member, place: Place, num_faults: int, limit: int) -> None:
+    def count_fault(self, member: Member, place: WorkerPlace, num_faults: int, limit: int) -> None:
         """Note how many faults a place had; with more than the limit it gets no further process."""
         place.num_faults = num_faults
         place.is_retired = num_faults > limit
