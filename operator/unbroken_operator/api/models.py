@@ -87,7 +87,7 @@ class Topology(Model):
     label counts as a domain without a name."""
 
 
-class World(Model):
+class WorldSpec(Model):
     """Limits on the number of active ranks."""
 
     divisible_by: Annotated[int, Field(ge=1)] = 1
@@ -169,7 +169,7 @@ class Spec(Model):
     ] = 1
     """Workers in each pod, normally one a GPU. Cannot be changed."""
     topology: Topology = Topology()
-    world: World = World()
+    world: WorldSpec = WorldSpec()
     restart: Annotated[
         Restart,
         Field(
