@@ -1,9 +1,10 @@
 """Messages as JSON text and back. Strict: whatever is not exactly a known message is refused with WireError."""
 
 import json
+import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -36,6 +38,8 @@ _USUAL: dict[type, dict[str, Any]] = {
     kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
     for kind in (messages.WorkerState, messages.Fault)
 }
+_USUAL[Layer] = {"name": "", "label": ""}
+"""The layers of a script have neither; all else is always written."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 
@@ -65,9 +69,8 @@ def decode(text: str | bytes, expected: Any) -> Any:
         raise WireError(f"type: want one of {sorted(kinds)}, got {_shorten(name)}")
     try:
         return _reader(kinds[name])(data)
-    except _Refused:
-        # Once more, to say what is wrong where.
-        return _from_json(data, kinds[name], name)
+    except _Refused as refused:
+        raise WireError(f"{name}{refused.where}: {refused.text}") from None
 
 
 def _load(text: str | bytes) -> Any:
@@ -96,16 +99,29 @@ def settings_to_json(settings: JobSettings) -> str:
 def settings_from_json(text: str) -> JobSettings:
     """Read UNBROKEN_SETTINGS. Raises InputError that names the field."""
     try:
-        return cast(JobSettings, _from_json(_load(text), JobSettings, "settings"))
-    except (ValueError, RecursionError, WireError) as error:
+        return cast(JobSettings, _reader(JobSettings)(_load(text)))
+    except _Refused as refused:
+        raise InputError(f"UNBROKEN_SETTINGS: settings{refused.where}: {refused.text}") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"UNBROKEN_SETTINGS: {error}") from error
 
 
-# A restart is mostly waiting for messages, so reading one is prepared once for each of its types.
+# A restart is mostly waiting for messages, so reading one is prepared once for each of its types. Where something is
+# wrong is found by looking again: nothing is noted on the way while all is well.
 
 
 class _Refused(Exception):
-    """Not what was expected."""
+    """Not what was wanted: why, and where in the message."""
+
+    def __init__(self, text: str, where: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.where = where
+        """Path from the value that was read, such as `.workers[3].phase`; "" for the value itself."""
+
+
+def _unlike(wanted: str, data: Any) -> _Refused:
+    return _Refused(f"want {wanted}, got {_shorten(data)}")
 
 
 @cache
@@ -115,7 +131,7 @@ def _kinds(expected: Any) -> dict[str, type]:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads a value of this type, or raises _Refused; the same as `_from_json` but for the words."""
+    """Return what reads a value of this type, or raises _Refused."""
     if kind is float:
         return _read_float
     if kind in (int, str, bool):
@@ -140,15 +156,15 @@ def _reader_of_parts(kind: Any) -> Callable[[Any], Any]:
 def _plain_reader(kind: type) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         if type(data) is not kind:
-            raise _Refused
+            raise _unlike(f"a JSON {kind.__name__}", data)
         return data
 
     return read
 
 
 def _read_float(data: Any) -> float:
-    if type(data) not in (int, float) or not abs(data) < float("inf"):
-        raise _Refused
+    if type(data) not in (int, float) or not abs(data) <= sys.float_info.max:
+        raise _unlike("a finite number", data)
     return float(data)
 
 
@@ -157,11 +173,18 @@ def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
     readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
 
     def read(data: Any) -> Any:
-        if type(data) is not list or not (is_uniform or len(data) == len(readers)):
-            raise _Refused
-        if is_uniform:
-            return tuple(map(readers[0], data))
-        return tuple(reader(item) for reader, item in zip(readers, data, strict=True))
+        if type(data) is not list:
+            raise _unlike("a list", data)
+        if not is_uniform and len(data) != len(readers):
+            raise _unlike(f"a list of {len(readers)}", data)
+        try:
+            if is_uniform:
+                return tuple(map(readers[0], data))
+            return tuple(reader(item) for reader, item in zip(readers, data, strict=True))
+        except _Refused as refused:
+            steps = (f"[{index}]" for index in range(len(data)))
+            present = readers * len(data) if is_uniform else readers
+            raise _located(refused, zip(steps, present, data, strict=True)) from None
 
     return read
 
@@ -169,8 +192,11 @@ def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
 def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         if type(data) is not dict:
-            raise _Refused
-        return {key: reader(item) for key, item in data.items()}
+            raise _unlike("an object", data)
+        try:
+            return {key: reader(item) for key, item in data.items()}
+        except _Refused as refused:
+            raise _located(refused, ((f"[{key}]", reader, item) for key, item in data.items())) from None
 
     return read
 
@@ -181,7 +207,7 @@ def _word_reader(kind: type[Enum]) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         word = words.get(data) if type(data) is str else None
         if word is None:
-            raise _Refused
+            raise _unlike(f"one of {sorted(words)}", data)
         return word
 
     return read
@@ -192,79 +218,28 @@ def _object_reader(kind: Any) -> Callable[[Any], Any]:
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
-            raise _Refused
+            raise _unlike("an object", data)
         try:
             return kind(**{name: readers[name](item) for name, item in data.items()})
-        except (KeyError, TypeError):
-            raise _Refused from None
+        except (KeyError, _Refused) as error:
+            unknown = sorted(set(data) - set(readers))
+            if unknown:
+                raise _Refused(f"unknown field; want only {sorted(readers)}", f".{unknown[0]}") from None
+            raise _located(error, ((f".{name}", readers[name], item) for name, item in data.items())) from None
+        except TypeError as error:
+            raise _Refused(str(error).replace(f"{kind.__name__}.__init__() ", "")) from None
 
     return read
 
 
-def _from_json(data: Any, kind: Any, where: str) -> Any:
-    if kind in (int, str, bool, float):
-        return _plain(data, kind, where)
-    origin = typing.get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _optional(data, kind, where)
-    if origin is tuple:
-        return _tuple(data, typing.get_args(kind), where)
-    if origin is dict:
-        _want(isinstance(data, dict), "an object", data, where)
-        value_kind = typing.get_args(kind)[1]
-        return {key: _from_json(item, value_kind, f"{where}[{key}]") for key, item in data.items()}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        words = {word.value: word for word in kind}
-        _want(isinstance(data, str) and data in words, f"one of {sorted(words)}", data, where)
-        return words[data]
-    if is_dataclass(kind):
-        return _object(data, kind, where)
-    raise TypeError(f"{where}: {kind!r} is not a message type")
-
-
-def _plain(data: Any, kind: Any, where: str) -> Any:
-    is_number = isinstance(data, (int, float)) and not isinstance(data, bool)
-    if kind is float:
-        _want(is_number and abs(data) < float("inf"), "a finite number", data, where)
-        return float(data)
-    is_right = (is_number and isinstance(data, int)) if kind is int else isinstance(data, kind)
-    _want(is_right, f"a JSON {kind.__name__}", data, where)
-    return data
-
-
-def _optional(data: Any, kind: Any, where: str) -> Any:
-    if data is None:
-        return None
-    (inner,) = (member for member in typing.get_args(kind) if member is not type(None))
-    return _from_json(data, inner, where)
-
-
-def _tuple(data: Any, kinds: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    _want(isinstance(data, list), "a list", data, where)
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_from_json(item, kinds[0], f"{where}[{index}]") for index, item in enumerate(data))
-    _want(len(data) == len(kinds), f"a list of {len(kinds)}", data, where)
-    return tuple(
-        _from_json(item, kind, f"{where}[{index}]") for index, (item, kind) in enumerate(zip(data, kinds, strict=True))
-    )
-
-
-def _object(data: Any, kind: Any, where: str) -> Any:
-    _want(isinstance(data, dict), "an object", data, where)
-    hints = _hints(kind)
-    unknown = sorted(set(data) - set(hints))
-    if unknown:
-        raise WireError(f"{where}.{unknown[0]}: unknown field; want only {sorted(hints)}")
-    values = {name: _from_json(item, hints[name], f"{where}.{name}") for name, item in data.items()}
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise WireError(f"{where}: {str(error).replace(f'{kind.__name__}.__init__() ', '')}") from error
-
-
-def _want(is_right: bool, wanted: str, data: Any, where: str) -> None:
-    if not is_right:
-        raise WireError(f"{where}: want {wanted}, got {_shorten(data)}")
+def _located(error: Exception, parts: Iterable[tuple[str, Callable[[Any], Any], Any]]) -> Exception:
+    """Return the refusal of the first part that is refused, with the way to it; `parts`: step, reader and data."""
+    for step, reader, item in parts:
+        try:
+            reader(item)
+        except _Refused as refused:
+            return _Refused(refused.text, f"{step}{refused.where}")
+    return error
 
 
 def _shorten(data: Any) -> str:

@@ -18,6 +18,6 @@ def read_level(environment: Mapping[str, str]) -> str:
 
 
 def start_log(name: str, level: str, *, with_time: bool) -> None:
-    """Log as `name`; `with_time` where nobody else notes when a line came, as a kubelet does for its containers."""
+    """Log as `name`; `with_time` unless something else timestamps the lines, as a kubelet does."""
     time = "%(asctime)s " if with_time else ""
     logging.basicConfig(level=level, stream=sys.stderr, format=f"{time}%(levelname).1s {name}: %(message)s")

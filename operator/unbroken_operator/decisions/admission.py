@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts, violations
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 

@@ -20,7 +20,7 @@ async def _run() -> int:
 
 
 def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Ignore the signals to end from now on: all is done, and the exit code is known.
+    """Ignore termination signals from now on: all is done, and the exit code is known.
 
     The kubelet sends SIGTERM as soon as the trainer's container has ended, which is just when the agent of a complete
     job ends by itself. A signal between the end of the loop and that of the process would make its exit code 143.

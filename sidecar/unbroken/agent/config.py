@@ -1,11 +1,11 @@
-"""What an agent is told by its environment; the only place of this package that reads it."""
+"""The agent's settings. No other module of this package reads the environment."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.addresses import split_address
+from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_from_json
@@ -19,7 +19,7 @@ class AgentConfig:
     token_file: Path
     rendezvous_url: str
     authority_file: Path | None
-    """Who vouches for a rendezvous at https://; None where it speaks in clear."""
+    """Certificate authority of a rendezvous at https://; None for plain http."""
     metrics_listen: tuple[str, int] | None
     """None: no metrics are served."""
     pod: str
@@ -29,10 +29,10 @@ class AgentConfig:
     domains: tuple[str, ...]
     directory: Path
     termination_log: Path | None = None
-    """Where the kubelet reads why this container has ended, and what was wrong then."""
+    """File in which the kubelet finds why this container ended."""
     waits_for_workers: bool = False
-    """Join the job only once every worker that lives is READY: without a launcher nobody says how many there will be,
-    and the first plan would be made without those that come late."""
+    """Join the job only once every living worker is READY: without a launcher nobody says how many will come, and the
+    first plan would leave out the late ones."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:

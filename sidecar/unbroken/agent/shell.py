@@ -1,4 +1,4 @@
-"""The agent's process around `Member`: sockets in, sockets out, and time."""
+"""The agent's process: feeds events and time to `PodMember` and carries out its actions."""
 
 import asyncio
 import logging
@@ -6,33 +6,33 @@ import secrets
 import signal
 from collections import deque
 
-from unbroken.agent.adapters.authority import AuthorityFile
 from unbroken.agent.adapters.death_watch import DeathWatch
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.adapters.memory_file import MemoryFile
 from unbroken.agent.adapters.stamp_page import StampPage, read_stack
-from unbroken.agent.adapters.termination_message import Notice
+from unbroken.agent.adapters.termination_message import TerminationMessage
 from unbroken.agent.adapters.uplink import Uplink
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.decisions.events import (
     Action,
+    CloseConnection,
     Event,
     Exit,
-    HangUp,
-    LauncherSaid,
+    LauncherReported,
     Remember,
-    RendezvousSaid,
-    TellLauncher,
-    TellRendezvous,
-    TellWorker,
+    RendezvousSent,
+    SendToLauncher,
+    SendToRendezvous,
+    SendToWorker,
     Terminated,
     Ticked,
     WorkerDied,
     WorkerLost,
-    WorkerSaid,
+    WorkerReported,
 )
-from unbroken.agent.decisions.member import Member
-from unbroken.exposition import serve_exposition
+from unbroken.agent.decisions.member import PodMember
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.exposition import serve_exposition
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
@@ -65,26 +65,26 @@ class Agent:
         )
         self._loop = asyncio.get_running_loop()
         memory = self._memory_file.read()
-        self._member = Member(config.settings, identity, config.pod_ip, memory, self._loop.time())
+        self._member = PodMember(config.settings, identity, config.pod_ip, memory, self._loop.time())
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
         self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
-        notice = Notice(config.termination_log)
+        termination_message = TerminationMessage(config.termination_log)
         authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
         self._uplink = Uplink(
             config.rendezvous_url,
             config.token_file,
             config.settings.timeouts,
             self._emit,
-            notice,
+            termination_message,
             authority=authority,
             server_name=server_name(config.settings.job, config.settings.namespace),
         )
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()
-        """Set once every worker that lives has been READY."""
+        """Set once every living worker has been READY."""
         self._logged_faults: set[tuple[int, Fault]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
@@ -96,7 +96,7 @@ class Agent:
         await self._local.start()
         exposition = None
         if self._config.metrics_listen is not None:
-            # A quarter of the start time, and nobody scrapes in the first second.
+            # A quarter of the start time; nothing scrapes in the first second.
             from unbroken.agent.adapters.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
 
             render = render_metrics(
@@ -125,17 +125,17 @@ class Agent:
     @property
     def is_in_touch(self) -> bool:
         """Whether the rendezvous has accepted this agent on the connection that is open."""
-        return self._member.is_welcome
+        return self._member.is_accepted
 
     @property
     def was_in_touch(self) -> bool:
         """Whether it ever has."""
-        return self._member.standing.generation > 0
+        return self._member.instructions.generation > 0
 
     def give_up(self, message: str) -> None:
-        """Let the workers go as if the job had failed: the rendezvous will not come back to say anything."""
-        generation = self._member.standing.generation
-        self._emit(RendezvousSaid(Finish(generation, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
+        """Release the workers as if the job had failed: the rendezvous will not come back."""
+        generation = self._member.instructions.generation
+        self._emit(RendezvousSent(Finish(generation, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
 
     async def _join(self) -> None:
         if self._config.waits_for_workers:
@@ -150,7 +150,7 @@ class Agent:
     # ---------------------------------------------------------------------------------------------------------- events
 
     def _emit(self, event: Event) -> None:
-        """Take an event; all events of one pass of the loop are settled together, so that one Report tells them all."""
+        """Take an event; all events of one pass of the loop are settled together and share one Report."""
         self._events.append(event)
         if not self._is_turn_due:
             self._is_turn_due = True
@@ -164,13 +164,13 @@ class Agent:
         self._is_turn_due = False
         try:
             now_s = self._loop.time()
-            if any(map(_tells_of_steps, self._events)):
-                # Steps first: a fault that follows one at once is not one without progress.
+            if any(map(_has_step_news, self._events)):
+                # Steps first: otherwise a fault right after a step would count as one without progress.
                 self._member.take(self._look(), now_s)
             while self._events:
                 event = self._events.popleft()
                 _log_event(event)
-                if isinstance(event, WorkerSaid) and event.message.phase is WorkerPhase.RUNNING:
+                if isinstance(event, WorkerReported) and event.message.phase is WorkerPhase.RUNNING:
                     self._deaths.watch(event.local_rank, event.incarnation)
                 self._member.take(event, now_s)
             for action in self._member.settle(now_s):
@@ -179,7 +179,7 @@ class Agent:
         except Exception as error:
             if not self._exit_code.done():
                 self._exit_code.set_exception(error)
-        if self._member.is_welcome:
+        if self._member.is_accepted:
             self._uplink.settle()
         if not self._is_whole.is_set() and self._member.is_whole:
             self._is_whole.set()
@@ -198,7 +198,7 @@ class Agent:
         while True:
             seen = self._look()
             self._emit(seen)
-            # At the very instant at which a worker becomes overdue, not up to an interval later.
+            # Wake at the instant a worker becomes overdue, not up to an interval later.
             due_s = next_check_s(seen.slots or (), int(self._loop.time() * _NS), timeouts)
             await asyncio.sleep(max(min(interval_s, due_s), _SHORTEST_PAUSE_S))
 
@@ -209,7 +209,7 @@ class Agent:
         return Ticked(self._page.read(), stacks)
 
     def _log_faults(self, report: Report) -> None:
-        """Log each fault when it is told for the first time."""
+        """Log each fault the first time it is reported."""
         faults = {(worker.local_rank, worker.fault) for worker in report.workers if worker.fault is not None}
         for local_rank, fault in sorted(faults - self._logged_faults, key=lambda item: item[0]):
             text = "fault: local_rank=%d cause=%s iteration=%d detail=%s"
@@ -220,15 +220,15 @@ class Agent:
 
     def _act(self, action: Action) -> None:
         match action:
-            case TellRendezvous(message=message):
+            case SendToRendezvous(message=message):
                 self._uplink.send(message)
                 if isinstance(message, Report):
                     self._log_faults(message)
-            case TellWorker(local_rank=local_rank, message=order):
-                self._local.tell_worker(local_rank, order)
-            case TellLauncher(message=command):
-                self._local.tell_launcher(command)
-            case HangUp(reason=reason, retry_s=retry_s):
+            case SendToWorker(local_rank=local_rank, message=order):
+                self._local.send_to_worker(local_rank, order)
+            case SendToLauncher(message=command):
+                self._local.send_to_launcher(command)
+            case CloseConnection(reason=reason, retry_s=retry_s):
                 self._uplink.hang_up(reason, retry_s)
             case Remember(memory=memory):
                 self._memory_file.write(memory)
@@ -239,10 +239,10 @@ class Agent:
                 assert_never(action)
 
 
-def _tells_of_steps(event: Event) -> bool:
-    """Return whether this may be the first or the last that is heard of a worker's progress in an iteration."""
-    if not isinstance(event, WorkerSaid):
-        return isinstance(event, (WorkerLost, LauncherSaid))
+def _has_step_news(event: Event) -> bool:
+    """Return whether this may be the first or last event of a worker's progress in an iteration."""
+    if not isinstance(event, WorkerReported):
+        return isinstance(event, (WorkerLost, LauncherReported))
     report = event.message
     if report.phase is WorkerPhase.RUNNING:
         return report.has_progress
@@ -250,8 +250,8 @@ def _tells_of_steps(event: Event) -> bool:
 
 
 def _log_event(event: Event) -> None:
-    """Log what changes the pod's standing; a healthy hour is silent."""
-    if not isinstance(event, RendezvousSaid):
+    """Log what changes the pod's state; a healthy hour is silent."""
+    if not isinstance(event, RendezvousSent):
         return
     match event.message:
         case Welcome(generation=generation):

@@ -1,6 +1,7 @@
 """The restart loop inside the user's training process. Standard library, torch and core only.
 
-`Wrapper` is the door; the other names are what the reference's `inprocess` offers. Importing this imports no torch.
+Here: what scripts import, under the reference's names: `Wrapper`, and a module for each kind of plug-in. How a call
+runs is in the folders below; nothing in them is for users. Importing this package imports no torch.
 """
 
 from unbroken.inprocess import (

@@ -1,4 +1,4 @@
-"""What interrupted an iteration, in the reference's words."""
+"""What interrupted an iteration, as the reference names it."""
 
 import enum
 import re
@@ -18,7 +18,7 @@ class Interruption(enum.Enum):
     TERMINATED = enum.auto()
     UNRESPONSIVE = enum.auto()
     MONITOR_PROCESS_EXCEPTION = enum.auto()
-    """Never reported here: there is no monitor process. Kept for scripts that compare with it."""
+    """Never reported: there is no monitor process. Kept for scripts that compare with it."""
 
 
 _INTERRUPTION_BY_CAUSE = {
@@ -31,7 +31,7 @@ _INTERRUPTION_BY_CAUSE = {
 
 
 def interruption_of(cause: Cause) -> Interruption:
-    """Return the reference's word for a cause; everything that ended a process or a pod is TERMINATED."""
+    """Return the reference's name for a cause; anything that ended a process or a pod is TERMINATED."""
     return _INTERRUPTION_BY_CAUSE.get(cause, Interruption.TERMINATED)
 
 

@@ -1,4 +1,4 @@
-"""Calls that may not end, in a thread of their own."""
+"""Calls with a timeout, each in a thread of its own."""
 
 import datetime
 import threading
@@ -8,7 +8,7 @@ from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the refere
 
 
 def call_bounded(function: Callable[[], object], timeout: datetime.timedelta, name: str, what: str) -> None:
-    """Call a function in a thread of this name; what it raises is raised here.
+    """Call a function in a thread of this name; its exception is raised here.
 
     Raises TimeoutError, which names what was wanted (`what`), when it still runs after the timeout; the thread is left.
     """

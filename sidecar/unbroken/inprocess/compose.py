@@ -36,10 +36,10 @@ class Composition:
         return made()
 
     def __init__(self, *_: Callable[..., Any]) -> None:
-        """Say nothing to the constructor of the common base: the parts are made already."""
+        """Do not call the constructor of the common base: the parts exist already."""
 
     def __call__(self, *args: Any) -> Any:
-        """Call the parts from right to left, each with what the one before returned."""
+        """Call the parts from right to left, each with the result of the one before."""
         result: Any = None
         for instance in reversed(self.instances):
             result = instance(*args)

@@ -26,7 +26,7 @@ _SET_BY_THE_JOB_S = {
     "last_call_wait": 1,
     "termination_grace_time": 5,
 }
-"""Defaults, in seconds, of the options whose value in a job comes from its spec."""
+"""Defaults, in seconds, of the options that a job's spec overrides."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Options:
         return max(min(1.0, soft_s / 10, self.progress_watchdog_interval.total_seconds()), 0.1)
 
     def names_set_by_the_job(self) -> list[str]:
-        """Return the options with a value of their own that has no effect in a job, because the job's spec has it."""
+        """Return the options that were set without effect, because the job's spec overrides them."""
         return [
             name
             for name, default_s in _SET_BY_THE_JOB_S.items()

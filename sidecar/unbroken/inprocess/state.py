@@ -19,11 +19,11 @@ class Mode(enum.Enum):
 
 @dataclass
 class State:
-    """Ranks are 0-based; see unbroken_core.ids for the three kinds."""
+    """Ranks of three kinds, 0-based: among all living workers, among the active ones, and at first."""
 
     rank: int | None
-    """Among all living workers. The active ones come first, so it is the active rank there; a spare, whose turn is
-    the coordinator's to choose, has active_world_size."""
+    """Among all living workers. The active ones come first, so for them it is the active rank. Spares have
+    active_world_size: the coordinator chooses among them."""
     world_size: int
     """All living workers, spares included."""
     active_rank: int | None = None
@@ -35,8 +35,8 @@ class State:
     iteration: int = 0
     mode: Mode = Mode.INITIALIZED
     fn_exception: BaseException | None = None
-    """What the function raised here in this iteration before anyone told it to stop; None otherwise. Dropped before
-    the next iteration: it pins every tensor of the frames that it left."""
+    """What the function raised here in this iteration by itself; None otherwise. Dropped before the next iteration: it
+    pins every tensor of the frames that it left."""
 
     def __post_init__(self) -> None:
         if self.initial_rank is None:
@@ -60,8 +60,7 @@ class State:
         self.fn_exception = None
 
     def freeze(self) -> "FrozenState":
-        """Return a read-only view of now. The exception is handed over as it is: copying one may call a constructor
-        with the wrong arguments."""
+        """Return a read-only copy. The exception is not copied: that may call a constructor with wrong arguments."""
         return FrozenState(**{field.name: getattr(self, field.name) for field in fields(self)})
 
     def copy_from(self, other: "State", fields: tuple[str, ...] | None = None) -> None:
@@ -85,5 +84,5 @@ class FrozenState:
     fn_exception: BaseException | None = None
 
     def without_exception(self) -> "FrozenState":
-        """Return the same without the exception, for whoever keeps it."""
+        """Return the same without the exception, to keep."""
         return replace(self, fn_exception=None)

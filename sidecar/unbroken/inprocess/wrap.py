@@ -18,7 +18,7 @@ from unbroken.inprocess.loop.call import CallWrapper, current_call
 from unbroken.inprocess.loop.parameters import bind_by_annotation
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
-from unbroken.inprocess.standalone.hosting import Residence
+from unbroken.inprocess.standalone.hosting import Hosting
 from unbroken.inprocess.terminate import Terminate
 
 _ABORT = AbortTorchDistributed()
@@ -38,7 +38,7 @@ class Wrapper:
         health_check: runs at the start of every iteration and after `finalize`.
         rank_assignment, rank_filter: sent to the job's coordinator, which assigns ranks by them, within the job's
             spec; the same on all workers, or the job fails with the words of both. Of classes of one's own one worker
-            is asked at each plan. FilterCountGroupedByKey is refused: the error names what says the same.
+            evaluates it for each plan. FilterCountGroupedByKey is refused: the error names the replacement.
         monitor_thread_interval, monitor_process_interval, heartbeat_interval: accepted and without effect: push.
         progress_watchdog_interval: longest time between two automatic stamps of progress.
         soft_timeout, hard_timeout, heartbeat_timeout, last_call_wait, termination_grace_time: the job's `timeouts`
@@ -105,17 +105,17 @@ def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwarg
         return outer.run_inside(options, _bind(fn, args, kwargs, outer))
     entry.refuse_other_threads()
     entry.refuse_a_group()
-    residence = Residence(options, os.environ)
+    hosting = Hosting(options, os.environ)
     call: CallWrapper | None = None
     try:
-        call = CallWrapper(options, residence.place)
+        call = CallWrapper(options, hosting.place)
         function = _bind(fn, args, kwargs, call)
         call.open()
         return call.run(function)
     finally:
         if call is not None:
             call.close()
-        residence.close(None if call is None else call.num_workers)
+        hosting.close(None if call is None else call.num_workers)
 
 
 def _bind(

@@ -36,7 +36,7 @@ def _copy(source: Path, folder: Path) -> Path:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
         for path in [fresh, *fresh.rglob("*")]:
-            # Other users of the pod read it, too.
+            # Other users of the pod read it as well.
             path.chmod(0o755 if path.is_dir() else 0o644)
         _swap(fresh, target)
     finally:

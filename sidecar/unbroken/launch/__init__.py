@@ -1,4 +1,5 @@
 """The launcher: process 1 of the trainer container and parent of its workers. Standard library and core only.
 
-It obeys the agent and decides nothing: what to start or end is the agent's word.
+Here: starting, ending and reaping processes, their output and error files. No decisions: the agent says what to start
+and what to end. `fork_server` runs in the user's interpreter, with the standard library alone.
 """

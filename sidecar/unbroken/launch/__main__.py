@@ -8,7 +8,7 @@ from unbroken_core.errors import InputError
 
 
 def main() -> int:
-    """Run the launcher; return what the agent says, 128 + N after signal N, 1 without an agent, 2 for bad input."""
+    """Run the launcher; return the agent's exit code, 128 + N after signal N, 1 without an agent, 2 for bad input."""
     try:
         return Launcher(read_config(sys.argv[1:])).run()
     except InputError as error:

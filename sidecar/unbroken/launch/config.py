@@ -1,4 +1,4 @@
-"""What a launcher is told by its environment and arguments; the only place of this package that reads them."""
+"""The launcher's settings. No other module of this package reads the environment or the arguments."""
 
 import argparse
 import os
@@ -26,15 +26,15 @@ class LaunchConfig:
     log_dir: Path | None
     """None: output goes to the console only."""
     grace_s: float
-    """Between SIGTERM and SIGKILL when the pod itself is told to end."""
+    """Seconds between SIGTERM and SIGKILL when the pod itself is terminated."""
     drain_s: float
-    """When the pod is told to end, workers that train may go on for so long until their ranks have moved."""
+    """Seconds for which workers may train on when the pod is terminated, until their ranks have moved."""
     agent_timeout_s: float
-    """So long the launcher waits for its agent at the start."""
+    """Seconds for which the launcher waits for its agent at the start."""
     environment: Mapping[str, str]
     """What the workers inherit."""
     preimport: tuple[str, ...] | None
-    """Modules to import once, in the process that workers are forked from; (): none is; None: what the script says."""
+    """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
 
 def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> LaunchConfig:

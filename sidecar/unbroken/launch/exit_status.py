@@ -1,4 +1,4 @@
-"""How a process is ending, told by Linux before its parent can wait for it."""
+"""The exit status of a process that is still ending: Linux shows it before its parent can wait for it."""
 
 from pathlib import Path
 

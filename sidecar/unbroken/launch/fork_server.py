@@ -1,4 +1,4 @@
-"""A process that has imported what is expensive, and forks workers that go on as if started by themselves.
+"""A process that has imported torch, and forks workers that behave as if started by themselves.
 
     python [options of the worker's command] fork_server.py DESCRIPTOR PADDING
 
@@ -8,13 +8,15 @@ Run by the interpreter of the user's command, without anything but the standard 
              ──order: environment, stdout, stderr, talk──> fork ──> fork ──pid on talk──> launcher ──go──> the script
                                                             └──ends, so that the launcher adopts the worker
 
-A worker that does not hear "go" ends before the first line of the script: the launcher may have started another one.
+A worker that gets no "go" ends before the first line of the script: the launcher may have started another one.
+
+The zygote of `unbroken local` is another program: it forks and then executes any command, without imports to keep.
 """
 
 import sys
 
 if __name__ == "__main__" and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-    # The folder of this file: what the user's modules are called must not be found here.
+    # The folder of this file: its modules must not hide the user's.
     del sys.path[0]
 
 import builtins
@@ -35,11 +37,11 @@ from pathlib import Path
 from typing import Any
 
 GO = b"go"
-ROOM = "UNBROKEN_ROOM"
-"""Last variable of the fork server's environment: room for what others read of a worker in /proc/<pid>/environ."""
+PADDING = "UNBROKEN_PADDING"
+"""Last variable of the fork server's environment: a worker overwrites it with what /proc/<pid>/environ is to show."""
 _SHOWN = ("UNBROKEN_INCARNATION", "UNBROKEN_LOCAL_RANK")
 PACKET_BYTES = 128 << 10
-"""A setup, or a notice, is not longer."""
+"""Upper limit of a setup or a message."""
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDER_BYTES = 16 << 20
 _HARMLESS_FILES = ("/dev/null", "/dev/urandom", "/dev/random")
@@ -60,8 +62,8 @@ class Program:
         self._arguments: list[str] = setup["arguments"]
         self._arguments_area = _own_memory("cmdline", 45)
         start, size = _own_memory("environ", 47)
-        before = Path("/proc/self/environ").read_bytes().rpartition(f"{ROOM}=".encode())[0] if size else b""
-        self._room = (start + len(before), size - len(before)) if before else (0, 0)
+        before = Path("/proc/self/environ").read_bytes().rpartition(f"{PADDING}=".encode())[0] if size else b""
+        self._padding = (start + len(before), size - len(before)) if before else (0, 0)
 
     def install(self) -> None:
         """Make arguments, path and `__main__` what the interpreter makes them before it runs the first line."""
@@ -81,13 +83,13 @@ class Program:
         sys.modules[_MAIN] = main
 
     def show(self) -> None:
-        """Let others see the user's command, and which worker this is, as far as there is room."""
+        """Show the user's command and the worker's rank in /proc, as far as they fit."""
         start, size = self._arguments_area
         if size > 1:
             title = " ".join(self._words).encode(errors="surrogateescape")[: size - 2]
             # No NUL as the last byte tells the kernel that the text ends at the first one.
             _overwrite(start, title + bytes(size - 1 - len(title)) + b".")
-        start, size = self._room
+        start, size = self._padding
         if size > 1:
             place = "\0".join(f"{name}={os.environ[name]}" for name in _SHOWN if name in os.environ).encode()[
                 : size - 1
@@ -95,7 +97,7 @@ class Program:
             _overwrite(start, place + bytes(size - len(place)))
 
     def run(self) -> None:
-        """Run it to its end. Raises what makes the interpreter end as it does after the script itself."""
+        """Run it to its end. Raises what makes the interpreter exit as it would after the script itself."""
         is_interrupt = False
         try:
             if self._is_module:
@@ -128,7 +130,7 @@ def _run_script(namespace: dict[str, Any]) -> None:
 
 
 def report(error: BaseException) -> None:
-    """Do what the interpreter does about an exception that nobody caught, without the frames of this file."""
+    """Report an uncaught exception as the interpreter does, without the frames of this file."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -166,7 +168,7 @@ def _own_memory(name: str, field: int) -> tuple[int, int]:
 
 
 def _overwrite(start: int, data: bytes) -> None:
-    """Write into this process' own memory; an address that is not there is no crash."""
+    """Write into this process' own memory; an invalid address does not crash it."""
     with contextlib.suppress(OSError), Path("/proc/self/mem").open("r+b", buffering=0) as memory:
         os.pwrite(memory.fileno(), data, start)
 
@@ -175,7 +177,7 @@ def _overwrite(start: int, data: bytes) -> None:
 
 
 def import_all(names: list[str]) -> str:
-    """Import what can be found; return why a worker cannot be forked from here, "" when it can."""
+    """Import the modules that exist; return why workers cannot be forked from here, "" if they can."""
     before = set(_DESCRIPTORS.iterdir())
     num_found = 0
     for name in names:
@@ -194,7 +196,7 @@ def import_all(names: list[str]) -> str:
 
 
 def _opened(before: set[Path]) -> str:
-    """Return what the imports hold open that two processes must not share."""
+    """Return the descriptors that the imports opened and that processes must not share."""
     for descriptor in sorted(set(_DESCRIPTORS.iterdir()) - before):
         try:
             target = descriptor.readlink()
@@ -208,7 +210,7 @@ def _opened(before: set[Path]) -> str:
 def _lost_threads() -> str:
     """Return which threads would be lost in a fork."""
     if len(list(_THREADS.iterdir())) > 1:
-        # Some end their threads before a fork and start them again when there is work, as OpenBLAS does.
+        # Some libraries, such as OpenBLAS, end their threads before a fork and restart them when there is work.
         child = os.fork()
         if child == 0:
             os._exit(0)
@@ -225,8 +227,8 @@ def _lost_threads() -> str:
 # ---------------------------------------------------------------------------------------------------------------- forks
 
 
-class Server:
-    """What serves orders; the worker leaves it through the `return` of `serve`."""
+class ForkServer:
+    """Serves orders; in a worker, `serve` returns."""
 
     def __init__(self, control: socket.socket, launcher_pid: int) -> None:
         self._control = control
@@ -234,7 +236,7 @@ class Server:
         self._folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._umask = os.umask(0)
         os.umask(self._umask)
-        # Found before any fork: a child does as little as it can.
+        # Resolved before any fork: a child should do as little as possible.
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def say(self, **facts: object) -> None:
@@ -242,7 +244,7 @@ class Server:
         self._control.send(json.dumps(facts).encode())
 
     def serve(self, program: Program) -> None:
-        """Fork workers for ever; returns in a worker, once it may run. The server ends when the launcher hangs up."""
+        """Fork workers until the launcher hangs up; returns only in a worker, once it may run."""
         while True:
             data, descriptors, _, _ = socket.recv_fds(self._control, 16, 4)
             if not data:
@@ -253,7 +255,7 @@ class Server:
                 os.close(descriptor)
 
     def _fork(self, descriptors: list[int], program: Program) -> bool:
-        """Fork a worker that the launcher adopts; return whether this is it."""
+        """Fork a worker that the launcher adopts; return whether this process is the worker."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         refusal = _lost_threads()
@@ -271,7 +273,7 @@ class Server:
         if middle:
             os.close(adopted)
             os.waitpid(middle, 0)
-            # The end of the pipe tells the worker that it has another parent now.
+            # The end of the pipe shows the worker that the launcher has adopted it.
             os.close(adopting)
             return False
         try:
@@ -286,10 +288,10 @@ class Server:
         return True
 
     def _become(self, descriptors: list[int], program: Program) -> None:
-        """Turn into the worker that was ordered, and wait for the word."""
+        """Become the ordered worker, and wait for "go"."""
         self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._launcher_pid:
-            # The launcher has ended, or is not the one that adopts orphans here.
+            # The launcher has ended, or another process adopts orphans here.
             os._exit(1)
         os.setsid()
         order_file, output, errors, talk = descriptors
@@ -299,7 +301,7 @@ class Server:
         os.fchdir(self._folder)
         os.umask(self._umask)
         _set_environment(order["environment"])
-        _part_ways()
+        _renew_secrets()
         program.show()
         self._control.close()
         for descriptor in (order_file, output, errors, self._folder):
@@ -311,13 +313,13 @@ class Server:
 
 
 def _refuse(talk: int, reason: str) -> None:
-    """Tell why a worker is not forked, if the launcher still listens."""
+    """Report why a worker is not forked, if the launcher still listens."""
     with contextlib.suppress(OSError):
         os.write(talk, json.dumps({"refused": reason}).encode())
 
 
 def _set_environment(wanted: dict[str, str]) -> None:
-    """Make the environment, the C library's as well, what was ordered."""
+    """Set the ordered environment, in the C library as well."""
     for name in set(os.environ) - set(wanted):
         del os.environ[name]
     for name, value in wanted.items():
@@ -325,8 +327,8 @@ def _set_environment(wanted: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def _part_ways() -> None:
-    """Give this process a chance of its own where the imports have drawn one that all would share."""
+def _renew_secrets() -> None:
+    """Renew random generators and keys that the imports have made: workers must not share them."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -344,13 +346,13 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     setup = json.loads(control.recv(PACKET_BYTES))
-    server, program = Server(control, setup["launcher"]), Program(setup)
+    server, program = ForkServer(control, setup["launcher"]), Program(setup)
     program.install()
     refusal = import_all(setup["modules"])
     if refusal:
         server.say(refused=refusal)
         os._exit(0)
-    # What is garbage now would be collected in each worker, and what is not would be copied by each collection.
+    # Garbage would be collected again in each worker, and each collection would copy the pages of everything else.
     gc.collect()
     gc.freeze()
     server.say(ready=True)

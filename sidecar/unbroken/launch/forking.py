@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from unbroken.launch.fork_server import GO, PACKET_BYTES, ROOM
+from unbroken.launch.fork_server import GO, PACKET_BYTES, PADDING
 from unbroken.launch.python_command import PythonCommand, differing_variable
 
 IMPORT_LIMIT_S = 120.0
-"""So long workers wait for the imports, counted from the fork server's start: their own would not be over sooner."""
+"""How long workers wait for the imports, from the fork server's start: their own would not be faster."""
 ORDER_LIMIT_S = 5.0
 _MAX_SERVERS = 3
-_ROOM_BYTES = 80
+_PADDING_BYTES = 80
 _SCRIPT = Path(__file__).with_name("fork_server.py")
 
 
-class Phase(Enum):
-    """Of the fork server."""
+class ServerPhase(Enum):
+    """State of the fork server."""
 
     IMPORTING = "importing"
     READY = "ready"
@@ -40,7 +40,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Started:
-    """A worker that was forked, and told to go; the descriptors are the caller's."""
+    """A worker that was forked and runs; the descriptors are the caller's."""
 
     local_rank: int
     pid: int
@@ -50,7 +50,7 @@ class Started:
 
 @dataclass(frozen=True)
 class NotStarted:
-    """A worker that will not be forked, and has run nothing."""
+    """A worker that will not be forked; it has run nothing."""
 
     local_rank: int
 
@@ -60,7 +60,7 @@ Outcome = Started | NotStarted
 
 @dataclass
 class _Start:
-    """One worker on its way."""
+    """One worker that is being forked."""
 
     local_rank: int
     environment: Mapping[str, str]
@@ -71,7 +71,7 @@ class _Start:
     overdue_at_s: float = 0.0
 
     def close(self) -> None:
-        """Hang up: a worker that was not told to go ends."""
+        """Hang up: a worker that got no "go" ends."""
         if self.talk is not None:
             self.talk.close()
             self.talk = None
@@ -94,7 +94,7 @@ class Forking:
     ) -> None:
         self._command, self._modules, self._environment = command, modules, dict(environment)
         self._tie, self._complain = tie, complain
-        self._phase = Phase.GONE
+        self._phase = ServerPhase.GONE
         self._is_missed = False
         """Whether a worker was to be forked while no fork server ran."""
         self._num_servers = 0
@@ -108,8 +108,8 @@ class Forking:
     # ---------------------------------------------------------------------------------------------------------- server
 
     def start_server(self, now_s: float) -> None:
-        """Start the fork server where none runs; a failure is told, and switches it off."""
-        if self._phase is not Phase.GONE or self._pid:
+        """Start the fork server if none runs; a failure is reported and switches it off."""
+        if self._phase is not ServerPhase.GONE or self._pid:
             return
         self._is_missed = False
         if self._num_servers >= _MAX_SERVERS:
@@ -128,7 +128,7 @@ class Forking:
         finally:
             theirs.close()
         self._pid, self._control = process.pid, ours
-        self._phase, self._overdue_at_s = Phase.IMPORTING, now_s + IMPORT_LIMIT_S
+        self._phase, self._overdue_at_s = ServerPhase.IMPORTING, now_s + IMPORT_LIMIT_S
         # Reaped by the launcher with everything else.
         process.returncode = 0
         for pipe in (process.stdout, process.stderr):
@@ -137,12 +137,12 @@ class Forking:
                 pipe.close()
 
     def _popen(self, control: socket.socket) -> "subprocess.Popen[bytes]":
-        # Spaces where the worker writes its own command for `ps`.
+        # Spaces that the worker overwrites with its own command, for `ps`.
         padding = " " * (len(" ".join(self._command.words).encode(errors="surrogateescape")) + 2)
         number = control.fileno()
         return subprocess.Popen(
             [self._command.interpreter, *self._command.options, str(_SCRIPT), str(number), padding],
-            env={**self._environment, ROOM: " " * _ROOM_BYTES},
+            env={**self._environment, PADDING: " " * _PADDING_BYTES},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -164,30 +164,30 @@ class Forking:
         }
 
     def take_output(self) -> list[int]:
-        """Return the descriptors of what a new fork server prints; they are the caller's."""
+        """Return the output descriptors of a new fork server; they are the caller's."""
         output, self._output = self._output, []
         return output
 
     def switch_off(self, reason: str) -> None:
-        """Fork no more workers; those that wait are started by Popen."""
-        self._say(reason)
-        self._phase = Phase.OFF
+        """Fork no more workers; waiting ones are started by Popen."""
+        self._complain_once(reason)
+        self._phase = ServerPhase.OFF
         self._kill()
 
     def note_end(self, pid: int) -> bool:
-        """A child of the launcher has ended and is still to be reaped; return whether it was the fork server."""
+        """A child of the launcher has ended and is not reaped yet; return whether it was the fork server."""
         if pid != self._pid or pid == 0:
             return False
         self._listen()
         self._pid = 0
-        if self._phase in (Phase.IMPORTING, Phase.READY):
-            self._say("has ended")
+        if self._phase in (ServerPhase.IMPORTING, ServerPhase.READY):
+            self._complain_once("has ended")
             self._lose()
         return True
 
     def close(self) -> None:
         """End everything."""
-        self._phase = Phase.OFF
+        self._phase = ServerPhase.OFF
         for start in self._starts.values():
             start.close()
         self._starts.clear()
@@ -195,14 +195,14 @@ class Forking:
         for descriptor in self.take_output():
             os.close(descriptor)
 
-    def _say(self, reason: str) -> None:
-        """Say a thing once."""
+    def _complain_once(self, reason: str) -> None:
+        """Report each reason once."""
         if reason not in self._said:
             self._said.add(reason)
             self._complain(f"fork server {reason}; workers are started without it")
 
     def _lose(self) -> None:
-        self._phase = Phase.GONE
+        self._phase = ServerPhase.GONE
         self._kill()
 
     def _kill(self) -> None:
@@ -210,11 +210,11 @@ class Forking:
             self._control.close()
             self._control = None
         if self._pid:
-            # Not reaped yet, so the number is still its own.
+            # Not reaped yet, so the pid is still its own.
             os.kill(self._pid, 9)
 
     def _listen(self) -> None:
-        """Take what the fork server says about itself."""
+        """Take the fork server's messages about itself."""
         if self._control is None:
             return
         try:
@@ -224,12 +224,12 @@ class Forking:
         except OSError:
             data = b""
         if not data:
-            self._say("has ended")
+            self._complain_once("has ended")
             self._lose()
         elif "refused" in (notice := json.loads(data)):
             self.switch_off(f"is of no use: {notice['refused']}")
         else:
-            self._phase = Phase.READY
+            self._phase = ServerPhase.READY
 
     # ---------------------------------------------------------------------------------------------------------- starts
 
@@ -243,39 +243,39 @@ class Forking:
     def next_deadline_s(self) -> float | None:
         """When `advance` has something to do without a descriptor that is ready."""
         due = [start.overdue_at_s for start in self._starts.values() if start.talk is not None]
-        if self._phase is Phase.IMPORTING:
+        if self._phase is ServerPhase.IMPORTING:
             due.append(self._overdue_at_s)
         elif len(due) < len(self._starts):
-            due.append(0.0)  # The order is still to be given, or nobody is left to take it.
+            due.append(0.0)  # The order is still to be sent, or no server is left to take it.
         return min(due, default=None)
 
     def ask(self, local_rank: int, environment: Mapping[str, str], now_s: float) -> bool:
-        """Fork a worker as soon as possible; return whether that is tried. `advance` tells what came of it."""
-        if self._phase is Phase.GONE:
-            # For the next one: this one has waited long enough. Later, when the old one is still to be reaped.
+        """Fork a worker as soon as possible; return whether that is tried. `advance` returns the outcome."""
+        if self._phase is ServerPhase.GONE:
+            # For the next worker: this one has waited long enough. Or later, while the old server is not reaped yet.
             self._is_missed = True
             self.start_server(now_s)
             return False
-        if self._phase is Phase.OFF:
+        if self._phase is ServerPhase.OFF:
             return False
         if (name := differing_variable(self._environment, environment)) is not None:
-            self._say(f"was born with another {name} than a worker is to have")
+            self._complain_once(f"was born with another {name} than a worker is to have")
             return False
         self._starts[local_rank] = _Start(local_rank, environment)
         return True
 
     def cancel(self, local_rank: int) -> None:
-        """Forget a worker that was not told to go."""
+        """Forget a worker that got no "go"."""
         start = self._starts.pop(local_rank, None)
         if start is not None:
             start.close()
 
     def advance(self, now_s: float) -> list[Outcome]:
-        """Do what can be done now; return which workers were started, and which must be started otherwise."""
+        """Do what can be done now; return which workers were forked, and which must be started by Popen."""
         self._listen()
         if self._is_missed:
             self.start_server(now_s)
-        if self._phase is Phase.IMPORTING and now_s >= self._overdue_at_s:
+        if self._phase is ServerPhase.IMPORTING and now_s >= self._overdue_at_s:
             self.switch_off(f"has not imported {', '.join(self._modules)} in {IMPORT_LIMIT_S:g} s")
         outcomes = [self._advance(start, now_s) for start in list(self._starts.values())]
         found = [outcome for outcome in outcomes if outcome is not None]
@@ -285,12 +285,12 @@ class Forking:
 
     def _advance(self, start: _Start, now_s: float) -> Outcome | None:
         if start.talk is None:
-            if self._phase is Phase.IMPORTING:
+            if self._phase is ServerPhase.IMPORTING:
                 return None
-            if self._phase is not Phase.READY or not self._order(start, now_s):
+            if self._phase is not ServerPhase.READY or not self._order(start, now_s):
                 return NotStarted(start.local_rank)
             return None
-        return self._hear(start, now_s)
+        return self._receive_pid(start, now_s)
 
     def _order(self, start: _Start, now_s: float) -> bool:
         """Send everything about a worker; return whether it was taken."""
@@ -314,8 +314,8 @@ class Forking:
                 os.close(stderr)
         return True
 
-    def _hear(self, start: _Start, now_s: float) -> Outcome | None:
-        """Take the pid of a worker and tell it to go."""
+    def _receive_pid(self, start: _Start, now_s: float) -> Outcome | None:
+        """Take the pid of a worker and send "go"."""
         if start.talk is None:
             return None
         try:
@@ -323,7 +323,7 @@ class Forking:
         except BlockingIOError:
             if now_s < start.overdue_at_s:
                 return None
-            self._say(f"did not fork in {ORDER_LIMIT_S:g} s")
+            self._complain_once(f"did not fork in {ORDER_LIMIT_S:g} s")
             self._lose()
             return NotStarted(start.local_rank)
         except OSError:
@@ -344,7 +344,7 @@ class Forking:
 
 
 def is_supported() -> bool:
-    """Whether this system has what forking needs."""
+    """Whether this system supports all that forking needs."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 

@@ -21,7 +21,7 @@ from unbroken_core.pod.pod_messages import DumpStack, End, Inspect, Processes, S
 
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_SAY_AFTER_S = 2.0
+_COMPLAIN_AFTER_S = 2.0
 _LAST_OUTPUT_S = 3.0
 
 
@@ -34,20 +34,20 @@ class Launcher:
         self._workers = Workers(config, self._stdout, self._stderr)
         self._link = AgentLink(config.directory / "agent.sock")
         self._streams: list[Stream] = []
-        self._told: Processes | None = None
+        self._reported: Processes | None = None
         self._is_leaving = False
         self._drain_until_s: float | None = None
-        """Set while the pod is to end and its workers were not told yet."""
+        """Set while the pod is terminating and its workers were not signalled yet."""
         self._exit_code: int | None = None
         """Set from the moment that the launcher is to end."""
         self._end_at_s: float | None = None
-        """When workers that still run after Shutdown are told to end."""
+        """When workers that still run after Shutdown are ended."""
         now_s = time.monotonic()
         self._give_up_at_s: float | None = now_s + config.agent_timeout_s
-        self._say_at_s: float | None = now_s + _SAY_AFTER_S
+        self._complain_at_s: float | None = now_s + _COMPLAIN_AFTER_S
 
     def run(self) -> int:
-        """Run until the agent or a signal says so, and no worker is left; return the exit code."""
+        """Run until the agent or a signal ends it and no worker is left; return the exit code."""
         adopt_orphans()
         wake = self._take_signals()
         self._workers.prepare(time.monotonic())
@@ -76,9 +76,9 @@ class Launcher:
         return self._exit_code is not None and not self._workers.is_any_alive
 
     def _turn(self, wake: socket.socket) -> None:
-        """Wait for something to happen, and handle all that did."""
+        """Wait for events, and handle them all."""
         self._connect(time.monotonic())
-        self._tell()
+        self._report()
         ready = self._wait(wake)
         if wake.fileno() in ready:
             self._handle_signals(wake)
@@ -87,7 +87,7 @@ class Launcher:
             for order in self._link.receive(time.monotonic()):
                 self._obey(order)
         self._move_output(ready)
-        # Always: a byte of SIGCHLD may have been lost in a full socket, and looking costs one call.
+        # Always: the byte of a SIGCHLD may be lost when the socket is full, and reaping costs one call.
         if self._workers.reap() and not self._is_leaving and self._exit_code is None:
             self._workers.start_waiting(time.monotonic())
         # After what orders starts, and what ends the fork server: nothing else may happen for a minute.
@@ -124,15 +124,21 @@ class Launcher:
         self._streams = [stream for stream in self._streams if stream.is_open]
 
     def _next_deadline_s(self) -> float | None:
-        due = [self._workers.next_deadline_s, self._link.retry_at_s, self._end_at_s, self._give_up_at_s, self._say_at_s]
+        due = [
+            self._workers.next_deadline_s,
+            self._link.retry_at_s,
+            self._end_at_s,
+            self._give_up_at_s,
+            self._complain_at_s,
+        ]
         due.append(self._drain_until_s)
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _check_deadlines(self, now_s: float) -> None:
         self._workers.kill_overdue(now_s)
         self._workers.log_stacks(now_s)
-        if self._say_at_s is not None and now_s >= self._say_at_s:
-            self._say_at_s = None
+        if self._complain_at_s is not None and now_s >= self._complain_at_s:
+            self._complain_at_s = None
             path = self._config.directory / "agent.sock"
             complain(self._stderr, f"waits for the agent at {path}, at most {self._config.agent_timeout_s:g} s")
         if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
@@ -156,18 +162,18 @@ class Launcher:
             return
         state = self._state()
         if self._link.connect(state, now_s):
-            self._told = state
-            self._give_up_at_s = self._say_at_s = None
+            self._reported = state
+            self._give_up_at_s = self._complain_at_s = None
 
     def _state(self) -> Processes:
         return Processes(self._workers.states, self._is_leaving, self._drain_until_s is not None)
 
-    def _tell(self) -> None:
-        """Tell the agent what changed since it was told last."""
+    def _report(self) -> None:
+        """Report changes to the agent."""
         state = self._state()
-        if state != self._told:
-            self._told = state
-            self._link.tell(state)
+        if state != self._reported:
+            self._reported = state
+            self._link.send(state)
 
     def _obey(self, order: ToLauncher) -> None:
         now_s = time.monotonic()
@@ -203,28 +209,28 @@ class Launcher:
                 self._leave(number)
 
     def _leave(self, number: int) -> None:
-        """The pod is to end: pass the signal on, and kill what still runs after the grace; at once the second time.
+        """The pod terminates: pass the signal on, and kill what still runs after the grace, at once the second time.
 
-        Where there is time for it, and an agent, that one ends the workers as soon as their ranks have moved.
+        If there is time to drain, and an agent, the agent ends the workers as soon as their ranks have moved.
         """
         is_first, self._is_leaving = not self._is_leaving, True
         self._exit_code = 128 + number
         if is_first and number == signal.SIGTERM and self._config.drain_s > 0 and self._link.socket is not None:
             self._drain_until_s = time.monotonic() + self._config.drain_s
             self._workers.cancel_starts()
-            self._tell()
+            self._report()
             return
         self._end_workers(number, self._config.grace_s if is_first else 0.0)
 
     def _end_workers(self, number: int, grace_s: float) -> None:
         self._drain_until_s = None
-        # Told before the workers are: the agent must not take their end for a fault of their own.
-        self._tell()
+        # The agent must know before the workers do: their end must not look like a fault.
+        self._report()
         self._workers.end_all(grace_s, time.monotonic(), number)
 
     def _flush(self) -> None:
-        """Give agent and console a last chance to take what is left."""
-        self._tell()
+        """Give agent and console a last chance to take pending data."""
+        self._report()
         for stream in self._streams:
             stream.drain()
             stream.close()

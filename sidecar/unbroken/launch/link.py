@@ -1,4 +1,4 @@
-"""The launcher's connection to its agent: never blocks, comes back by itself, and tells the whole state each time."""
+"""The launcher's connection to its agent: it never blocks, reconnects by itself, and always sends the whole state."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ class AgentLink:
         """When to connect; None while connected."""
         self.was_connected = False
         self.complaint = ""
-        """Why the last connection was given up by this side; "" otherwise."""
+        """Why this side closed the last connection; "" if it did not."""
 
     @property
     def socket(self) -> socket.socket | None:
@@ -42,7 +42,7 @@ class AgentLink:
         return bool(self._unsent)
 
     def connect(self, state: Processes, now_s: float) -> bool:
-        """Try to connect and to say everything; return whether it worked."""
+        """Try to connect and to send everything; return whether it worked."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
@@ -58,8 +58,8 @@ class AgentLink:
         self._send(wire.encode(state))
         return True
 
-    def tell(self, state: Processes) -> None:
-        """Say the state; without a connection it is said at the next one."""
+    def send(self, state: Processes) -> None:
+        """Send the state; without a connection it is sent on the next one."""
         if self._socket is not None:
             self._send(wire.encode(state))
 
@@ -76,12 +76,12 @@ class AgentLink:
         except BlockingIOError:
             return
         except OSError:
-            # The end of the connection is seen by `receive`, after what the agent said last.
+            # `receive` sees the end of the connection, after the agent's last orders.
             written = len(self._unsent)
         self._unsent = self._unsent[written:]
 
     def receive(self, now_s: float) -> Iterator[ToLauncher]:
-        """Yield the agent's orders; the connection is closed at its end and at the first line that is not an order."""
+        """Yield the agent's orders; the first line that is no order closes the connection."""
         if self._socket is None:
             return
         try:

@@ -16,13 +16,13 @@ _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 16 << 10
 """A longer line is cut for the console; the log file has it whole."""
 _FULL_BYTES = 1 << 20
-_ROOM_BYTES = 256 << 10
+_RESUME_BELOW_BYTES = 256 << 10
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r")
 _UNPRINTABLE = bytes(byte if byte in (9, 27) or byte >= 32 else ord("?") for byte in range(256))
 
 
 class Console:
-    """One of the launcher's own streams, written when it can take more."""
+    """One of the launcher's own streams, written when its reader takes more."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._chunk_bytes = _unblocked(descriptor)
@@ -46,7 +46,7 @@ class Console:
     @property
     def has_room(self) -> bool:
         """Whether workers may go on."""
-        return len(self._unsent) < _ROOM_BYTES
+        return len(self._unsent) < _RESUME_BELOW_BYTES
 
     def put(self, text: bytes) -> None:
         """Append output."""
@@ -54,7 +54,7 @@ class Console:
             self._unsent += text
 
     def flush_some(self) -> None:
-        """Write as much as the reader takes at once; a reader that is gone loses the output."""
+        """Write as much as the reader takes at once; output without a reader is dropped."""
         try:
             written = os.write(self._descriptor, bytes(self._unsent[: self._chunk_bytes]))
         except BlockingIOError:
@@ -67,10 +67,10 @@ class Console:
 
 
 class LogFile:
-    """Raw output of one process. An error (a full disk) is told once, and ends the file, not the worker."""
+    """Raw output of one process. An error (a full disk) is reported once and ends the file, not the worker."""
 
     def __init__(self, folder: Path, local_rank: int, incarnation: int) -> None:
-        """Create `rank-<local>/<incarnation>.log`; a file that is there is kept, and another name taken.
+        """Create `rank-<local>/<incarnation>.log`, or another name if that file exists.
 
         Raises OSError.
         """
@@ -162,7 +162,7 @@ class Stream:
         return True
 
     def drain(self) -> None:
-        """Take all that is in the pipe now, as the process has ended; whoever else holds the pipe may go on."""
+        """Take all that is in the pipe, as the process has ended; other holders of the pipe may write on."""
         for _ in range(64):
             if not self.is_open or not self.pump():
                 return
@@ -180,7 +180,7 @@ class Stream:
 
     def _print(self, data: bytes) -> None:
         text = self._line + data
-        # The end of a line may be cut in two: "\r" waits for what follows.
+        # The end of a line may be split: "\r" waits for the next byte.
         held = text[-1:] if text.endswith(b"\r") else b""
         *lines, rest = _LINE_ENDS.split(text[: len(text) - len(held)])
         while len(rest) > _MAX_LINE_BYTES:
@@ -201,7 +201,7 @@ class Stream:
 
 
 def complain(console: Console, message: str) -> None:
-    """Say something in the launcher's own name."""
+    """Print a message of the launcher itself."""
     console.put(f"[unbroken.launch] {message}\n".encode(errors="replace"))
 
 

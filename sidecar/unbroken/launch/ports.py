@@ -4,13 +4,13 @@ import socket
 
 
 class HeldPort:
-    """A port that nobody else gets: bound, but not listening, so that the worker's own store can still bind it.
+    """A reserved port: bound but not listening, so that the worker's own store can still bind it.
 
     Both sides set SO_REUSEADDR; the kernel then refuses a second bind only while one of them listens.
     """
 
     def __init__(self) -> None:
-        # The wildcard address: torch's store listens on all addresses, and must not meet a port held on another one.
+        # The wildcard address: torch's store listens on all addresses, so the port must be free on each.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._socket.bind(("0.0.0.0", 0))

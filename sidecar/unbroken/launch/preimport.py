@@ -1,4 +1,4 @@
-"""Looks at the user's command and decides whether its workers are forked, and from what imports."""
+"""Decides from the user's command whether its workers are forked, and with which imports."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _MAX_SCRIPT_BYTES = 4 << 20
 def plan_forking(
     config: LaunchConfig, environment: Mapping[str, str], tie: Callable[[], None], complain: Callable[[str], None]
 ) -> Forking | None:
-    """Return the fork server to start; None: every worker is started by itself."""
+    """Return the fork server to start; None if each worker is started by Popen."""
     if config.preimport == () or not is_supported():
         return None
     command = parse_command(config.command)
@@ -48,7 +48,7 @@ def plan_forking(
 
 
 def _main_text(command: PythonCommand, environment: Mapping[str, str]) -> str | None:
-    """Return the text of the main file; None where it is not found, and the interpreter is to say so."""
+    """Return the text of the main file; None if it is not found, which the interpreter will report."""
     search_path = [*environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     for path in main_files(command, Path.cwd(), [folder for folder in search_path if folder]):
         with contextlib.suppress(OSError):

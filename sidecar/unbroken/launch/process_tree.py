@@ -1,4 +1,4 @@
-"""Who dies with whom: ties children to their parent, adopts orphans, signals process groups. Partly Linux only."""
+"""Ties children to their parent, adopts orphans, signals process groups. Partly Linux only."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
 
 
 def signal_group(leader_pid: int, number: int) -> None:
-    """Signal a process group; one that has no process left is no error."""
+    """Signal a process group; an empty group is no error."""
     try:
         os.killpg(leader_pid, number)
     except (ProcessLookupError, PermissionError):

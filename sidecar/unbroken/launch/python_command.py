@@ -1,4 +1,4 @@
-"""Which commands a fork can become, and what is worth to be imported for them beforehand. Pure."""
+"""Which commands a forked process can run, and which modules to import for them beforehand. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _MAKES_OPTIMIZER = re.compile(r"\boptim")
 _READ_AT_IMPORT = re.compile(
     r"\b(?:TORCH(?!_NCCL_|ELASTIC_)[A-Z]*|PYTORCH|ATEN|TRITON|OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB)_[A-Z][A-Z_]*"
 )
-"""Variables that torch and what it loads read once, at the import: a script that sets one must do so before."""
+"""Variables that torch and its libraries read once, at import: a script that sets one must do so before."""
 
 _OF_PLACE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|UNBROKEN)_\w+"
@@ -42,7 +42,7 @@ class PythonCommand:
 
 
 def parse_command(words: Sequence[str]) -> PythonCommand | None:
-    """Return the parts of a command; None where a fork could not become the same process."""
+    """Return the parts of a command; None if a forked process could not run it in the same way."""
     if not words or not _INTERPRETER.fullmatch(PurePosixPath(words[0]).name):
         return None
     num_options = 0
@@ -59,7 +59,7 @@ def parse_command(words: Sequence[str]) -> PythonCommand | None:
     if rest[:1] == ["-m"]:
         is_known = len(rest) > 1 and _MODULE.fullmatch(rest[1]) and not rest[1].startswith("torch.")
         return PythonCommand(tuple(words), options, rest[1], True, tuple(rest[2:])) if is_known else None
-    # A folder or an archive is found in other ways than a file, and everything else is an option, or no script.
+    # Folders and archives are looked up in other ways, and everything else is an option or no script.
     if not rest or not rest[0].endswith(".py") or rest[0].startswith("-"):
         return None
     return PythonCommand(tuple(words), options, rest[0], False, tuple(rest[1:]))
@@ -77,7 +77,7 @@ def main_files(command: PythonCommand, working_directory: Path, search_path: Seq
 
 
 def modules_in(setting: str) -> tuple[str, ...]:
-    """Return the modules that a setting names, with commas between them. Raises ValueError for what is no name."""
+    """Return the modules in a comma-separated setting. Raises ValueError for anything but module names."""
     names = tuple(name.strip() for name in setting.split(",") if name.strip())
     for name in names:
         if not _MODULE.fullmatch(name):
@@ -86,7 +86,7 @@ def modules_in(setting: str) -> tuple[str, ...]:
 
 
 def modules_worth_importing(text: str) -> tuple[str, ...]:
-    """Return what a script of this text will import. The first of torch's optimizers imports torch._dynamo."""
+    """Return the modules that a script of this text will import. Making an optimizer imports torch._dynamo."""
     if not _IMPORTS_TORCH.search(text):
         return ()
     return ("torch", "torch._dynamo") if _MAKES_OPTIMIZER.search(text) else ("torch",)
@@ -101,11 +101,11 @@ def variable_read_at_import(text: str) -> str | None:
 
 
 def is_of_place(name: str) -> bool:
-    """Whether a variable says who a worker is, and nothing about how its modules work."""
+    """Whether a variable only identifies a worker, and does not affect its modules."""
     return _OF_PLACE.fullmatch(name) is not None
 
 
 def differing_variable(born_with: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
-    """Return a variable that keeps a process born with one environment from standing in for one with another."""
+    """Return a variable for which a process started in one environment cannot replace one started in the other."""
     names = {name for name in (*born_with, *wanted) if born_with.get(name) != wanted.get(name)}
     return min((name for name in names if not is_of_place(name)), default=None)

@@ -1,4 +1,4 @@
-"""Make a worker write its stack; see unbroken_core.pod.stacks."""
+"""Makes a worker write its stack; see unbroken_core.pod.stacks."""
 
 import os
 from pathlib import Path

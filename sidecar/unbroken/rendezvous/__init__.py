@@ -1,4 +1,5 @@
-"""The service of a job: the shell around the coordinator, with its WebSocket and HTTP API. No torch.
+"""The service of a job: it runs the coordinator. No torch.
 
-`door`, `token`, `limits`, `refusals`, `reading` and `peer` know nothing of jobs: rounds for torchrun have them, too.
+Here: WebSocket and HTTP API, live page, metrics. No decisions about ranks or restarts: those are the coordinator's, in
+core. What any server needs is in `unbroken.network`.
 """

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.exposition import serve_exposition
 from unbroken.logs import read_level, start_log
-from unbroken.rendezvous.certificate import ServerCertificate
+from unbroken.network.certificate import ServerCertificate
+from unbroken.network.exposition import serve_exposition
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
-from unbroken.rendezvous.refusals import Refusals
 from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ async def serve(config: RendezvousConfig) -> None:
     server = Server(service, token, refusals)
     runner = web.AppRunner(server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
-    server.door.watch(runner.server)
+    server.token_guard.watch(runner.server)
     exposition = None
     try:
         await _listen(runner, *config.listen, config.certificate)
@@ -51,7 +51,7 @@ async def serve(config: RendezvousConfig) -> None:
 
             exposition = await serve_exposition(*config.metrics_listen, make_metrics(service, coordinator, refusals))
         logger.info("rendezvous started: job=%s listen=%s:%d", config.settings.job, *config.listen)
-        await _until_told(loop, service)
+        await _until_signalled(loop, service)
     finally:
         service.close()
         await runner.cleanup()
@@ -79,36 +79,36 @@ async def _listen(runner: web.AppRunner, host: str, port: int, certificate: tupl
     try:
         await web.TCPSite(runner, near, port, backlog=64, reuse_address=True, ssl_context=context).start()
     except OSError as error:
-        # A pod in its host's network, beside another one's.
+        # The pod may share its host's network with another rendezvous.
         logger.warning("not reachable by kubectl port-forward: cannot listen on %s:%d: %s", near, port, error.strerror)
 
 
-async def _until_told(loop: asyncio.AbstractEventLoop, service: Service) -> None:
-    """Wait for a signal to end. Raises what made the coordinator fail."""
-    told = asyncio.Event()
+async def _until_signalled(loop: asyncio.AbstractEventLoop, service: Service) -> None:
+    """Wait for SIGTERM or SIGINT. Raises the coordinator's error if it fails before."""
+    signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    waiter = asyncio.create_task(told.wait())
+        loop.add_signal_handler(number, signalled.set)
+    waiter = asyncio.create_task(signalled.wait())
     await asyncio.wait((waiter, service.failure), return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
     if service.failure.done():
         service.failure.result()
 
 
-def _make_room() -> None:
-    """Let this process hold thousands of pods: a descriptor each, and objects that are no garbage."""
+def _raise_descriptor_limit() -> None:
+    """Let this process serve thousands of pods, which need a descriptor each and many long-lived objects."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # With Python's own thresholds two fifths of a plan's time went into looking at what is known of the pods.
+    # With Python's thresholds the garbage collector took two fifths of the time of a plan.
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
 
 
 def main() -> int:
-    """Run the rendezvous; return 0 after a signal to end, 2 for bad input."""
+    """Run the rendezvous; return 0 after SIGTERM or SIGINT, 2 for bad input."""
     try:
         start_log("unbroken.rendezvous", read_level(os.environ), with_time=False)
-        _make_room()
+        _raise_descriptor_limit()
         asyncio.run(serve(read_config()))
     except InputError as error:
         print(f"unbroken.rendezvous: {error}", file=sys.stderr)

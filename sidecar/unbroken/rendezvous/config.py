@@ -1,4 +1,4 @@
-"""What a rendezvous is told by its environment; the only place of this package that reads it."""
+"""The rendezvous' settings. No other module of this package reads the environment."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from unbroken.addresses import split_address
+from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings

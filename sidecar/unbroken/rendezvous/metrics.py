@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rendezvous.refused_metric import refused_metric
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
-from unbroken_core.recoveries.history import History
+from unbroken_core.recovery.history import History
 from unbroken_core.settings import JobSettings
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -105,15 +105,13 @@ class ViewCollector(Collector):
 
 
 def _state(status: JobStatus) -> Iterator[Metric]:
-    phases = GaugeMetricFamily("unbroken_phase", "1 for the state that the job is in, 0 for others.", labels=["phase"])
+    phases = GaugeMetricFamily("unbroken_phase", "1 for the job's current state, 0 for the others.", labels=["phase"])
     for phase in JobPhase:
         phases.add_metric([phase.value], int(phase is status.phase))
     yield phases
     yield _gauge("unbroken_iteration", "Iteration of the job; -1 before the first.", status.iteration)
     yield _gauge("unbroken_step", "Highest step that a worker has reported; -1 before the first.", status.max_step)
-    yield _gauge(
-        "unbroken_generation", "Fencing number of the rendezvous: it rises with each new one.", status.generation
-    )
+    yield _gauge("unbroken_generation", "Term of the rendezvous, which rises with each new one.", status.generation)
 
 
 def _workers(view: View) -> Iterator[Metric]:
@@ -123,7 +121,7 @@ def _workers(view: View) -> Iterator[Metric]:
     ranks.add_metric([Role.SPARE.value], status.spare_ranks)
     ranks.add_metric(["lost"], status.lost_ranks)
     yield ranks
-    wanted = GaugeMetricFamily("unbroken_wanted_ranks", "Workers that the job asks for, by role.", labels=["role"])
+    wanted = GaugeMetricFamily("unbroken_wanted_ranks", "Workers that the job wants, by role.", labels=["role"])
     wanted.add_metric([Role.ACTIVE.value], view.wanted_ranks)
     wanted.add_metric([Role.SPARE.value], settings.spares * settings.ranks_per_pod)
     yield wanted
@@ -138,7 +136,7 @@ def _workers(view: View) -> Iterator[Metric]:
     yield spares
     broken = CounterMetricFamily(
         "unbroken_broken_spares",
-        "Wholly spare pods of which a plan took some workers only, because no spare in use was as near.",
+        "Whole spare pods that a plan had to break, because no partly used spare was as near.",
     )
     broken.add_metric([], status.broken_spares)
     yield broken
@@ -158,7 +156,7 @@ def _time(view: View) -> Iterator[Metric]:
     yield progress
     lost = CounterMetricFamily(
         "unbroken_lost_gpu_seconds",
-        "Seconds without first-time progress since the job first ran, times active ranks; a rank is taken for one GPU.",
+        "Seconds without first-time progress since the job first ran, times active ranks; one rank counts as one GPU.",
     )
     lost.add_metric([], view.lost_rank_s)
     yield lost
@@ -167,7 +165,7 @@ def _time(view: View) -> Iterator[Metric]:
 def _contact(view: View) -> Iterator[Metric]:
     yield _gauge(
         "unbroken_heartbeat_age_seconds",
-        "Seconds since the connected agent that is silent for longest was heard.",
+        "Longest silence of a connected agent, in seconds.",
         view.heartbeat_age_s,
     )
     yield _gauge(

@@ -1,4 +1,4 @@
-"""The live page: its files, and the job's status as it reads it. Read-only; the server's token guards it like all else.
+"""The live page: its files, and the job's status for it. Read-only; it needs the token like all other requests.
 
 The files lie in `assets` as they are served: nothing is built, and nothing is loaded from elsewhere.
 """
@@ -17,13 +17,13 @@ from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.messages import JobStatus
 
 MAX_VIEWERS = 32
-"""Requests for the status that wait or are answered at once."""
+"""Status requests that may wait at the same time."""
 MAX_WAIT_S = 20.0
 _MIN_PAUSE_S = 0.1
 _COST_RATIO = 0.05
-"""Share of the rendezvous' time that writing the status may take, however many look at it: 4,096 pods take 60 ms."""
+"""Share of the rendezvous' time that writing the status may take, for any number of viewers: 4,096 pods take 60 ms."""
 _MAX_AGE_S = 1.0
-"""What depends on the clock alone (ETTR) may be so old."""
+"""Age limit of values that depend on the clock alone (ETTR)."""
 _MAX_WHY_LINES = 50
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -45,7 +45,7 @@ class Page:
         ]
 
     async def _root(self, _request: web.Request) -> web.StreamResponse:
-        # Relative: whoever stands in between may have put it elsewhere.
+        # A relative path: a proxy may serve the page elsewhere.
         return web.Response(status=308, headers={**PAGE_HEADERS, "Location": "page/"})
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
@@ -74,7 +74,7 @@ class Page:
 
 @cache
 def _assets() -> dict[str, tuple[bytes, str]]:
-    """Return content and type of each file, by name; empty where workers were given this package without them."""
+    """Return content and type of each file, by name; none where the package was installed for workers."""
     folder = Path(__file__).with_name("assets")
     known = [file for file in folder.glob("*") if file.suffix in _TYPES]
     return {file.name: (file.read_bytes(), _TYPES[file.suffix]) for file in known}
@@ -90,7 +90,7 @@ def _number(request: web.Request, name: str, usual: int) -> int:
 
 
 class Snapshots:
-    """The status as the page reads it: written once for all viewers, and not more often than it may cost."""
+    """The status for the page: written once for all viewers, and only as often as its share of time allows."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -101,18 +101,18 @@ class Snapshots:
         self._taken_s = self._next_s = self._loop.time() - _MAX_AGE_S
 
     async def newer(self, generation: int, revision: int, timeout_s: float) -> bytes:
-        """Return one that is newer than that named, or the newest after `timeout_s`; JSON."""
+        """Return a status newer than the one named, or the newest after `timeout_s`, as JSON."""
         await self._service.newer(generation, revision, timeout_s)
         since_s = self._loop.time()
         async with self._lock:
-            # One that was taken while this viewer waited for the lock will do, whatever has changed since.
+            # A status written while this viewer waited for the lock is new enough.
             if self._taken_s < since_s and not self._is_good():
                 await asyncio.sleep(self._next_s - self._loop.time())
                 await self._write()
             return self._body
 
     def _is_good(self) -> bool:
-        """Whether the last one tells what there is now."""
+        """Whether the last one is still current."""
         is_young = self._loop.time() - self._taken_s < _MAX_AGE_S
         return is_young and self._of == (self._service.generation, self._service.revision)
 
@@ -126,7 +126,7 @@ class Snapshots:
             "layers": [layer.name for layer in service.settings.layers],
             "why": service.explanation()[:_MAX_WHY_LINES],
         }
-        # Half of the work, and the half that the agents need not wait for.
+        # In a thread: half of the work, for which the agents need not wait.
         body = await asyncio.to_thread(_encode, beside, status)
         self._body, self._of, self._taken_s = body, (status.generation, status.revision), taken_s
         ended_s = self._loop.time()

@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable
 
+from unbroken.rendezvous.tree_drawing import svg_picture
 from unbroken_core.messages import JobStatus
-from unbroken_core.ranks.tree import RankTree, picture, svg_picture
+from unbroken_core.ranks.tree import RankTree, picture
 from unbroken_core.ranks.worlds import shown_name
 
 MAX_DRAWN_WORKERS = 1024
-"""A drawing of so many takes the rendezvous about 10 ms; it decides nothing meanwhile."""
+"""Drawing this many takes the rendezvous about 10 ms, in which it decides nothing."""
 
 
 class NoPictureError(Exception):
-    """There is nothing to show; says why."""
+    """There is nothing to show; the message says why."""
 
 
 def tree_text(tree: RankTree | None, status: JobStatus, why: Iterable[str] = ()) -> str:
-    """Return a line about the job, why ranks are as they are, and a line a domain.
+    """Return a line about the job, the reasons of the last plan, and a line per domain.
 
     Raises NoPictureError before the first plan.
     """

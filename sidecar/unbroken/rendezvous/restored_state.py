@@ -1,4 +1,4 @@
-"""What a rendezvous knows of those before it: from the operator, and from a file that outlives its container.
+"""State that a restarted rendezvous restores: from the operator, and from a file that outlives its container.
 
 The agents know as well, as long as one of them is left. When all pods and the rendezvous are replaced at once, only
 this keeps a generation from being used twice, and what its recoveries have cost from being forgotten.
@@ -17,14 +17,14 @@ _NAME = "generation"
 
 
 class GenerationFile:
-    """The highest generation and iteration of this pod. An error is logged only: agents and operator know them, too."""
+    """The highest generation and iteration of this pod. Errors are only logged: agents and operator know both."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
         self._written = (0, -1)
 
     def read(self) -> tuple[int, int]:
-        """Return generation and iteration, (0, -1) when there are none."""
+        """Return generation and iteration, (0, -1) if there are none."""
         try:
             generation, *rest = map(int, self._path.read_text().split())
         except FileNotFoundError:
@@ -35,7 +35,7 @@ class GenerationFile:
         return generation, rest[0] if rest else -1
 
     def write(self, generation: int, iteration: int) -> None:
-        """Keep both numbers, or none; neither falls."""
+        """Keep both numbers, or neither; they never fall."""
         present = (max(generation, self._written[0]), max(iteration, self._written[1]))
         if present == self._written:
             return
@@ -49,5 +49,5 @@ class GenerationFile:
 
 
 def uses_on_clock(earlier: Earlier, now_s: float) -> list[tuple[Rung, float]]:
-    """Return the rungs that were used with their times on the clock of `now_s`, oldest first."""
+    """Return the used rungs with their times on the clock of `now_s`, oldest first."""
     return sorted(((use.rung, now_s - max(use.ago_s, 0.0)) for use in earlier.uses), key=lambda item: item[1])

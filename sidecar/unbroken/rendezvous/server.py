@@ -1,4 +1,4 @@
-"""The HTTP side: parsing and the requests of the API."""
+"""The HTTP API: parses requests, and passes what is accepted on to the service."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from typing import Any
 
 from aiohttp import web
 
-from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.frames import MessageRefused, next_text
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.socket_options import give_up_silent_peer
+from unbroken.network.token import TokenFile
+from unbroken.network.token_guard import TokenGuard
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
-from unbroken.rendezvous.reading import MessageRefused, next_text
-from unbroken.rendezvous.refusals import Refusal, Refusals
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
-from unbroken.rendezvous.token_guard import Door
-from unbroken.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 from unbroken_core.messages import (
@@ -37,18 +37,18 @@ _SWEEP_S = 1.0
 
 
 class Server:
-    """Handlers of the API; everything that they accept goes to the service."""
+    """Handlers of the API."""
 
     def __init__(self, service: Service, token: TokenFile, refusals: Refusals) -> None:
         self._service = service
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self.door = Door(token.accepts, refusals)
+        self.token_guard = TokenGuard(token.accepts, refusals)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.door.guard])
-        app.on_cleanup.append(self.door.stop)
+        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.token_guard.guard])
+        app.on_cleanup.append(self.token_guard.stop)
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -93,10 +93,10 @@ class Server:
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
             while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
-                self._service.hear(peer, message)
+                self._service.receive(peer, message)
                 wait_s = budget.take(self._loop.time())
                 if wait_s > 0:
-                    # It is not read meanwhile: what it sends waits in its own buffers, and costs nobody else anything.
+                    # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
                     self._refuse(Refusal.TOO_FAST, request, f"want {MESSAGES_PER_S:g} messages a second on average")
                     await asyncio.sleep(wait_s)
         finally:
@@ -159,7 +159,7 @@ def _decode(text: str, expected: Any) -> Any:
 
 
 def _reason(text: str) -> Refusal:
-    """Tell a sound message that came at the wrong time from one that is none."""
+    """Return OUT_OF_PLACE for a sound message at the wrong time, MALFORMED for any other."""
     try:
         wire.decode(text, AgentMessage)
     except WireError:
@@ -168,7 +168,7 @@ def _reason(text: str) -> Refusal:
 
 
 def _status_query(request: web.Request) -> tuple[int, int, float] | None:
-    """Return (generation, revision, seconds), or None when the caller does not want to wait. Raises WireError."""
+    """Return (generation, revision, seconds), or None if the caller does not want to wait. Raises WireError."""
     after = request.query.get("after")
     if after is None:
         return None

@@ -1,4 +1,4 @@
-"""The one owner of the coordinator: events in, frames out, and a timer at its next deadline. Runs in one event loop."""
+"""Owns the coordinator: passes events in, sends its actions, and ticks at its deadlines. Runs in one event loop."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from unbroken.rendezvous.peer import Peer, text_frame
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.peer import Peer, text_frame
+from unbroken.network.refusals import Refusal, Refusals
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import (
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import (
     AgentDisconnected,
     AgentJoined,
     AgentReported,
@@ -31,8 +31,8 @@ from unbroken_core.settings import JobSettings
 logger = logging.getLogger(__name__)
 
 STATUS_GATHER_S = 0.05
-"""So long whoever waits for a newer status is not told of a change: a recovery in the process is over by then, and
-writing and sending three statuses while it runs would take as long as the rest of it."""
+"""How long a change of the status is held back: an in-process recovery is over by then, and writing and sending three
+statuses during it would take as long as the rest of it."""
 
 
 class Service:
@@ -46,27 +46,27 @@ class Service:
         """On the loop's clock."""
         self._peers: dict[str, Peer] = {}
         self._left: set[str] = set()
-        """Pods whose last word was that they leave."""
-        self.deserted_since_s: float | None = None
+        """Pods whose last report said that they leave."""
+        self.empty_since_s: float | None = None
         """When, on the loop's clock, the last agent's connection was closed; None before."""
         self._num_sessions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._telling: asyncio.TimerHandle | None = None
-        """Until those who wait for a newer status are told."""
+        self._notifying: asyncio.TimerHandle | None = None
+        """Runs until waiting callers get the newer status."""
         self._revision = -1
-        self._num_strangers = 0
-        refusals.on_stranger(self._meet_stranger)
+        self._num_unauthorized = 0
+        refusals.on_unauthorized(self._note_unauthorized)
         self._listeners: list[Callable[[], None]] = []
         self.failure: asyncio.Future[None] = self._loop.create_future()
-        """Done with an exception when the coordinator broke a promise: the process must end, and start anew."""
+        """Done with an exception when the coordinator has failed: the process must end and be restarted."""
 
     # ---------------------------------------------------------------------------------------------------------- agents
 
     def join(self, hello: Hello, transport: asyncio.WriteTransport, can_halt: bool = False) -> Peer:
-        """Take in a connection that said Hello. `can_halt`: its agent knows that message."""
+        """Accept a connection that sent Hello. `can_halt`: its agent knows that message."""
         self._num_sessions += 1
-        # The agent's own name for itself is not enough: it uses the same one on each of its connections.
+        # The agent's own session is not enough: it is the same on each of its connections.
         session = f"{hello.session[:64]}#{self._num_sessions}"
         peer = Peer(session, hello.pod, transport, self._loop.time())
         self._peers[session] = peer
@@ -74,9 +74,9 @@ class Service:
         self._step(AgentJoined(session, hello, can_halt))
         return peer
 
-    def hear(self, peer: Peer, message: Report | Heartbeat) -> None:
-        """Take in what a member says."""
-        peer.heard_at_s = self._loop.time()
+    def receive(self, peer: Peer, message: Report | Heartbeat) -> None:
+        """Take a member's report or heartbeat."""
+        peer.received_at_s = self._loop.time()
         if isinstance(message, Report) and message.is_leaving:
             self._left.add(peer.pod)
         self._step(AgentReported(peer.session, message))
@@ -84,11 +84,11 @@ class Service:
     def leave(self, peer: Peer) -> None:
         """Note that a connection is closed."""
         if self._peers.pop(peer.session, None) is not None:
-            self.deserted_since_s = self._loop.time()
+            self.empty_since_s = self._loop.time()
             self._step(AgentDisconnected(peer.session))
 
     def observe(self, observation: Observation) -> None:
-        """Take in what the operator sees."""
+        """Take the operator's observation."""
         self._step(Observed(observation))
 
     # ---------------------------------------------------------------------------------------------------------- status
@@ -104,12 +104,12 @@ class Service:
 
     @property
     def revision(self) -> int:
-        """That of the status as it is now."""
-        return self._coordinator.revision + self._num_strangers
+        """Revision of the present status."""
+        return self._coordinator.revision + self._num_unauthorized
 
     @property
     def settings(self) -> JobSettings:
-        """What the job was asked to be."""
+        """The job's settings."""
         return self._coordinator.settings
 
     @property
@@ -124,56 +124,58 @@ class Service:
 
     @property
     def num_left(self) -> int:
-        """Pods that have taken leave, and did not come back."""
+        """Number of pods that have left and did not come back."""
         return len(self._left)
 
     @property
     def max_heartbeat_age_s(self) -> float:
-        """Seconds since the agent that is silent for longest was heard; 0 without agents."""
+        """Seconds for which the most silent agent has sent nothing; 0 without agents."""
         now_s = self._loop.time()
-        return max((now_s - peer.heard_at_s for peer in self._peers.values()), default=0.0)
+        return max((now_s - peer.received_at_s for peer in self._peers.values()), default=0.0)
 
     def status(self) -> JobStatus:
-        """Return the job as it is now."""
+        """Return the present status of the job."""
         now_s = self._loop.time()
         ahead_s = time.time() - now_s
         status = self._coordinator.status(now_s, lambda at_s: _wall_text(at_s + ahead_s))
-        message, stranger = status.message, self._refusals.stranger
-        if stranger and status.phase is JobPhase.FORMING:
-            # Nothing else tells a user why an agent that runs does not join.
-            message += f"; refused: {stranger} came without this job's token, want that of UNBROKEN_TOKEN_FILE here"
-        return replace(status, message=message, revision=status.revision + self._num_strangers)
+        message, unauthorized_peer = status.message, self._refusals.unauthorized_peer
+        if unauthorized_peer and status.phase is JobPhase.FORMING:
+            # Nothing else shows a user why a running agent does not join.
+            message += (
+                f"; refused: {unauthorized_peer} came without this job's token, want that of UNBROKEN_TOKEN_FILE here"
+            )
+        return replace(status, message=message, revision=status.revision + self._num_unauthorized)
 
     def wall(self, at_s: float) -> str:
-        """Turn seconds of the loop's clock into wall-clock time, as good as the clock is now; for people only."""
+        """Convert seconds of the loop's clock into wall-clock time; for people only."""
         return _wall_text(at_s + time.time() - self._loop.time())
 
     @property
     def tree(self) -> RankTree | None:
-        """Who has which rank and where, to look at before anything else happens; None before the first plan."""
+        """The tree of ranks, valid until the next event; None before the first plan."""
         return self._coordinator.tree
 
     def explanation(self) -> list[str]:
-        """Return what the last plan has changed and why, in sentences."""
+        """Return what the last plan changed and why, in sentences."""
         return self._coordinator.explanation()
 
-    def _meet_stranger(self) -> None:
-        # At any other time the status says nothing of strangers: they must not be able to change it.
+    def _note_unauthorized(self) -> None:
+        # At any other time the status does not mention unauthorized peers: they must not be able to change it.
         if self._coordinator.phase is JobPhase.FORMING:
-            self._num_strangers += 1
-            self._tell()
+            self._num_unauthorized += 1
+            self._notify()
 
-    def _tell(self) -> None:
-        """Answer those who wait for a newer status: once for all changes of a moment, at once at the end of the job."""
+    def _notify(self) -> None:
+        """Answer callers that wait for a newer status: once for all changes of a moment, at once at the job's end."""
         if self._coordinator.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
-            self._answer()
-        elif self._telling is None:
-            self._telling = self._loop.call_later(STATUS_GATHER_S, self._answer)
+            self._answer_waiters()
+        elif self._notifying is None:
+            self._notifying = self._loop.call_later(STATUS_GATHER_S, self._answer_waiters)
 
-    def _answer(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+    def _answer_waiters(self) -> None:
+        if self._notifying is not None:
+            self._notifying.cancel()
+            self._notifying = None
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -185,7 +187,7 @@ class Service:
     async def newer(self, generation: int, revision: int, timeout_s: float) -> None:
         """Wait for a status that is newer than the one named, `timeout_s` at most.
 
-        A change that comes while it waits is told STATUS_GATHER_S later, together with those that follow it.
+        A change during the wait is returned STATUS_GATHER_S later, together with those that follow it.
         """
         until_s = self._loop.time() + timeout_s
         while self.generation == generation and self.revision <= revision:
@@ -204,7 +206,7 @@ class Service:
         try:
             actions = self._coordinator.step(event, started_s)
         except Exception as error:
-            # Its state may be half changed. The agents hold all that a new process needs to go on.
+            # Its state may be inconsistent. The agents hold all that a new process needs to go on.
             logger.exception("coordinator failed: event=%s", type(event).__name__)
             if not self.failure.done():
                 self.failure.set_exception(error)
@@ -216,7 +218,7 @@ class Service:
         revision = self._coordinator.revision
         if revision != self._revision:
             self._revision = revision
-            self._tell()
+            self._notify()
             for listener in self._listeners:
                 listener()
 
@@ -230,7 +232,7 @@ class Service:
                 case Send(message=message):
                     if isinstance(message, Refused):
                         self._refusals.note(Refusal.NO_MEMBER, peer.pod, message.reason, self._loop.time())
-                    # An interruption is one object for all agents: it is encoded once.
+                    # An interruption is one object for all agents: encode it once.
                     _, frame = encoded.setdefault(id(message), (message, b""))
                     if not frame:
                         frame = text_frame(wire.encode(message))
@@ -246,7 +248,7 @@ class Service:
         deadline_s = self._coordinator.next_deadline_s()
         wanted_s = math.inf if deadline_s is None else deadline_s
         if self._timer is not None:
-            # Each heartbeat of thousands of agents moves the deadline on: a Tick too early now and then costs less.
+            # Each heartbeat of thousands of agents moves the deadline: an occasional early Tick costs less.
             if self._timer.when() <= wanted_s:
                 return
             self._timer.cancel()
@@ -259,8 +261,8 @@ class Service:
         self._step(Tick())
 
     def close(self) -> None:
-        """Close all connections; the agents come again by themselves."""
-        for timer in (self._timer, self._telling):
+        """Close all connections; the agents reconnect by themselves."""
+        for timer in (self._timer, self._notifying):
             if timer is not None:
                 timer.cancel()
         for peer in list(self._peers.values()):

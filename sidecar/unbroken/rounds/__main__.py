@@ -1,4 +1,4 @@
-"""`python -m unbroken.rounds`: a rendezvous that serves rounds for torchrun, and nothing else."""
+"""`python -m unbroken.rounds`: a rendezvous that only serves rounds for torchrun."""
 
 import argparse
 import asyncio
@@ -12,24 +12,24 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.addresses import listen_at, split_address
-from unbroken.exposition import serve_exposition_on
+from unbroken.daemon import leave_starter
 from unbroken.logs import LEVELS, start_log
-from unbroken.rendezvous.certificate import ServerCertificate
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.token import FixedToken, TokenFile
-from unbroken.rendezvous.token_guard import Door
-from unbroken.rounds.restored_state import Past, PastFile, read_past
+from unbroken.network.addresses import listen_at, split_address
+from unbroken.network.certificate import ServerCertificate
+from unbroken.network.exposition import serve_exposition_on
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import FixedToken, TokenFile
+from unbroken.network.token_guard import TokenGuard
+from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
-from unbroken.standalone.daemon import leave_starter
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 FIRST_S = 60.0
-"""So long one that was started for somebody waits for the first node."""
+"""With --until-idle: how long to wait for the first node."""
 LINGER_S = 20.0
-"""So long it goes on without nodes: longer than a run that has ended turns away those who come late."""
+"""With --until-idle: how long to go on without nodes. Longer than a run that has ended refuses late nodes."""
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
 
@@ -37,35 +37,35 @@ _CHECK_S = 0.5
 async def serve(
     options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket, metrics: socket.socket | None
 ) -> None:
-    """Serve until SIGTERM or SIGINT, or with --until-idle until no node has been there for a while."""
+    """Serve until SIGTERM or SIGINT, or with --until-idle until no node was connected for a while."""
     refusals = Refusals()
-    file = None if options.state is None else PastFile(options.state)
-    past: Past = {} if file is None else file.read()
-    past |= read_past(options.known, "--known") if options.known else {}
-    rounds, door = Rounds(refusals, past, None if file is None else file.write), Door(accepts, refusals)
-    app = web.Application(middlewares=[door.guard])
-    app.on_cleanup.append(door.stop)
+    file = None if options.state is None else KnownRoundsFile(options.state)
+    past: KnownRounds = {} if file is None else file.read()
+    past |= read_known_rounds(options.known, "--known") if options.known else {}
+    rounds, token_guard = Rounds(refusals, past, None if file is None else file.write), TokenGuard(accepts, refusals)
+    app = web.Application(middlewares=[token_guard.guard])
+    app.on_cleanup.append(token_guard.stop)
     app.add_routes(rounds.routes())
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
-    door.watch(runner.server)
+    token_guard.watch(runner.server)
     context = None
     if options.certificate is not None:
         context = ServerCertificate(options.certificate, options.key).context
-    told = asyncio.Event()
+    signalled = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, signalled.set)
     exposition = None
     try:
         await web.SockSite(runner, listener, backlog=4096, ssl_context=context).start()
         if metrics is not None:
-            # prometheus_client takes 80 ms to import: not before nodes can meet, and not for those who want no metrics,
-            # as the rounds that torchrun's handler starts.
+            # prometheus_client takes 80 ms to import: only after nodes can meet, and only if metrics are wanted, which
+            # torchrun's handler does not.
             from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - 80 ms, once nodes can meet
 
             exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals))
         logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
-        await _until_over(rounds, told, options.until_idle)
+        await _until_over(rounds, signalled, options.until_idle)
     finally:
         rounds.close()
         await runner.cleanup()
@@ -73,12 +73,12 @@ async def serve(
             await exposition.cleanup()
 
 
-async def _until_over(rounds: Rounds, told: asyncio.Event, until_idle: bool) -> None:
+async def _until_over(rounds: Rounds, signalled: asyncio.Event, until_idle: bool) -> None:
     loop = asyncio.get_running_loop()
     idle_until_s = loop.time() + FIRST_S
-    while not told.is_set():
+    while not signalled.is_set():
         try:
-            await asyncio.wait_for(told.wait(), _CHECK_S if until_idle else None)
+            await asyncio.wait_for(signalled.wait(), _CHECK_S if until_idle else None)
         except asyncio.TimeoutError:
             if rounds.num_nodes:
                 idle_until_s = loop.time() + LINGER_S
@@ -134,7 +134,7 @@ def _listen(option: str, text: str) -> socket.socket:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return 0 at the end, 2 for bad input, which is written to standard error."""
+    """Return 0 at the end, 2 for bad input, with the reason on standard error."""
     options = _options(arguments)
     try:
         accepts = _read_token(options.token_file)
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         metrics = _listen("--metrics-listen", options.metrics_listen) if options.metrics_listen else None
         listener = _listen("--listen", options.listen)
         if options.known:
-            read_past(options.known, "--known")
+            read_known_rounds(options.known, "--known")
         options.state = None if options.state is None else options.state.absolute()
         if options.log_file is not None:
             leave_starter(str(Path(options.log_file).absolute()))

@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 import aiohttp
 
-from unbroken.agent.adapters.authority import AuthorityFile
-from unbroken.socket_options import give_up_silent_peer
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Stage, Standing, ToNode
@@ -36,37 +36,37 @@ _LAST_RETRY_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
 _START_EVERY_S = 2.0
 _SILENT_S = 3.0
-"""So long nothing is said of a rendezvous that is away: it may be started again."""
+"""How long an absent rendezvous is not reported: it may be restarting."""
 _JOIN_THREAD_S = 3.0
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Where the rendezvous is, and how it is spoken to."""
+class RoundsServer:
+    """Address and credentials of the rendezvous."""
 
     host: str
     port: int
     token: Callable[[], str]
-    """Returns the token of this moment; raises InputError."""
+    """Returns the present token; raises InputError."""
     authority: AuthorityFile | None = None
-    """Who vouches for the rendezvous; None: it speaks in clear."""
+    """Certificate authority of the rendezvous; None for plain http."""
     server_name: str = ""
     """Name in its certificate; "": `host`."""
     start: Callable[[str], str] | None = None
-    """Starts the rendezvous where nothing listens, with what is known of its past, and returns what went wrong; None:
-    somebody else does that."""
+    """Starts the rendezvous if nothing listens, with what is known of earlier rounds; returns the error, "" for none.
+    None: this node does not start it."""
 
     @property
     def url(self) -> str:
-        """Without a path."""
+        """URL without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.authority is None else 'https'}://{host}:{self.port}"
 
 
-class Link:
+class RoundsLink:
     """Thread-safe."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, report: NodeReport) -> None:
+    def __init__(self, endpoint: RoundsServer, run_id: str, report: NodeReport) -> None:
         self._endpoint = endpoint
         self._run_id = run_id
         self._url = f"{endpoint.url}/v1/rounds/{quote(run_id, safe='')}"
@@ -86,22 +86,22 @@ class Link:
 
     @property
     def report(self) -> NodeReport:
-        """What the rendezvous is told."""
+        """This node's report to the rendezvous."""
         return self._report
 
     @property
     def standing(self) -> Standing | None:
-        """What it has told last; None: nothing yet."""
+        """The newest answer; None before the first."""
         return self._standing
 
     @property
     def rejected(self) -> str:
-        """Why this node can never take part; "": it may."""
+        """Why this node can never take part; "" if it may."""
         return self._rejected
 
     @property
     def complaint(self) -> str:
-        """Why there is no connection; "": there is one."""
+        """Why there is no connection; "" if there is one."""
         return self._complaint
 
     @property
@@ -120,7 +120,7 @@ class Link:
                 self._loop.call_soon_threadsafe(self._poked.set)
 
     def wait(self, is_enough: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until `is_enough`, which is asked after each change; return whether it is. In slices, for signals."""
+        """Wait until `is_enough`, checked after each change; return whether it is. Waits in slices, for signals."""
         until_s = time.monotonic() + timeout_s
         with self._changed:
             while not is_enough():
@@ -159,7 +159,7 @@ class Link:
                     retry_s = _FIRST_RETRY_S
                 if self._is_over():
                     return
-                # Not in step with the other nodes.
+                # Jitter: not all nodes at once.
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(retry_s * 2, _LAST_RETRY_S)
 
@@ -167,7 +167,7 @@ class Link:
         return self._is_stopping or bool(self._rejected)
 
     async def _connect_once(self, session: aiohttp.ClientSession) -> bool:
-        """Return whether there was a connection; it has ended by now."""
+        """Return whether there was a connection, once it has ended."""
         try:
             headers = {"Authorization": f"Bearer {self._endpoint.token()}"}
             authority = self._endpoint.authority
@@ -195,7 +195,7 @@ class Link:
         return False
 
     async def _start_other(self) -> None:
-        """Start the rendezvous where nothing listens."""
+        """Start the rendezvous if nothing listens."""
         start, now_s = self._endpoint.start, time.monotonic()
         if start is None or now_s < self._started_at_s + _START_EVERY_S:
             return
@@ -251,7 +251,7 @@ class Link:
                     await asyncio.wait_for(poked.wait(), self._report.limits.heartbeat_s / 3)
             await connection.close()
         except (aiohttp.ClientError, ConnectionError):
-            # The reading side sees the end of the connection, too.
+            # The reading side sees the end of the connection as well.
             return
 
     def _note(self, standing: Standing | None = None, rejected: str = "") -> None:
@@ -262,7 +262,7 @@ class Link:
             self._changed.notify_all()
 
     def _complain(self, complaint: str, *, is_final: bool = False) -> None:
-        """Say what is wrong; it is final where it keeps a node out that has never been in."""
+        """Note what is wrong; final if the node has never been connected and cannot be."""
         now_s = time.monotonic()
         with self._changed:
             if not self._complaint:

@@ -1,4 +1,4 @@
-"""What Prometheus is told of rounds for torchrun. A run's name is no label: anybody may make up another one."""
+"""Metrics of rounds for torchrun. A run's name is no label: any client can invent another."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,13 +6,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.refused_metric import refused_metric
+from unbroken.network.refusals import Refusals
+from unbroken.network.refused_metric import refused_metric
 from unbroken.rounds.server import Rounds
 
 
 class RoundsCollector(Collector):
-    """Shows all runs at the moment of the scrape."""
+    """All runs at the moment of the scrape."""
 
     def __init__(self, rounds: Rounds, refusals: Refusals) -> None:
         self._rounds = rounds
@@ -21,11 +21,11 @@ class RoundsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by prometheus_client in the event loop."""
         rounds = self._rounds
-        runs = GaugeMetricFamily("unbroken_torchrun_runs", "Runs of torchrun that are known.")
+        runs = GaugeMetricFamily("unbroken_torchrun_runs", "Known runs of torchrun.")
         runs.add_metric([], rounds.num_runs)
         yield runs
         nodes = GaugeMetricFamily(
-            "unbroken_torchrun_nodes", "Nodes of all runs, those included whose connection has just broken."
+            "unbroken_torchrun_nodes", "Nodes of all runs, including those whose connection has just broken."
         )
         nodes.add_metric([], rounds.num_nodes)
         yield nodes

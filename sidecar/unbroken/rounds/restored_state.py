@@ -1,4 +1,4 @@
-"""What rounds there have been, for a rendezvous that is started again: by run, number and size of the newest one.
+"""The rounds that a restarted rendezvous must know: number and size of the newest one, by run.
 
 Nodes that were in them know as well. But one that is new may come first, and must not begin a second world.
 """
@@ -13,11 +13,11 @@ from unbroken_core.torchrun_rounds.messages import MAX_NODES
 
 logger = logging.getLogger(__name__)
 
-Past = dict[str, tuple[int, int]]
+KnownRounds = dict[str, tuple[int, int]]
 
 
-def read_past(text: str, where: str) -> Past:
-    """Read JSON as `PastFile` writes it. Raises InputError that says where it stands."""
+def read_known_rounds(text: str, where: str) -> KnownRounds:
+    """Read JSON as `KnownRoundsFile` writes it. Raises InputError that names `where`."""
     try:
         data = json.loads(text)
         past = {str(run_id): (int(number), int(size)) for run_id, (number, size) in data.items()}
@@ -28,24 +28,24 @@ def read_past(text: str, where: str) -> Past:
     return past
 
 
-class PastFile:
-    """Keeps it in a file that outlives the process. An error is logged only: the nodes know it, too."""
+class KnownRoundsFile:
+    """Keeps them in a file that outlives the process. Errors are only logged: the nodes know them as well."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Past:
-        """Return nothing where there is no file, or one that cannot be read."""
+    def read(self) -> KnownRounds:
+        """Return no rounds if there is no file or it cannot be read."""
         try:
-            return read_past(self._path.read_text(), str(self._path))
+            return read_known_rounds(self._path.read_text(), str(self._path))
         except FileNotFoundError:
             return {}
         except (OSError, InputError, UnicodeDecodeError) as error:
             logger.warning("rounds not known: %s", error)
             return {}
 
-    def write(self, past: Past) -> None:
-        """Take the place of what was there, or leave it as it is."""
+    def write(self, past: KnownRounds) -> None:
+        """Replace the content as a whole, or leave it."""
         part = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
             part.write_text(json.dumps(past) + "\n")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from unbroken.addresses import plain_address
-from unbroken.rendezvous.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
-from unbroken.rendezvous.peer import Peer, text_frame
-from unbroken.rendezvous.reading import MessageRefused, next_text
-from unbroken.rendezvous.refusals import Refusal, Refusals
-from unbroken.rounds.restored_state import Past
-from unbroken.socket_options import Transport, give_up_silent_peer
+from unbroken.network.addresses import plain_address
+from unbroken.network.frames import MessageRefused, next_text
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.peer import Peer, text_frame
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.socket_options import Transport, give_up_silent_peer
+from unbroken.rounds.restored_state import KnownRounds
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.torchrun_rounds.messages import NodeReport
@@ -27,7 +27,7 @@ MAX_RUN_ID = 300
 MAX_REPORT_BYTES = 64 << 10
 _FIRST_REPORT_S = 10.0
 _GATHER_S = 50e-6
-"""So long, for each node of a run, other reports are waited for before anything is decided: what deciding costs."""
+"""How long to gather reports before deciding, per node of a run: as long as deciding takes."""
 _MAX_GATHER_S = 0.05
 
 
@@ -43,34 +43,34 @@ class Rounds:
     """All runs of one rendezvous."""
 
     def __init__(
-        self, refusals: Refusals, past: Past | None = None, keep: Callable[[Past], None] | None = None
+        self, refusals: Refusals, past: KnownRounds | None = None, keep: Callable[[KnownRounds], None] | None = None
     ) -> None:
-        """`past` is what a rendezvous before this one has done; `keep` is called when there is more of it."""
+        """`past`: the rounds of an earlier rendezvous; `keep` is called with all rounds when there is a new one."""
         self._refusals = refusals
-        self._past: Past = dict(past or {})
+        self._known_rounds: KnownRounds = dict(past or {})
         self._keep = keep
         self._runs: dict[str, _Run] = {}
         self._num_sessions = 0
         self.num_begun = 0
-        """Rounds that have begun here."""
+        """Number of rounds that have begun here."""
         self._loop = asyncio.get_running_loop()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return what to add to an application that lets in nobody without the token."""
+        """Return the routes, for an application that refuses callers without the token."""
         return [web.get("/v1/rounds/{run_id}", self._nodes)]
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that are connected, or may come back."""
+        """Number of nodes that are connected or may come back."""
         return sum(run.room.num_nodes for run in self._runs.values())
 
     @property
     def num_runs(self) -> int:
-        """Runs that are known."""
+        """Number of known runs."""
         return len(self._runs)
 
     def close(self) -> None:
-        """Close all connections; nodes come again by themselves."""
+        """Close all connections; nodes reconnect by themselves."""
         for run_id in list(self._runs):
             self._drop(run_id)
 
@@ -119,7 +119,7 @@ class Rounds:
                 self._perform(run, run.room.answers())
             wait_s = budget.take(self._loop.time())
             if wait_s > 0:
-                # It is not read meanwhile, which costs nobody else anything.
+                # It is not read meanwhile, at no cost to others.
                 self._refuse(Refusal.TOO_FAST, addresses[1], f"want {MESSAGES_PER_S:g} messages a second on average")
                 await asyncio.sleep(wait_s)
 
@@ -128,7 +128,7 @@ class Rounds:
 
     def _run(self, run_id: str) -> _Run:
         if run_id not in self._runs:
-            self._runs[run_id] = _Run(Room(self._past.get(run_id, (-1, 0))))
+            self._runs[run_id] = _Run(Room(self._known_rounds.get(run_id, (-1, 0))))
         return self._runs[run_id]
 
     def _lose(self, run_id: str, session: str) -> None:
@@ -140,7 +140,7 @@ class Rounds:
     # ---------------------------------------------------------------------------------------------------------- engine
 
     def _settle_soon(self, run_id: str, run: _Run) -> None:
-        """What comes together is decided on at once: to tell each of N nodes, for each of N reports, is too much."""
+        """Decide once for reports that come together: answering N nodes for each of N reports would be O(n²)."""
         if not run.is_settling:
             run.is_settling = True
             self._loop.call_later(min(run.room.num_nodes * _GATHER_S, _MAX_GATHER_S), self._settle, run_id, run)
@@ -153,29 +153,29 @@ class Rounds:
         try:
             actions = run.room.settle(now_s)
         except Exception:
-            # Its state may be half changed; the nodes hold all that another one needs.
+            # Its state may be inconsistent; the nodes hold all that a new one needs.
             logger.exception("run failed, begins anew: run=%s", run_id)
             self._drop(run_id)
             return
         self.num_begun += run.room.num_begun - num_before
         self._perform(run, actions, run_id)
-        self._note_past(run_id, run.room.newest)
+        self._note_rounds(run_id, run.room.newest)
         self._set_timer(run_id, run)
 
-    def _note_past(self, run_id: str, newest: tuple[int, int]) -> None:
-        """(-1, 0): there is nothing to know of this run any more."""
-        if newest == self._past.get(run_id, (-1, 0)):
+    def _note_rounds(self, run_id: str, newest: tuple[int, int]) -> None:
+        """(-1, 0): nothing needs to be known of this run any more."""
+        if newest == self._known_rounds.get(run_id, (-1, 0)):
             return
-        self._past[run_id] = newest
+        self._known_rounds[run_id] = newest
         if newest[0] < 0:
-            del self._past[run_id]
+            del self._known_rounds[run_id]
         if self._keep is not None:
-            self._keep(self._past)
+            self._keep(self._known_rounds)
 
     def _set_timer(self, run_id: str, run: _Run) -> None:
         now_s = self._loop.time()
         if run.room.is_over(now_s):
-            self._note_past(run_id, (-1, 0))
+            self._note_rounds(run_id, (-1, 0))
             self._drop(run_id)
             return
         if run.timer is not None:
@@ -209,6 +209,6 @@ class Rounds:
 
 
 def _addresses(transport: Transport) -> tuple[str, str]:
-    """Return the addresses of both ends, ours first; "" where the connection has ended by now."""
+    """Return the addresses of both ends, ours first; "" if the connection has ended."""
     near, far = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     return plain_address(near[0]) if near else "", plain_address(far[0]) if far else ""

@@ -1,4 +1,4 @@
-"""Starts a rendezvous on this host: a process that nobody is the parent of, and that ends when it is not needed."""
+"""Starts a rendezvous on this host: a detached process that ends when it is idle."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ _LISTEN_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Starter:
-    """How it is started."""
+    """Options of that process."""
 
     host: str
     port: int
@@ -22,12 +22,12 @@ class Starter:
     certificate: str = ""
     key: str = ""
     log_file: str = ""
-    """"": nothing is logged."""
+    """"" logs nothing."""
 
     def __call__(self, known: str) -> str:
         """Start it with what is known of earlier rounds (JSON, or ""); return what went wrong, "" where it listens.
 
-        Where somebody else was quicker the port is taken, which is well: whoever tries to connect next sees that.
+        If another node was quicker, the port is taken; that is no error: the next connection will show it.
         """
         host = f"[{self.host}]" if ":" in self.host else self.host
         command = [sys.executable, "-m", "unbroken.rounds", f"--listen={host}:{self.port}", "--until-idle"]

@@ -1,4 +1,4 @@
-"""The authority of one run, and the certificate of its rendezvous that it has signed."""
+"""The certificate authority of one run, and the certificate of its rendezvous."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,11 @@ class CertificateFiles:
 
 
 def write_certificates(folder: Path, address: str, job: str, namespace: str) -> CertificateFiles:
-    """Write a new authority, whose key nobody keeps, and a certificate for a rendezvous at this IP address."""
+    """Write a new authority, without its key, and a certificate for a rendezvous at this IP address."""
     import trustme  # noqa: PLC0415 - an extra of its own, which --tls alone wants
 
-    # The run and the commands look for the address; agents for the name that the rendezvous of a job has in a cluster.
-    # A wildcard for it, as idna refuses some names of jobs, such as `ab--c`; the authority vouches for nobody else.
+    # The run and the commands check the address; agents check the name that the rendezvous of a job has in a cluster.
+    # That name is a wildcard, as idna refuses some job names, such as `ab--c`; the authority signs nothing else.
     domain = server_name(job, namespace).partition(".")[2]
     authority = trustme.CA(organization_name="unbroken run")
     issued = authority.issue_cert(address, f"*.{domain}")

@@ -1,4 +1,4 @@
-"""Processes of a run: they die with it, and so does whatever they leave behind."""
+"""Processes of a run: they and all their descendants end with it."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from unbroken.launch.process_tree import adopt_orphans, die_with_parent
 
 _LEFTOVERS_S = 5.0
-"""So long a process may take to end that was killed: what it holds, a GPU's memory, the next run may need."""
+"""How long a killed process may take to end: the next run may need what it holds, such as a GPU's memory."""
 _PAUSE_S = 0.01
 
 
@@ -26,7 +26,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was not reaped yet."""
+        """Whether it is not reaped yet."""
         return not self.ended.done()
 
     def signal(self, number: int) -> None:
@@ -54,7 +54,7 @@ class Children:
             cwd=folder,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            # This process has one thread only, so nothing can be locked in the child.
+            # This process has only one thread, so nothing can be locked in the child.
             preexec_fn=self._tie,  # noqa: PLW1509 - see above
         )
         # Reaped here, not by Popen.
@@ -88,7 +88,7 @@ class Children:
             await asyncio.wait([child.ended for child in alive], timeout=5.0)
 
     async def kill_leftovers(self) -> None:
-        """Kill all descendants, and wait for their ends; those of ended parents were adopted by this process."""
+        """Kill all descendants and wait for their ends; orphans were adopted by this process."""
         until_s = self._loop.time() + _LEFTOVERS_S
         while (found := _descendants(os.getpid())) and self._loop.time() < until_s:
             for pid in found:

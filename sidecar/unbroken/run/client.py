@@ -12,11 +12,11 @@ from unbroken_core.messages import JobStatus, Observation
 _TIMEOUT = aiohttp.ClientTimeout(total=40.0)
 
 
-class RendezvousClient:
-    """Talks to one rendezvous; every failure is an answer of None or False, as it may just be starting again."""
+class StatusClient:
+    """Talks to one rendezvous; a failure returns None or False, as the rendezvous may be restarting."""
 
     def __init__(self, url: str, token: str, context: ssl.SSLContext | None) -> None:
-        """`context` opens connections to a rendezvous at https://; None where it speaks in clear."""
+        """`context` is for a rendezvous at https://; None for plain http."""
         self._url = url
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=context or True),
@@ -25,7 +25,7 @@ class RendezvousClient:
         )
 
     async def newer_status(self, known: JobStatus | None, wait_s: float = 30.0) -> JobStatus | None:
-        """Wait for a status newer than the known one, at most `wait_s`; None when there was no answer."""
+        """Wait for a status newer than the known one, at most `wait_s`; None without an answer."""
         query = {}
         if known is not None:
             query = {"after": str(known.revision), "generation": str(known.generation), "timeout": f"{wait_s:g}"}
@@ -39,7 +39,7 @@ class RendezvousClient:
             return None
 
     async def observe(self, observation: Observation) -> bool:
-        """Send what the operator would send; return whether it was taken."""
+        """Send an observation, as the operator would; return whether it was accepted."""
         try:
             async with self._session.put(f"{self._url}/v1/observation", data=wire.encode(observation)) as response:
                 return response.status == 204

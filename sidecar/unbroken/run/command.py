@@ -1,4 +1,4 @@
-"""The command itself: options in, exit code out, and a private folder that is gone afterwards."""
+"""The command: reads options, runs the job in a private folder, returns the exit code."""
 
 import asyncio
 import shutil
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.options import RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.errors import InputError
@@ -19,7 +19,7 @@ def run(arguments: Sequence[str] | None) -> int:
     """Run the command line; return 0 complete, 1 failed, 2 bad input, 128 + N after signal N."""
     try:
         options = read_options(arguments)
-        block = AddressBlock()
+        block = LoopbackBlock()
     except InputError as error:
         print(f"unbroken run: {error}", file=sys.stderr)
         return 2
@@ -38,5 +38,5 @@ def _short_folder() -> str:
     return chosen if len(chosen) <= _MAX_FOLDER_CHARACTERS else "/tmp"
 
 
-async def _supervise(options: RunOptions, folder: Path, block: AddressBlock) -> int:
+async def _supervise(options: RunOptions, folder: Path, block: LoopbackBlock) -> int:
     return await Supervisor(options, folder, block).run()

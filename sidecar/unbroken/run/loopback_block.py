@@ -1,4 +1,7 @@
-"""Loopback addresses for the pods of one run: a block 127.0.N.0/24 that no other run here uses. Linux only."""
+"""Loopback addresses for the pods of one run: a block 127.0.N.0/24 that no other run on this machine uses. Linux only.
+
+`unbroken local` claims larger blocks, outside 127.0.0.0/16, for nodes and services as well; neither imports the other.
+"""
 
 import random
 import socket
@@ -7,8 +10,8 @@ import sys
 from unbroken_core.errors import InputError
 
 
-class AddressBlock:
-    """A block that is ours until `release`: the kernel keeps a name for it, whatever happens to this process."""
+class LoopbackBlock:
+    """A block that belongs to this process until `release`; the kernel frees it if the process is killed."""
 
     def __init__(self) -> None:
         """Take a block. Raises InputError when there is none."""

@@ -1,4 +1,4 @@
-"""What a person at the terminal is told: the differences between two statuses, one line each. Pure."""
+"""What the terminal shows: the differences between two statuses, one line each. Pure."""
 
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase
@@ -26,7 +26,7 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
     for recovery in after.recoveries:
         old = known.get(recovery.number)
         if old is None or _culprit(old) != _culprit(recovery):
-            # What comes first may be a consequence: its agent was quicker than the culprit's.
+            # The first fault may be a consequence whose agent was quicker than the culprit's.
             lines.append(_fault(recovery))
         if recovery.ended_at and (old is None or not old.ended_at):
             lines.append(_recovered(recovery))

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget, Timeouts
+from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget, Timeouts
 
 MAX_LOCAL_PODS = 250
 _EPILOG = """
@@ -29,7 +30,7 @@ torchrun, leave the rung in-process out: every fault then restarts the processes
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What to run."""
+    """What to run, and how."""
 
     settings: JobSettings
     command: tuple[str, ...]
@@ -37,7 +38,7 @@ class RunOptions:
     """Names of each pod's domains, outermost first, active pods before spares."""
     log_dir: Path | None
     max_replacements: int
-    """Pods that may be replaced; then the run gives up as soon as fewer than the least number are left."""
+    """How many pods may be replaced; after that the run gives up as soon as too few are left."""
     is_quiet: bool
     is_encrypted: bool
     """Whether agents and rendezvous speak TLS."""
@@ -187,7 +188,7 @@ def _names(option: str, text: str) -> list[str]:
 
 
 def _domains(text: str, layers: tuple[Layer, ...], num_pods: int) -> tuple[tuple[str, ...], ...]:
-    """Return the domains of each pod; by default one domain a pod in the innermost layer, under one of each other."""
+    """Return the domains of each pod; by default one domain per pod in the innermost layer, and one in each other."""
     if not text:
         outer = tuple(f"{layer.name}-0" for layer in layers[:-1])
         return tuple((*outer, f"{layers[-1].name}-{pod}") if layers else () for pod in range(num_pods))
@@ -230,7 +231,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
 
 
 def _job_name(text: str, command: tuple[str, ...]) -> str:
-    """Return a name that could be a Kubernetes object's, as pods are named after it."""
+    """Return a valid name of a Kubernetes object, as pods are named after it."""
     if not text:
         words = command[1:] if command[0] == sys.executable and len(command) > 1 else command
         source = words[1] if words[0] == "-m" else Path(words[0]).stem

@@ -17,12 +17,12 @@ RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
 _USERS = ("UNBROKEN_DRAIN", "UNBROKEN_PREIMPORT")
-"""What a user sets; all other variables of this prefix are one job's own."""
+"""Variables that a user may set; all others with this prefix belong to one job."""
 
 
 @dataclass
 class Pod:
-    """One pod; a replacement is another one."""
+    """One pod; its replacement is another one."""
 
     name: str
     uid: str
@@ -51,7 +51,7 @@ class Recipes:
     token_file: Path
     rendezvous_host: str
     certificates: CertificateFiles | None
-    """None: the rendezvous speaks in clear."""
+    """None: plain http."""
     base: Mapping[str, str]
     """The user's environment."""
 
@@ -62,13 +62,13 @@ class Recipes:
 
     @property
     def rendezvous_url(self) -> str:
-        """Where agents and this run reach it."""
+        """URL at which agents and this run reach the rendezvous."""
         scheme = "http" if self.certificates is None else "https"
         return f"{scheme}://{self.rendezvous_host}:{RENDEZVOUS_PORT}"
 
     @property
     def page_command(self) -> list[str]:
-        """What shows the run live."""
+        """Command that shows the run live."""
         authority = [] if self.certificates is None else ["--ca-file", str(self.certificates.authority)]
         return ["unbroken", "page", "--url", self.rendezvous_url, "--token-file", str(self.token_file), *authority]
 
@@ -104,7 +104,7 @@ class Recipes:
 
     def launcher_command(self) -> list[str]:
         """Command of a launcher."""
-        # The workers' command decides about its own sys.path; the launcher must not import from the user's folder.
+        # The launcher must not import from the user's folder; the workers' command sets its own sys.path.
         safe = ["-P"] if sys.version_info >= (3, 11) else []
         grace = f"{self.options.settings.timeouts.termination_grace_s:g}"
         return [sys.executable, *safe, "-m", "unbroken.launch", "--grace", grace, "--", *self.options.command]
@@ -121,7 +121,7 @@ class Recipes:
         return environment
 
     def _user(self) -> dict[str, str]:
-        """Return the user's environment without what would make a worker believe that it is in another job."""
+        """Return the user's environment without variables of another job."""
         return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_") or name in _USERS}
 
     def _common(self) -> dict[str, str]:

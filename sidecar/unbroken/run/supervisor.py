@@ -11,8 +11,8 @@ from pathlib import Path
 
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
-from unbroken.run.client import RendezvousClient
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.client import StatusClient
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
@@ -26,13 +26,13 @@ _BAD_INPUT = 2
 _STORM_STARTS = 5
 _STORM_S = 30.0
 _GRACE_S = 10.0
-"""Beyond the termination grace: so long a part may take to end when it is told to."""
+"""How long a part may take to end, beyond the termination grace."""
 
 
 class Supervisor:
     """One run. All of it in one event loop, in the main thread."""
 
-    def __init__(self, options: RunOptions, folder: Path, block: AddressBlock) -> None:
+    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock) -> None:
         self._options = options
         self._folder = folder
         self._block = block
@@ -47,19 +47,19 @@ class Supervisor:
             context = client_context(certificates.authority.read_text())
         self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
         self._children = Children()
-        self._client = RendezvousClient(self._recipes.rendezvous_url, token, context)
+        self._client = StatusClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None
         self._pods: list[Pod] = []
         self._num_made = 0
         self._num_replaced = 0
         self._status: JobStatus | None = None
         self._is_news = asyncio.Event()
-        """Set when the rendezvous has to be told about the pods."""
+        """Set when the rendezvous needs a new observation."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         """Exit code, once it is known."""
         self._is_over = False
-        """Whether the rendezvous said that the job is over: its launchers then end by themselves."""
+        """Whether the rendezvous has ended the job: its launchers then end by themselves."""
         self._num_interrupts = 0
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,7 +77,7 @@ class Supervisor:
             for index in range(settings.replicas + settings.spares):
                 role = Role.ACTIVE if index < settings.replicas else Role.SPARE
                 self._start_pod(self._options.domains[index], role)
-            self._keep(self._tell_pods())
+            self._keep(self._send_pods())
             self._keep(self._follow())
             code = await self._end
             if self._is_over:
@@ -87,7 +87,7 @@ class Supervisor:
             await self._clean_up()
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
-        """Run a part of the supervision; its failure is a bug, and ends the run with its traceback."""
+        """Run one part of the supervision; an exception is a bug and ends the run with its traceback."""
 
         def on_end(task: "asyncio.Task[None]") -> None:
             self._tasks.discard(task)
@@ -128,7 +128,7 @@ class Supervisor:
             if self._end.done():
                 return
             if code == _BAD_INPUT:
-                # It has said why, and would say it again.
+                # It has reported why, and would fail again.
                 self._finish(1)
                 return
             if _is_storm(starts_s):
@@ -138,8 +138,8 @@ class Supervisor:
             self._say(f"rendezvous {_ending(code)}: started again")
             self._is_news.set()
 
-    async def _tell_pods(self) -> None:
-        """Tell the rendezvous which pods there are, after every change."""
+    async def _send_pods(self) -> None:
+        """Send the rendezvous an observation of the pods after every change."""
         while True:
             await self._is_news.wait()
             self._is_news.clear()
@@ -150,19 +150,19 @@ class Supervisor:
                 await asyncio.sleep(_RETRY_S)
 
     async def _follow(self) -> None:
-        """Tell the user what the job does, until it is over."""
-        told = ""
+        """Show what the job does, until it is over."""
+        shown = ""
         while True:
             is_stuck = self._status is not None and self._status.phase is JobPhase.INTERRUPTED
-            is_untold = is_stuck and self._status is not None and self._status.message != told
-            status = await self._client.newer_status(self._status, _PATIENCE_S if is_untold else 30.0)
+            is_news = is_stuck and self._status is not None and self._status.message != shown
+            status = await self._client.newer_status(self._status, _PATIENCE_S if is_news else 30.0)
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if is_untold and self._status is not None and status.message == self._status.message:
-                # Most interruptions are over before anybody could read what they wait for.
-                told = status.message
-                self._say(told)
+            if is_news and self._status is not None and status.message == self._status.message:
+                # Most interruptions are over before a person could read what they wait for.
+                shown = status.message
+                self._say(shown)
             for line in narrate(self._status, status):
                 self._say(line)
             self._status = status
@@ -175,7 +175,7 @@ class Supervisor:
 
     def _start_pod(self, domains: tuple[str, ...], role: Role) -> None:
         name = f"{self._options.settings.job}-{self._num_made}"
-        # Short: the path of a Unix socket has 107 bytes at most.
+        # A short path: that of a Unix socket has 107 bytes at most.
         folder = self._folder / str(self._num_made)
         folder.mkdir(mode=0o700)
         node = domains[-1] if domains else f"local-{self._num_made}"
@@ -186,7 +186,7 @@ class Supervisor:
         self._keep(self._keep_pod(pod))
 
     async def _keep_pod(self, pod: Pod) -> None:
-        """Run a pod to its end: its agent is started again, its launcher is the pod itself."""
+        """Run a pod to its end: its agent is restarted, its launcher's end is the pod's."""
         pod.agent = self._start_agent(pod)
         recipes = self._recipes
         environment = recipes.launcher_environment(pod)
@@ -238,14 +238,14 @@ class Supervisor:
         self._start_pod(pod.domains, Role.SPARE)
 
     async def _is_job_over(self) -> bool:
-        """Whether the rendezvous says so now: pods end before the last status is read."""
+        """Ask the rendezvous whether the job is over: pods end before the last status is read."""
         status = await self._client.newer_status(None)
         return status is not None and status.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
 
     # ------------------------------------------------------------------------------------------------------------- end
 
     async def _wait_for_workers(self) -> None:
-        """After the end of the job the launchers end by themselves, when their workers have."""
+        """Wait for the launchers, which end by themselves after the job, once their workers have."""
         timeouts = self._options.settings.timeouts
         limit_s = max(timeouts.completion_s, timeouts.startup_s) + timeouts.termination_grace_s + _GRACE_S
         alive = [pod.launcher.ended for pod in self._pods if pod.launcher is not None and pod.launcher.is_alive]
@@ -264,7 +264,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         agents = [pod.agent for pod in self._pods if pod.agent is not None]
         for agent in agents:
-            # Their pods are gone: there is nothing left to tell.
+            # Their pods are gone: there is nothing left to report.
             agent.signal(signal.SIGKILL)
         rest = [*agents, *([self._rendezvous] if self._rendezvous is not None else [])]
         await self._children.stop(rest, _GRACE_S)
@@ -277,7 +277,7 @@ class Supervisor:
 
 
 def _is_storm(starts_s: list[float]) -> bool:
-    """Whether something was started too often of late to be started once more."""
+    """Whether there were too many starts lately for another one."""
     now_s = time.monotonic()
     return sum(now_s - start_s < _STORM_S for start_s in starts_s) >= _STORM_STARTS
 

@@ -1,6 +1,6 @@
-"""The home that a wrapper brings along where it finds none: under torchrun, mpirun, srun, plain RANK and WORLD_SIZE.
+"""Standalone mode: agent and rendezvous that wrappers start themselves, under torchrun, mpirun, srun or plain RANK.
 
-`words` and `folders` are all that workers import of it. The rest runs in two kinds of process of its own: one *host*
-process on each host, with the agent in it, and one *root* process in the whole job, with the rendezvous in it, on the
-host of rank 0. Neither is a child of a worker. See docs/design/0004-two-homes.md.
+Here: two kinds of process, neither a child of a worker. One *host* process on each host holds the agent; one *root*
+process in the job, on rank 0's host, holds the rendezvous. Workers import only `messages` and `folders`; their side is
+`unbroken.inprocess.standalone`. See docs/design/0004-standalone-mode.md.
 """

@@ -1,6 +1,6 @@
 """`python -m unbroken.standalone host FOLDER LOCK` and `... root FOLDER`: started by wrappers, not by people.
 
-Both return to their starter as soon as they can do their work, and go on as nobody's child.
+Both return to their starter as soon as they are ready, and go on detached.
 """
 
 import asyncio
@@ -11,21 +11,21 @@ import shutil
 import sys
 from pathlib import Path
 
-from unbroken.addresses import listen_at
+from unbroken.daemon import leave_starter
 from unbroken.logs import read_level, start_log
-from unbroken.standalone.daemon import leave_starter
+from unbroken.network.addresses import listen_at
 from unbroken.standalone.folders import lock_folder, sweep
 from unbroken.standalone.host import Host
+from unbroken.standalone.messages import ASSIGNMENT_NAME, CONFIG_NAME, PodAssignment, StandaloneConfig
 from unbroken.standalone.root import Root, bind
-from unbroken.standalone.words import CONFIG_NAME, DEAL_NAME, Deal, HomeConfig
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError
 
 logger = logging.getLogger(__name__)
 
 
-def _host(folder: Path, config: HomeConfig, level: str) -> int:
-    leave_starter(config.log_file or str(folder / "home.log"))
+def _host(folder: Path, config: StandaloneConfig, level: str) -> int:
+    leave_starter(config.log_file or str(folder / "host.log"))
     start_log("unbroken.standalone", level, with_time=True)
 
     async def run() -> None:
@@ -35,17 +35,17 @@ def _host(folder: Path, config: HomeConfig, level: str) -> int:
     try:
         asyncio.run(run())
     finally:
-        # Still locked: nobody else is in it.
+        # It is still locked, so no other process uses it.
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-def _root(folder: Path, config: HomeConfig, level: str) -> int:
-    path = folder / DEAL_NAME
-    deal: Deal | None = wire.decode(path.read_bytes(), Deal) if path.exists() else None
-    rendezvous = None if deal is None else listen_at("MASTER_ADDR", config.master_host, deal.port)
+def _root(folder: Path, config: StandaloneConfig, level: str) -> int:
+    path = folder / ASSIGNMENT_NAME
+    assignment: PodAssignment | None = wire.decode(path.read_bytes(), PodAssignment) if path.exists() else None
+    rendezvous = None if assignment is None else listen_at("MASTER_ADDR", config.master_host, assignment.port)
     listener = bind(config.master_host, config.ports)
-    # Locked for as long as this process lives, so that nobody removes it as a left one.
+    # Locked for as long as this process lives: `sweep` removes folders that are not.
     own = folder.parent / f"root-{secrets.token_hex(8)}"
     while lock_folder(own) is None:
         pass
@@ -55,8 +55,8 @@ def _root(folder: Path, config: HomeConfig, level: str) -> int:
 
     async def run() -> None:
         root = Root(own, config, listener)
-        if deal is not None and rendezvous is not None:
-            await root.resume(deal, rendezvous)
+        if assignment is not None and rendezvous is not None:
+            await root.resume(assignment, rendezvous)
         else:
             await root.run()
 
@@ -68,12 +68,12 @@ def _root(folder: Path, config: HomeConfig, level: str) -> int:
 
 
 def main() -> int:
-    """Run one of the two; return 2 for bad input, which is written to standard error."""
+    """Run host or root; return 2 for bad input, with the reason on standard error."""
     try:
         kind, name, *_ = sys.argv[1:]
         folder = Path(name)
         level = read_level(os.environ)
-        config: HomeConfig = wire.decode((folder / CONFIG_NAME).read_bytes(), HomeConfig)
+        config: StandaloneConfig = wire.decode((folder / CONFIG_NAME).read_bytes(), StandaloneConfig)
         return {"host": _host, "root": _root}[kind](folder, config, level)
     except (UnbrokenError, OSError) as error:
         print(error, file=sys.stderr)

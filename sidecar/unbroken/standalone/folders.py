@@ -1,4 +1,4 @@
-"""Folders that belong to whoever has them locked. Standard library only: workers import it."""
+"""Folders that belong to the process that holds their lock. Standard library only: workers import it."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def lock_folder(folder: Path) -> int | None:
-    """Return a descriptor that locks the folder for as long as any process has it; None when somebody else has it."""
+    """Return a descriptor that locks the folder while any process holds it; None when another process has the lock."""
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -15,7 +15,7 @@ def lock_folder(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it before may have removed it meanwhile.
+        # The previous owner may have removed the folder meanwhile.
         if os.fstat(descriptor).st_ino == folder.stat().st_ino:
             return descriptor
     except OSError:
@@ -25,7 +25,7 @@ def lock_folder(folder: Path) -> int | None:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders of processes that were killed: nobody has them locked."""
+    """Remove the folders of killed processes: those that are not locked."""
     for folder in base.iterdir():
         if folder.is_dir() and (descriptor := lock_folder(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
 """The host process: gathers the workers of this machine, finds the root, and is their agent until they have gone.
 
     GATHERING ──a worker of rank 0──> starts the root
-        │ tells the root at each change who is here
-        └──Deal──> SERVING (agent and keeper) ──job over, or no worker left──> end
+        │ reports its workers to the root at each change
+        └──PodAssignment──> SERVING (agent and watch) ──job over, or no worker left──> end
         └──Failed, or time over──> tells the workers, end
 
 All in one event loop. The folder's lock, which was inherited, lives as long as this process.
@@ -23,32 +23,32 @@ from pathlib import Path
 
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.shell import Agent
-from unbroken.standalone.keeper import Keeper
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.places import local_places
-from unbroken.standalone.search import RootSearch
-from unbroken.standalone.words import (
-    DEAL_NAME,
+from unbroken.standalone.local_ranks import local_places
+from unbroken.standalone.messages import (
+    ASSIGNMENT_NAME,
     MAX_LINE_BYTES,
     SOCKET_NAME,
+    Attendance,
     Busy,
-    Deal,
     Failed,
-    HomeConfig,
-    Present,
+    Placement,
+    PodAssignment,
     Register,
-    Seat,
+    StandaloneConfig,
     Waiting,
 )
+from unbroken.standalone.root_search import RootSearch
+from unbroken.standalone.worker_watch import WorkerWatch
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 
 _REGISTER_TIMEOUT_S = 10.0
-_LAST_WORD_S = 2.0
+_LAST_MESSAGE_S = 2.0
 _RELEASE_S = 10.0
-"""So long workers may take to hear that the job is over."""
+"""How long workers may take to learn that the job is over."""
 _START_TIMEOUT_S = 60.0
 _CHECK_S = 0.5
 _ROOT_AWAY_S = 1.5
@@ -56,7 +56,7 @@ _ROOT_RETRY_S = 5.0
 
 
 @dataclass
-class Guest:
+class RegisteredWorker:
     """One worker that has registered."""
 
     register: Register
@@ -66,19 +66,19 @@ class Guest:
 class Host:
     """One host process."""
 
-    def __init__(self, folder: Path, config: HomeConfig) -> None:
+    def __init__(self, folder: Path, config: StandaloneConfig) -> None:
         self._folder = folder
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._uid = secrets.token_hex(8)
-        self._guests: dict[int, Guest] = {}
-        """By rank of the environment."""
+        self._workers: dict[int, RegisteredWorker] = {}
+        """By rank in the environment."""
         self._places: dict[int, int] = {}
-        """Local rank by rank of the environment, once they are dealt out."""
-        self._keeper: Keeper | None = None
+        """Local rank by rank in the environment, once the job has formed."""
+        self._watch: WorkerWatch | None = None
         self._search = RootSearch(config)
         self._has_root = False
-        self._said = Waiting("no worker has registered")
+        self._waiting_for = Waiting("no worker has registered")
         self._failure: asyncio.Future[Failed] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -90,9 +90,9 @@ class Host:
         listener.setblocking(False)
         server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)
         try:
-            deal = await self._form()
-            if deal is not None:
-                await self._serve(deal)
+            assignment = await self._form()
+            if assignment is not None:
+                await self._serve(assignment)
         finally:
             server.close()
             for task in list(self._tasks):
@@ -101,15 +101,15 @@ class Host:
 
     # ------------------------------------------------------------------------------------------------------ gathering
 
-    async def _form(self) -> Deal | None:
-        """Return what the root deals out; None after the workers were told why there is nothing."""
-        searching = asyncio.create_task(self._search.run(self._present, self._say))
+    async def _form(self) -> PodAssignment | None:
+        """Return the root's assignment; None after the workers were told why there is none."""
+        searching = asyncio.create_task(self._search.run(self._present, self._announce))
         done, _ = await asyncio.wait(
             (searching, self._failure), timeout=self._config.limit_s, return_when=asyncio.FIRST_COMPLETED
         )
         if searching in done and searching.exception() is None:
             answer = searching.result()
-            if isinstance(answer, Deal) and self._guests:
+            if isinstance(answer, PodAssignment) and self._workers:
                 return answer
             failed = answer if isinstance(answer, Failed) else Failed("all workers of this host have ended")
         elif searching in done:
@@ -119,39 +119,39 @@ class Host:
         elif done:
             failed = self._failure.result()
         else:
-            failed = Failed(f"it has not formed within {self._config.limit_s:.0f} s: {self._said.message}", True)
+            failed = Failed(f"it has not formed within {self._config.limit_s:.0f} s: {self._waiting_for.message}", True)
         searching.cancel()
         await asyncio.gather(searching, return_exceptions=True)
         logger.error("no job: %s", failed.message)
-        self._tell(failed)
-        await asyncio.sleep(_LAST_WORD_S if self._guests else 0.0)
+        self._send_all(failed)
+        await asyncio.sleep(_LAST_MESSAGE_S if self._workers else 0.0)
         return None
 
-    def _present(self) -> Present | None:
-        """Return who is here, for the root; None when nobody is."""
-        if not self._guests:
+    def _present(self) -> Attendance | None:
+        """Return the workers of this host, for the root; None while there are none."""
+        if not self._workers:
             return None
-        ranks = sorted(self._guests)
-        places = local_places({rank: self._guests[rank].register.local_rank for rank in ranks})
-        return Present(
+        ranks = sorted(self._workers)
+        places = local_places({rank: self._workers[rank].register.local_rank for rank in ranks})
+        return Attendance(
             proof="",
             uid=self._uid,
             node=socket.gethostname(),
             ranks=tuple(ranks),
             num_places=max(places.values()) + 1,
             is_owner=self._has_root,
-            timeouts=self._guests[ranks[0]].register.timeouts,
+            timeouts=self._workers[ranks[0]].register.timeouts,
         )
 
-    def _say(self, message: str) -> None:
-        """Let the workers know what is waited for."""
-        if message != self._said.message:
-            self._said = Waiting(message)
-            self._tell(self._said)
+    def _announce(self, message: str) -> None:
+        """Tell the workers what the job waits for."""
+        if message != self._waiting_for.message:
+            self._waiting_for = Waiting(message)
+            self._send_all(self._waiting_for)
 
-    def _tell(self, message: Waiting | Failed) -> None:
-        for guest in self._guests.values():
-            write_message(guest.writer, message)
+    def _send_all(self, message: Waiting | Failed) -> None:
+        for worker in self._workers.values():
+            write_message(worker.writer, message)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -161,7 +161,7 @@ class Host:
         try:
             register = await read_message(reader, Register, _REGISTER_TIMEOUT_S)
             if register is not None:
-                await self._host(Guest(register, writer), reader)
+                await self._serve_worker(RegisteredWorker(register, writer), reader)
         except (WireError, asyncio.TimeoutError) as error:
             logger.warning("worker refused: %s", str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
@@ -169,40 +169,40 @@ class Host:
         finally:
             writer.close()
 
-    async def _host(self, guest: Guest, reader: asyncio.StreamReader) -> None:
-        rank = guest.register.rank
+    async def _serve_worker(self, worker: RegisteredWorker, reader: asyncio.StreamReader) -> None:
+        rank = worker.register.rank
         refusal = self._refusal(rank)
         if refusal is not None:
-            write_message(guest.writer, refusal)
+            write_message(worker.writer, refusal)
             return
-        self._guests[rank] = guest
+        self._workers[rank] = worker
         if self._config.is_first or (self._config.is_first is None and rank == 0):
             self._start_root()
         self._search.note_change()
-        write_message(guest.writer, self._said)
+        write_message(worker.writer, self._waiting_for)
         try:
-            # It says nothing more: what comes is the end.
+            # It sends nothing more: the read returns at the end of the connection.
             await reader.read()
         finally:
-            self._leave(guest)
+            self._leave(worker)
 
     def _refusal(self, rank: int) -> Busy | None:
-        if self._keeper is not None or self._failure.done():
+        if self._watch is not None or self._failure.done():
             return Busy("another job of this name runs on this machine, or is about to end")
-        if rank in self._guests:
-            pid = self._guests[rank].register.pid
+        if rank in self._workers:
+            pid = self._workers[rank].register.pid
             return Busy(f"another worker says that it is rank {rank}: process {pid}")
         return None
 
-    def _leave(self, guest: Guest) -> None:
-        rank = guest.register.rank
-        if self._guests.get(rank) is guest:
-            del self._guests[rank]
-        if self._keeper is not None:
-            self._keeper.leave(self._places[rank])
+    def _leave(self, worker: RegisteredWorker) -> None:
+        rank = worker.register.rank
+        if self._workers.get(rank) is worker:
+            del self._workers[rank]
+        if self._watch is not None:
+            self._watch.leave(self._places[rank])
             return
         self._search.note_change()
-        if not self._guests and not self._failure.done():
+        if not self._workers and not self._failure.done():
             self._failure.set_result(Failed("all workers of this host have ended"))
 
     # ----------------------------------------------------------------------------------------------------------- root
@@ -213,7 +213,7 @@ class Host:
             self._keep(self._run_root())
 
     async def _run_root(self) -> None:
-        """Start the root; tell the workers when it does not come up."""
+        """Start the root; fail the job if it does not come up."""
         try:
             port = await asyncio.to_thread(_start_root, self._folder)
         except InputError as error:
@@ -230,28 +230,30 @@ class Host:
 
     # -------------------------------------------------------------------------------------------------------- serving
 
-    async def _serve(self, deal: Deal) -> None:
-        self._places = local_places({rank: guest.register.local_rank for rank, guest in self._guests.items()})
-        num_places = deal.settings.ranks_per_pod
-        pids = {self._places[rank]: guest.register.pid for rank, guest in self._guests.items()}
-        keeper = self._keeper = Keeper(self._folder, pids, num_places)
+    async def _serve(self, assignment: PodAssignment) -> None:
+        self._places = local_places({rank: worker.register.local_rank for rank, worker in self._workers.items()})
+        num_places = assignment.settings.ranks_per_pod
+        pids = {self._places[rank]: worker.register.pid for rank, worker in self._workers.items()}
+        watch = self._watch = WorkerWatch(self._folder, pids, num_places)
         if self._has_root:
-            _write_private(self._folder / DEAL_NAME, wire.encode(deal))
-        pod = Agent(self._agent_config(deal))
+            _write_private(self._folder / ASSIGNMENT_NAME, wire.encode(assignment))
+        pod = Agent(self._agent_config(assignment))
         agent = asyncio.create_task(pod.run())
-        self._keep(self._keep_in_touch(pod, deal.settings.timeouts.barrier_s))
+        self._keep(self._keep_in_touch(pod, assignment.settings.timeouts.barrier_s))
         try:
-            await keeper.attach()
+            await watch.attach()
             is_first = self._has_root
-            for rank, guest in self._guests.items():
-                write_message(guest.writer, Seat(self._places[rank], num_places, self._address(deal), is_first))
-            await self._until_over(keeper, agent)
+            for rank, worker in self._workers.items():
+                write_message(
+                    worker.writer, Placement(self._places[rank], num_places, self._address(assignment), is_first)
+                )
+            await self._until_over(watch, agent)
         except (InputError, OSError) as error:
             logger.error("agent not started: %s", error)
-            self._tell(Failed(f"agent: {error}"))
-            await asyncio.sleep(_LAST_WORD_S)
+            self._send_all(Failed(f"agent: {error}"))
+            await asyncio.sleep(_LAST_MESSAGE_S)
         finally:
-            await keeper.close()
+            await watch.close()
             if not agent.done():
                 # As if the pod were told to end: its last report goes out first.
                 signal.raise_signal(signal.SIGTERM)
@@ -261,7 +263,7 @@ class Host:
                 await agent
 
     async def _keep_in_touch(self, agent: Agent, limit_s: float) -> None:
-        """Start the root again when it was killed; let the workers go when nobody is there for too long."""
+        """Restart a killed root; release the workers when no rendezvous answers for too long."""
         seen_s, next_start_s = self._loop.time(), 0.0
         while True:
             await asyncio.sleep(_CHECK_S)
@@ -280,34 +282,34 @@ class Host:
                 except InputError as error:
                     logger.warning("root not started: %s", error)
 
-    async def _until_over(self, keeper: Keeper, agent: "asyncio.Task[int]") -> None:
-        over = asyncio.create_task(keeper.is_over.wait())
-        empty = asyncio.create_task(keeper.is_empty.wait())
+    async def _until_over(self, watch: WorkerWatch, agent: "asyncio.Task[int]") -> None:
+        over = asyncio.create_task(watch.is_over.wait())
+        empty = asyncio.create_task(watch.is_empty.wait())
         await asyncio.wait((over, empty, agent), return_when=asyncio.FIRST_COMPLETED)
         if over.done() and not agent.done():
-            # Each worker hangs up once it has heard; what it does after its call is its own affair.
+            # Each worker hangs up once it knows; what it does after its call is its own affair.
             await asyncio.wait((empty, agent), timeout=_RELEASE_S, return_when=asyncio.FIRST_COMPLETED)
         for waiter in (over, empty):
             waiter.cancel()
 
-    def _address(self, deal: Deal) -> str:
-        """Return where the other hosts reach this one: what the user says counts."""
-        return self._config.address or deal.address
+    def _address(self, assignment: PodAssignment) -> str:
+        """Return the address at which the other hosts reach this one; the user's setting wins."""
+        return self._config.address or assignment.address
 
-    def _agent_config(self, deal: Deal) -> AgentConfig:
+    def _agent_config(self, assignment: PodAssignment) -> AgentConfig:
         token_file = self._folder / "token"
-        _write_private(token_file, deal.token)
+        _write_private(token_file, assignment.token)
         host = self._config.master_host
         return AgentConfig(
-            settings=deal.settings,
+            settings=assignment.settings,
             token_file=token_file,
-            rendezvous_url=f"http://{f'[{host}]' if ':' in host else host}:{deal.port}",
+            rendezvous_url=f"http://{f'[{host}]' if ':' in host else host}:{assignment.port}",
             authority_file=None,
             metrics_listen=None,
-            pod=deal.pod,
+            pod=assignment.pod,
             pod_uid=self._uid,
             node=os.uname().nodename,
-            pod_ip=self._address(deal),
+            pod_ip=self._address(assignment),
             domains=(),
             directory=self._folder,
             waits_for_workers=True,
@@ -320,7 +322,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _start_root(folder: Path) -> int:
-    """Return the port that it listens on. Raises InputError with what it says when it does not start."""
+    """Start the root and return its port. Raises InputError with the root's own message when it does not start."""
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe, "-m", "unbroken.standalone", "root", str(folder)]
     try:

@@ -1,15 +1,15 @@
-"""One message a line on asyncio streams."""
+"""Messages on asyncio streams, one per line."""
 
 import asyncio
 from typing import Any
 
-from unbroken.standalone.words import MAX_LINE_BYTES
+from unbroken.standalone.messages import MAX_LINE_BYTES
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 
 
 async def read_message(reader: asyncio.StreamReader, expected: Any, timeout_s: float | None = None) -> Any:
-    """Return the next message, None at the end of the stream. Raises WireError; asyncio.TimeoutError."""
+    """Return the next message, None at the end of the stream. Raises WireError and asyncio.TimeoutError."""
     try:
         line = await asyncio.wait_for(reader.readuntil(b"\n"), timeout_s)
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -20,6 +20,6 @@ async def read_message(reader: asyncio.StreamReader, expected: Any, timeout_s: f
 
 
 def write_message(writer: asyncio.StreamWriter, message: object) -> None:
-    """Send a message; nothing happens when the connection is closing."""
+    """Send a message, unless the connection is closing."""
     if not writer.is_closing():
         writer.write(wire.encode(message).encode() + b"\n")

@@ -1,11 +1,11 @@
-"""The root: waits until all workers of the job are on some host, deals out the places, and is their rendezvous.
+"""The root: waits until each worker of the job is on some host, assigns the pods, and is their rendezvous.
 
-    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or nobody connected for LINGER_S──> end
+    FORMING ──all ranks present──> SERVING ──job over, all hosts have left, or no agent for LINGER_S──> end
        └──its owner has gone, or time over──> end
 
-It takes no host in before its owner, the host that has started it, so that hosts of a job cannot meet at a root that a
-job before has left behind. While it serves, hosts that come late hear that it is taken. Its owner starts another when
-it was killed; that one serves at once.
+It accepts no host before its owner, the host that started it: so hosts of a job cannot meet at a root that an earlier
+job has left behind. While it serves, it turns late hosts away. If it is killed, its owner starts another, which serves
+at once.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from pathlib import Path
 
 from aiohttp import web
 
-from unbroken.addresses import address_to_listen_on, listen, listen_at, plain_address
-from unbroken.rendezvous.refusals import Refusals
+from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
 from unbroken.standalone.lines import read_message, write_message
-from unbroken.standalone.words import (
+from unbroken.standalone.messages import (
     MAX_LINE_BYTES,
-    Answer,
+    Attendance,
     Busy,
-    Deal,
+    Challenge,
     Failed,
-    HomeConfig,
-    Knock,
-    Present,
+    PodAssignment,
+    Proof,
+    StandaloneConfig,
     Waiting,
     prove,
 )
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.settings import JobSettings, RungBudget
@@ -48,28 +48,28 @@ logger = logging.getLogger(__name__)
 
 JOB_NAME = "inprocess"
 LINGER_S = 12.0
-"""So long the root waits without any agent: more than one may be away before its pod is lost. A host that takes leave
-does not come back: when all have, there is nobody to wait for."""
+"""How long the root waits without any agent: longer than an agent may be away before its pod is lost. It does not wait
+when all hosts have said goodbye: they do not come back."""
 FIRST_S = 60.0
-"""So long it waits for the first agent, which comes when all workers of its host have imported torch."""
+"""How long it waits for the first agent, which connects once all workers of its host have imported torch."""
 OWNER_S = 30.0
-_GREET_TIMEOUT_S = 5.0
+_AUTHENTICATE_TIMEOUT_S = 5.0
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
 _RUNGS = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD), RungBudget(Rung.WORLD))
-"""Nobody here can start a process, or a job, again."""
+"""In standalone mode nothing can start a process or a job again."""
 
 
 @dataclass
-class Guest:
-    """One host that is connected."""
+class RegisteredHost:
+    """One connected host."""
 
-    present: Present
+    present: Attendance
     writer: asyncio.StreamWriter
 
     @property
     def own_address(self) -> str:
-        """Address of this machine at which the host has reached it."""
+        """Address of this machine at which the host reached it."""
         return str(self.writer.get_extra_info("sockname")[0])
 
     @property
@@ -93,51 +93,51 @@ def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
     )
 
 
-def settings_for(guests: list[Present]) -> JobSettings:
-    """Return the settings of the job that these hosts make, the one with the lowest rank first. Raises InputError."""
+def settings_for(hosts: list[Attendance]) -> JobSettings:
+    """Return the settings of the job that these hosts form, lowest rank first. Raises InputError."""
     return JobSettings(
         job=JOB_NAME,
         uid=secrets.token_hex(8),
-        replicas=len(guests),
+        replicas=len(hosts),
         min_replicas=1,
-        ranks_per_pod=max(guest.num_places for guest in guests),
+        ranks_per_pod=max(host.num_places for host in hosts),
         min_ranks_per_pod=1,
         rungs=_RUNGS,
-        timeouts=guests[0].timeouts,
+        timeouts=hosts[0].timeouts,
     )
 
 
 class Root:
     """One root process. All in one event loop."""
 
-    def __init__(self, folder: Path, config: HomeConfig, listener: socket.socket) -> None:
+    def __init__(self, folder: Path, config: StandaloneConfig, listener: socket.socket) -> None:
         """`folder` is the root's own."""
         self._folder = folder
         self._config = config
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._guests: dict[str, Guest] = {}
+        self._hosts: dict[str, RegisteredHost] = {}
         self._owner: str | None = None
         self._formed: asyncio.Future[bool] = self._loop.create_future()
-        """False when the owner has gone."""
+        """False if the owner has gone."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Form the job, and run until it is over, or everybody has gone."""
+        """Form the job, and run until it is over or all hosts have gone."""
         await self._listen_while(self._form())
 
-    async def resume(self, deal: Deal, listener: socket.socket) -> None:
-        """Go on where a root that was killed has ended: agents know everything else."""
+    async def resume(self, assignment: PodAssignment, listener: socket.socket) -> None:
+        """Continue for a killed root: the agents know everything else."""
         self._formed.set_result(True)
-        note = functools.partial(logger.info, "resumed: port=%d", deal.port)
-        await self._listen_while(self._serve(deal.settings, deal.token, listener, note, LINGER_S))
+        note = functools.partial(logger.info, "resumed: port=%d", assignment.port)
+        await self._listen_while(self._serve(assignment.settings, assignment.token, listener, note, LINGER_S))
 
     async def _form(self) -> None:
         await asyncio.wait((self._formed,), timeout=OWNER_S)
         if self._owner is not None:
             await asyncio.wait((self._formed,), timeout=self._config.limit_s)
         if self._formed.done() and self._formed.result():
-            await self._deal_out()
+            await self._assign_pods()
         else:
             logger.error("no job: %s", self._missing())
 
@@ -169,13 +169,13 @@ class Root:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        knock = await read_message(reader, Knock, _GREET_TIMEOUT_S)
-        if knock is None:
+        challenge = await read_message(reader, Challenge, _AUTHENTICATE_TIMEOUT_S)
+        if challenge is None:
             return
         nonce, key = secrets.token_hex(16), self._config.key
-        write_message(writer, Answer(prove(key, "root", nonce, knock.nonce), nonce))
-        wanted = prove(key, "host", knock.nonce, nonce)
-        first = await read_message(reader, Present, _GREET_TIMEOUT_S)
+        write_message(writer, Proof(prove(key, "root", nonce, challenge.nonce), nonce))
+        wanted = prove(key, "host", challenge.nonce, nonce)
+        first = await read_message(reader, Attendance, _AUTHENTICATE_TIMEOUT_S)
         if first is None or not hmac.compare_digest(first.proof, wanted):
             return
         refusal = self._refusal(first)
@@ -186,59 +186,59 @@ class Root:
         try:
             present = first
             while present is not None:
-                self._take(Guest(present, writer))
-                present = await read_message(reader, Present)
+                self._take(RegisteredHost(present, writer))
+                present = await read_message(reader, Attendance)
         finally:
             self._drop(uid, writer)
 
-    def _refusal(self, present: Present) -> Busy | None:
+    def _refusal(self, present: Attendance) -> Busy | None:
         if self._formed.done():
             return Busy(f"another job with this MASTER_PORT runs on {self._config.master_host}")
         if self._owner is None and not present.is_owner:
             return Busy("waits for rank 0's host")
         return None
 
-    def _take(self, guest: Guest) -> None:
+    def _take(self, host: RegisteredHost) -> None:
         if self._formed.done():
             return
-        if guest.present.is_owner:
-            self._owner = guest.present.uid
-        self._guests[guest.present.uid] = guest
-        guests = [other.present for other in self._guests.values()]
-        ranks = [rank for present in guests for rank in present.ranks]
+        if host.present.is_owner:
+            self._owner = host.present.uid
+        self._hosts[host.present.uid] = host
+        hosts = [other.present for other in self._hosts.values()]
+        ranks = [rank for present in hosts for rank in present.ranks]
         if len(ranks) == len(set(ranks)) == self._config.world_size:
             self._formed.set_result(True)
             return
         waiting = Waiting(self._missing())
-        for other in self._guests.values():
+        for other in self._hosts.values():
             write_message(other.writer, waiting)
 
     def _drop(self, uid: str, writer: asyncio.StreamWriter) -> None:
-        guest = self._guests.get(uid)
-        if guest is None or guest.writer is not writer or self._formed.done():
+        host = self._hosts.get(uid)
+        if host is None or host.writer is not writer or self._formed.done():
             return
-        del self._guests[uid]
+        del self._hosts[uid]
         if uid == self._owner:
             self._formed.set_result(False)
 
     def _missing(self) -> str:
-        """Say who is waited for."""
-        ranks = sorted(rank for guest in self._guests.values() for rank in guest.present.ranks)
+        """Return which workers the job waits for."""
+        ranks = sorted(rank for host in self._hosts.values() for rank in host.present.ranks)
         size = self._config.world_size
         twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(ranks) < 1000 else []
         missing = [str(rank) for rank in range(size) if rank not in set(ranks)][:8]
-        text = f"{len(ranks)} of {size} workers have called the wrapped function, on {len(self._guests)} hosts"
+        text = f"{len(ranks)} of {size} workers have called the wrapped function, on {len(self._hosts)} hosts"
         text += f"; missing ranks: {', '.join(missing)}" if missing else ""
         return text + (f"; ranks that are there twice: {twice[:8]}" if twice else "")
 
     # -------------------------------------------------------------------------------------------------------- serving
 
-    async def _deal_out(self) -> None:
-        guests = sorted(self._guests.values(), key=lambda guest: guest.present.ranks)
+    async def _assign_pods(self) -> None:
+        hosts = sorted(self._hosts.values(), key=lambda host: host.present.ranks)
         try:
-            settings = settings_for([guest.present for guest in guests])
+            settings = settings_for([host.present for host in hosts])
         except InputError as error:
-            self._tell_all(guests, Failed(str(error)))
+            self._send_all(hosts, Failed(str(error)))
             await asyncio.sleep(_SHUTDOWN_S)
             return
         listener = listen_at("MASTER_ADDR", self._config.master_host, 0)
@@ -246,17 +246,17 @@ class Root:
         token = secrets.token_hex(32)
 
         def tell() -> None:
-            addresses = addresses_of(guests)
-            for index, guest in enumerate(guests):
-                write_message(guest.writer, Deal(f"host-{index}", settings, port, token, addresses[index]))
-            logger.info("formed: hosts=%d ranks=%d port=%d", len(guests), self._config.world_size, port)
+            addresses = addresses_of(hosts)
+            for index, host in enumerate(hosts):
+                write_message(host.writer, PodAssignment(f"host-{index}", settings, port, token, addresses[index]))
+            logger.info("formed: hosts=%d ranks=%d port=%d", len(hosts), self._config.world_size, port)
 
         await self._serve(settings, token, listener, tell, FIRST_S)
 
     async def _serve(
         self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None], first_s: float
     ) -> None:
-        """Be the rendezvous; `on_up` is called once agents may come, the first within `first_s`."""
+        """Run the rendezvous; `on_up` is called once agents may connect, the first within `first_s`."""
         token_file = self._folder / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(token)
@@ -267,7 +267,7 @@ class Root:
             server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
         )
         await runner.setup()
-        server.door.watch(runner.server)
+        server.token_guard.watch(runner.server)
         try:
             await web.SockSite(runner, listener, backlog=4096).start()
             on_up()
@@ -276,37 +276,37 @@ class Root:
             service.close()
             await runner.cleanup()
 
-    def _tell_all(self, guests: list[Guest], message: Failed) -> None:
+    def _send_all(self, hosts: list[RegisteredHost], message: Failed) -> None:
         logger.error("no job: %s", message.message)
-        for guest in guests:
-            write_message(guest.writer, message)
+        for host in hosts:
+            write_message(host.writer, message)
 
     async def _until_over(self, service: Service, num_hosts: int, first_s: float) -> None:
-        """Return when the job is over and told, when all hosts have left, or nobody was connected for too long."""
+        """Return once the job is over and all agents know, all hosts have left, or no agent came for too long."""
         first_until_s = self._loop.time() + first_s
         while not service.failure.done():
             await asyncio.wait((service.failure,), timeout=_CHECK_S)
             if service.num_agents:
                 continue
-            # The first one may have come and gone since the last look.
-            until_s = first_until_s if service.deserted_since_s is None else service.deserted_since_s + LINGER_S
+            # The first agent may have come and gone since the last check.
+            until_s = first_until_s if service.empty_since_s is None else service.empty_since_s + LINGER_S
             is_over = service.status().phase in (JobPhase.COMPLETE, JobPhase.FAILED)
             if is_over or service.num_left >= num_hosts or self._loop.time() >= until_s:
                 return
         logger.error("the coordinator has failed: see above")
 
 
-def addresses_of(guests: list[Guest]) -> list[str]:
+def addresses_of(hosts: list[RegisteredHost]) -> list[str]:
     """Return the address at which the other hosts reach each host.
 
-    Where it came from, since that interface leads to the others; rank 0's own host may have come by loopback: then it
-    is where the others have reached it.
+    The address from which it connected, since that interface leads to the others. Rank 0's own host may have used
+    loopback: then the address at which the others reached it.
     """
-    reached = [plain_address(guest.own_address) for guest in guests]
+    reached = [plain_address(host.own_address) for host in hosts]
     outside = next((address for address in reached if not ipaddress.ip_address(address).is_loopback), None)
     found = []
-    for guest in guests:
-        address = plain_address(guest.peer_address)
+    for host in hosts:
+        address = plain_address(host.peer_address)
         is_inside = ipaddress.ip_address(address).is_loopback
         found.append(outside if is_inside and outside is not None else address)
     return found

@@ -3,7 +3,7 @@
 `torchrun --rdzv-backend=unbroken --rdzv-endpoint=HOST:PORT --logs-specs=unbroken ...`; see docs/torchrun.md.
 
 torch asks for the backend in every process that imports its elastic part, also in training processes: until one is
-made, nothing is imported here. Nobody else imports this package; `unbroken.rounds` has what needs no torch.
+made, nothing is imported here. Nothing else imports this package; `unbroken.rounds` has what needs no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """torch's RendezvousHandler on rounds of our rendezvous.
 
-What is waited for, and decided, is in the rendezvous: `next_rendezvous` says that this node wants to be in a round, and
-does what it is told (open the store, connect to it) until it is told that the round runs.
+The rendezvous decides. `next_rendezvous` reports that this node wants to be in a round, and follows the answers (open
+the store, connect to it) until the round runs.
 """
 
 import atexit
@@ -35,21 +35,21 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
-from unbroken.agent.adapters.authority import AuthorityFile
-from unbroken.rounds.client import Endpoint, Link
+from unbroken.network.authority import AuthorityFile
+from unbroken.rounds.client import RoundsLink, RoundsServer
 from unbroken.rounds.starter import Starter, is_local
-from unbroken.torchrun_plugin.options import Options, read_options
+from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken.torchrun_plugin.round_store import RoundStore, connect_store, open_store
 from unbroken_core.torchrun_rounds.messages import PROTOCOL, Departure, End, Intent, NodeReport, Stage, Standing
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "unbroken"
-_LAST_WORD_S = 1.0
-"""So long a process that ends without having shut its handler down tries to say so."""
+_DEPARTURE_S = 1.0
+"""How long a process that ends without shutting its handler down tries to report it."""
 _RETRY_S = 0.1
 _KEEP_ALIVES = 3
-"""Heartbeats in the time after which a node that sends none is lost."""
+"""Heartbeats within the time after which a silent node is lost."""
 _numbers = itertools.count()
 
 
@@ -72,17 +72,17 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class UnbrokenRendezvousHandler(RendezvousHandler):
-    """One node's. For one thread, as torch's agent uses it; the link has a thread of its own."""
+    """The handler of one node. For one thread, as torch's agent uses it; the link has a thread of its own."""
 
-    def __init__(self, run_id: str, options: Options, local_address: str = "") -> None:
-        """Nothing is connected before the handler is asked for something."""
+    def __init__(self, run_id: str, options: RendezvousOptions, local_address: str = "") -> None:
+        """Connects only when it is used."""
         self._run_id = run_id
         self._options = options
         self._local_id = next(_numbers)
         self._host = local_address or socket.gethostname()
         self._settings = _settings(run_id, options)
         self._stores: list[RoundStore] = []
-        """The newest last. The one before it serves those who have not left its round yet."""
+        """The newest last. The one before it serves nodes that have not left its round yet."""
         self._has_begun = False
         self._has_left = False
         self._was_released = False
@@ -95,18 +95,18 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             limits=options.limits,
             intent=Intent.IDLE,
         )
-        self._link = Link(_endpoint(options), run_id, report)
+        self._link = RoundsLink(_endpoint(options), run_id, report)
         if options.is_guessable and not options.host.startswith(("127.", "localhost", "::1")):
-            logger.warning("whoever knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
+            logger.warning("anyone who knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
 
     @property
     def settings(self) -> RendezvousSettings:
-        """In torch's words."""
+        """The settings in torch's form."""
         return self._settings
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use the round's store, too."""
+        """Whether workers use the round's store as well."""
         return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def get_backend(self) -> str:
@@ -120,7 +120,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # ------------------------------------------------------------------------------------------------- the next round
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait until this node is in a round that runs.
+        """Wait until this node is in a running round.
 
         Raises RendezvousClosedError, RendezvousTimeoutError, RendezvousConnectionError, RendezvousGracefulExitError.
         """
@@ -153,7 +153,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
                     self._link.say(intent=Intent.RUN, round=standing.round, rank=standing.rank)
                     return standing, self._stores[-1]
                 if standing.stage is Stage.SPARE and not self._link.complaint:
-                    # It is not late: there is no place for it yet.
+                    # It is not late: there is just no place for it yet.
                     until_s = time.monotonic() + self._options.join_s
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -162,7 +162,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             self._await_change(standing, attempt, min(left_s, _RETRY_S if may_retry else 1.0))
 
     def _standing(self, attempt: int) -> Standing | None:
-        """Return what was told about this wish; None: nothing yet."""
+        """Return the answer to this request; None before it."""
         standing = self._link.standing
         return standing if standing is not None and standing.attempt == attempt else None
 
@@ -209,9 +209,9 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # ------------------------------------------------------------------------------------------------ between rounds
 
     def num_nodes_waiting(self) -> int:
-        """Return how many nodes wait for this one to come to the next round; 0 while it may stay in its own.
+        """Return how many nodes wait for this one in the next round; 0 while it may stay in its own.
 
-        More than 0 as well when a node of its round is lost. What was told last counts while the rendezvous is away.
+        More than 0 as well when a node of its round is lost. While the rendezvous is away its last answer counts.
         """
         standing = self._standing(self._link.report.attempt)
         return 0 if standing is None else standing.num_waiting
@@ -224,7 +224,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         return standing is not None and standing.end is not End.NO
 
     def set_closed(self) -> None:
-        """Let there be no further round, for nobody. Raises RendezvousConnectionError, RendezvousTimeoutError."""
+        """Close the run: no node gets another round. Raises RendezvousConnectionError, RendezvousTimeoutError."""
         self._say(closes=True)
         self._ask(lambda standing: standing.end is not End.NO, "the run closed")
         self._record(f"node {self._link.report.name} has closed run {self._run_id}", NodeState.SUCCEEDED)
@@ -234,11 +234,11 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             standing = self._link.standing
             return bool(self._link.rejected) or (standing is not None and is_right(standing))
 
-        is_told = self._link.wait(is_over, self._options.close_s)
+        is_answered = self._link.wait(is_over, self._options.close_s)
         error: RendezvousError | None = None
-        if self._link.rejected or (not is_told and self._link.complaint):
+        if self._link.rejected or (not is_answered and self._link.complaint):
             error = RendezvousConnectionError(self._link.rejected or self._link.complaint)
-        elif not is_told:
+        elif not is_answered:
             error = RendezvousTimeoutError(f"want {wanted} within {self._options.close_s:g} s (close_timeout)")
         if error is not None:
             self._record_failure(error)
@@ -247,14 +247,14 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
     # -------------------------------------------------------------------------------------------------------- the end
 
     def shutdown(self) -> bool:
-        """Leave the run, and tell why; the others go on where there are enough. Return whether that was heard."""
+        """Leave the run with a reason; the others go on if they are enough. Return whether the rendezvous answered."""
         error = sys.exc_info()[1]
-        is_heard = self._shut_down(error)
+        is_sent = self._shut_down(error)
         if self._was_released and isinstance(error, AttributeError):
-            # torch's launcher (2.13) asks a node that was released for its result, of which there is none. It was not
-            # needed: that is no failure, and whoever has started it must not start it again.
+            # torch's launcher (2.13) wants the result of a released node, which has none. The node was not needed: that
+            # is no failure, and it must not be started again.
             raise SystemExit(0)
-        return is_heard
+        return is_sent
 
     def _shut_down(self, error: BaseException | None) -> bool:
         departure = Departure.GONE
@@ -278,9 +278,9 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         self._has_left = True
         closes = self._link.report.closes or (departure is Departure.FAILED and self._options.is_closed_by_failure)
         self._link.say(intent=Intent.LEAVE, departure=departure, detail=detail, closes=closes)
-        is_told = self._link.wait(self._may_end, timeout_s)
+        is_answered = self._link.wait(self._may_end, timeout_s)
         self._link.stop()
-        return is_told and (self._link.was_connected or bool(self._link.rejected))
+        return is_answered and (self._link.was_connected or bool(self._link.rejected))
 
     def _may_end(self) -> bool:
         standing = self._link.standing
@@ -288,8 +288,8 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         return bool(self._link.rejected) or is_never or (standing is not None and standing.stage is Stage.LEFT)
 
     def _leave_at_exit(self) -> None:
-        """torchrun does not shut its handler down when it was ended by a signal: the others need not wait for that."""
-        self._leave(Departure.GONE, "its process ends", _LAST_WORD_S)
+        """Leave at exit: torchrun does not shut its handler down after a signal, and the others need not wait."""
+        self._leave(Departure.GONE, "its process ends", _DEPARTURE_S)
 
     # -------------------------------------------------------------------------------------------------------- internals
 
@@ -324,7 +324,7 @@ def _raise_at_end(standing: Standing) -> None:
         raise RendezvousGracefulExitError(f"this node was not needed: {standing.message}")
 
 
-def _endpoint(options: Options) -> Endpoint:
+def _endpoint(options: RendezvousOptions) -> RoundsServer:
     starter = Starter(
         options.host,
         options.port,
@@ -337,10 +337,10 @@ def _endpoint(options: Options) -> Endpoint:
     authority = AuthorityFile(Path(options.authority_file)) if options.authority_file else None
     may_start = options.may_start and is_local(options.host)
     start = starter if may_start else None
-    return Endpoint(options.host, options.port, options.token, authority, options.server_name, start)
+    return RoundsServer(options.host, options.port, options.token, authority, options.server_name, start)
 
 
-def _settings(run_id: str, options: Options) -> RendezvousSettings:
+def _settings(run_id: str, options: RendezvousOptions) -> RendezvousSettings:
     limits = options.limits
     return RendezvousSettings(
         run_id,

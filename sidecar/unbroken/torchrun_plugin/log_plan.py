@@ -1,4 +1,4 @@
-"""Where each worker's output goes. Pure but for the folders that are made."""
+"""Where each worker's output goes. Pure, but for the folders that it makes."""
 
 import errno
 import logging
@@ -14,20 +14,20 @@ from unbroken_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 OUT, ERR = 1, 2
-"""Bits, as torch's `Std` has them."""
+"""Bits of torch's `Std`."""
 _MAX_SAME_NAMES = 10_000
 _STREAMS = re.compile(r"\d+:[0-3](,\d+:[0-3])*")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Of one stream of one worker."""
+    """Where one stream of one worker goes."""
 
     target: str
-    """File it is redirected to; "": torchrun's own stream; os.devnull: nobody sees it."""
+    """File to which it is redirected; "": torchrun's own stream; os.devnull: nowhere."""
     is_tailed: bool
-    """Whether what comes into the file is shown on torchrun's own stream, too."""
+    """Whether the file's content is shown on torchrun's own stream as well."""
 
 
 def read_streams(text: str) -> int | dict[int, int]:
@@ -43,7 +43,7 @@ def read_streams(text: str) -> int | dict[int, int]:
 
 
 def streams_of(streams: int | Mapping[int, int], local_rank: int) -> int:
-    """Return those of one local rank."""
+    """Return the streams of one local rank."""
     return streams if isinstance(streams, int) else streams.get(local_rank, 0)
 
 
@@ -58,7 +58,7 @@ def plan_stream(path: str, *, is_redirected: bool, is_teed: bool, is_shown: bool
 
 
 def check_folder(log_dir: str) -> None:
-    """Make the folder for logs where it is missing. Raises NotADirectoryError, another OSError."""
+    """Make the folder for logs if it is missing. Raises NotADirectoryError or another OSError."""
     path = Path(log_dir)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"log-dir: want a folder, got {log_dir}, which is a file")
@@ -94,5 +94,5 @@ def make_attempt_folder(run_folder: str, attempt: str, local_ranks: Iterable[int
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no room, or no disk, for files: training can go on without them."""
-    return error.errno in _NO_ROOM
+    """Return whether the disk is full or unusable: training can go on without files."""
+    return error.errno in _DISK_ERRORS

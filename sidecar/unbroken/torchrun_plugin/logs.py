@@ -1,4 +1,4 @@
-"""torch's LogsSpecs: where workers' output goes, without ever writing over what is there.
+"""torch's LogsSpecs: where workers' output goes, without ever overwriting a file.
 
 <log-dir>/<run>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}
 """
@@ -30,7 +30,7 @@ _Streams = Std | dict[int, Std]
 
 
 class UnbrokenLogsSpecs(LogsSpecs):
-    """What `torchrun --logs-specs=unbroken` uses."""
+    """The class behind `torchrun --logs-specs=unbroken`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UnbrokenLogsSpecs(LogsSpecs):
         tee: _Streams = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        """Raises NotADirectoryError when `log_dir` is a file, InputError for bad words in the environment."""
+        """Raises NotADirectoryError when `log_dir` is a file, InputError for bad values in the environment."""
         folder = log_dir or tempfile.mkdtemp(prefix="unbroken-logs-")
         if folder != os.devnull:
             check_folder(folder)
@@ -54,7 +54,7 @@ class UnbrokenLogsSpecs(LogsSpecs):
         return self._folder
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return where the streams of the workers of one attempt go; tells each worker its error file.
+        """Return where the streams of one attempt's workers go; sets each worker's error file.
 
         Without room for files all goes to torchrun's own streams, and training goes on. Raises OSError otherwise.
         """
@@ -73,7 +73,7 @@ class UnbrokenLogsSpecs(LogsSpecs):
         return destination
 
     def _attempt_folder(self, first: Mapping[str, str], envs: Mapping[int, object]) -> str:
-        """Return the folder of this attempt, "" where there are no files. Raises OSError."""
+        """Return the folder of this attempt, "" without files. Raises OSError."""
         if self._folder == os.devnull:
             return ""
         try:
@@ -105,23 +105,23 @@ class UnbrokenLogsSpecs(LogsSpecs):
         return self._folder, self._redirects, self._tee, self._local_ranks_filter
 
     def __repr__(self) -> str:
-        """Say all that it was made with."""
+        """Return all arguments that it was made with."""
         return (
             f"UnbrokenLogsSpecs(root_log_dir={self._folder}, redirects={self._redirects!r}, tee={self._tee!r}, "
             f"local_ranks_filter={self._local_ranks_filter})"
         )
 
     def __eq__(self, other: object) -> bool:
-        """Two that do the same are equal."""
+        """Equal if all arguments are."""
         return isinstance(other, UnbrokenLogsSpecs) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        """Go with equality."""
+        """Match equality."""
         return hash(self._folder)
 
 
 def _from_environment(name: str, given: _Streams) -> _Streams:
-    """Return what a variable says in torch's words for it, as its command line cannot name ranks above 9."""
+    """Return a variable's value in torch's form: torch's command line cannot name ranks above 9."""
     text = os.environ.get(name, "")
     if not text:
         return given

@@ -1,18 +1,18 @@
-"""What a user says in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure but for `Options.token`."""
+"""Options in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure, but for `RendezvousOptions.token`."""
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.standalone.words import make_key
+from unbroken.standalone.messages import make_key
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 29400
-"""That of torch's own backend."""
+"""The default of torch's own backend."""
 _SECONDS = {
     "join_timeout": 600,
     "last_call_timeout": 30,
@@ -25,45 +25,45 @@ _SECONDS = {
 }
 _TEXTS = ("token_file", "ca", "server_name", "certificate", "key", "log_file", "domains", "name", "on_failure", "start")
 _OF_OTHERS = ("is_host", "store_type", "use_libuv", "timeout", "rank")
-"""Words of torch's backends: whoever tries ours need not take them out."""
+"""Options of torch's backends, accepted so that users who try ours need not remove them."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """All of it. Times in seconds."""
+class RendezvousOptions:
+    """All options. Times in seconds."""
 
     host: str
     port: int
     limits: Limits
     join_s: float
-    """So long a node waits for a round."""
+    """How long a node waits for a round."""
     close_s: float
-    """So long it waits until it may leave, or the run is closed."""
+    """How long it waits until it may leave, or the run is closed."""
     read_s: float
-    """So long an answer of the store may take."""
+    """How long an answer of the store may take."""
     token: Callable[[], str]
-    """Returns the token of this moment; raises InputError."""
+    """Returns the present token; raises InputError."""
     token_file: str
     is_guessable: bool
-    """Whether whoever knows the run's name can work the token out."""
+    """Whether the token follows from the run's name alone."""
     authority_file: str
-    """"": the rendezvous speaks in clear."""
+    """"": plain http."""
     server_name: str
     certificate: str
     key: str
     log_file: str
     domains: tuple[str, ...]
     name: str
-    """"" where the host's is good."""
+    """"": the host's name."""
     is_closed_by_failure: bool
     """Whether a node that has failed ends the run for all."""
     may_start: bool
-    """Whether the rendezvous is started where nothing listens and the endpoint is this host."""
+    """Whether this node starts the rendezvous if nothing listens and the endpoint is this host."""
 
 
 def read_options(
     endpoint: str, run_id: str, nodes: tuple[int, int], config: Mapping[str, object], environment: Mapping[str, str]
-) -> Options:
+) -> RendezvousOptions:
     """Raises InputError, which is a ValueError, naming the option."""
     texts = {name: str(config.get(name, "")) for name in _TEXTS}
     for name in config:
@@ -77,12 +77,12 @@ def read_options(
     host, port, is_encrypted = _split(endpoint)
     texts["ca"] = texts["ca"] or environment.get("UNBROKEN_RENDEZVOUS_CA", "")
     if is_encrypted and not texts["ca"]:
-        raise InputError("rdzv-conf: want ca=FILE, with who vouches for a rendezvous at https://, got nothing")
+        raise InputError("rdzv-conf: want ca=FILE, the certificate authority of a rendezvous at https://, got nothing")
     if bool(texts["certificate"]) is not bool(texts["key"]):
         raise InputError("rdzv-conf: want certificate=FILE and key=FILE, or none of them, got one")
     token_file = texts["token_file"] or environment.get("UNBROKEN_TOKEN_FILE", "")
     domains = texts["domains"] or environment.get("UNBROKEN_DOMAINS", "")
-    return Options(
+    return RendezvousOptions(
         host=host,
         port=port,
         limits=Limits(
@@ -125,13 +125,13 @@ def _token(token_file: str, run_id: str, environment: Mapping[str, str]) -> Call
 
         read()
         return read
-    # Without one, whoever knows the run's name and the secret can work it out.
+    # Without a token file, the token follows from the run's name and the secret.
     known = environment.get("UNBROKEN_TOKEN", "") or make_key("rounds", run_id, environment.get("UNBROKEN_SECRET", ""))
     return lambda: known
 
 
 def _split(endpoint: str) -> tuple[str, int, bool]:
-    """Return host, port, and whether it is spoken to with TLS. Raises InputError."""
+    """Return host, port, and whether to use TLS. Raises InputError."""
     scheme, separator, rest = endpoint.strip().rpartition("://")
     if scheme not in ("", "http", "https") or (separator and not scheme):
         raise InputError(f"rdzv-endpoint: want HOST:PORT or https://HOST:PORT, got {endpoint!r}")

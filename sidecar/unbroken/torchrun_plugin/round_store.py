@@ -19,7 +19,7 @@ _CONNECT_S = 1.0
 
 @dataclass(frozen=True)
 class RoundStore:
-    """A store that is open, or connected to."""
+    """A store that this node serves or is connected to."""
 
     round: int
     store: Store
@@ -43,14 +43,14 @@ def open_store(number: int, address: str, timeout_s: float) -> RoundStore:
     except BaseException:
         listener.close()
         raise
-    # It is the store's from here on.
+    # From here on the socket belongs to the store.
     listener.detach()
     return RoundStore(number, store, address, port)
 
 
 def connect_store(number: int, address: str, port: int, timeout_s: float) -> RoundStore | None:
-    """Connect to the store of a round; None when it cannot be reached now."""
-    # torch would try for all of its timeout, and nothing could tell it meanwhile that the node is lost.
+    """Connect to the store of a round; None if it cannot be reached now."""
+    # torch would try until its timeout, and could not be stopped when the node is lost.
     try:
         socket.create_connection((address, port), _CONNECT_S).close()
         store = TCPStore(
@@ -63,7 +63,7 @@ def connect_store(number: int, address: str, port: int, timeout_s: float) -> Rou
 
 
 def _listen(address: str) -> socket.socket:
-    """Listen where the others come, and nowhere else; on all addresses where that one is only known outside."""
+    """Listen at the address that the others use, or on all addresses if that one is not local."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError):
         return socket.create_server((address, 0), family=family, backlog=4096)

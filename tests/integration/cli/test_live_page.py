@@ -22,10 +22,11 @@ from tests.integration.cli.page_job import TOKEN, PageJob, page_job
 from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, BrowserError, Tab, find_chromium
 
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
-from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.layers import Layer
+from unbroken_core.settings import JobSettings, Timeouts
 
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -53,7 +54,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[PageJob]:
     """Start a rendezvous with four pods in two racks, of which one is a spare and one has a name that is markup."""
-    block = AddressBlock()
+    block = LoopbackBlock()
     with page_job(SETTINGS, block.rendezvous, tmp_path) as made:
         for pod, domains in enumerate((("a", "a0"), ("a", "a1"), ("b", MARKUP), ("b", "b1"))):
             made.join(f"digits-{pod}", *domains)

@@ -22,14 +22,14 @@ from aiohttp import web
 from tests.answers import ask
 from tests.waiting import eventually, wait_until
 
-from unbroken.rendezvous.limits import FAILURES_AT_ONCE
-from unbroken.rendezvous.refusals import Refusal, Refusals
+from unbroken.network.limits import FAILURES_AT_ONCE
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken.rendezvous.token import TokenFile
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
@@ -43,7 +43,7 @@ HELLO = wire.encode(Hello(PROTOCOL, "digits", "digits-0", "uid-0", "s", "node-0"
 def address(tmp_path: Path) -> Iterator[str]:
     """Start a rendezvous; return its address."""
     (tmp_path / "token").write_text(TOKEN)
-    block = AddressBlock()
+    block = LoopbackBlock()
     host = block.rendezvous
     environment = {
         **os.environ,
@@ -136,7 +136,7 @@ def test_flood_of_strangers_is_cut_off_while_members_go_on(tmp_path: Path) -> No
         server = Server(service, TokenFile(tmp_path / "token"), refusals)
         runner = web.AppRunner(server.application(), access_log=None)
         await runner.setup()
-        server.door.watch(runner.server, limit=250)
+        server.token_guard.watch(runner.server, limit=250)
         await web.SockSite(runner, listener := socket.create_server(("127.0.0.1", 0))).start()
         host, port = listener.getsockname()
         try:
@@ -199,7 +199,7 @@ def test_agent_with_a_wrong_token_counts_its_refusals_and_leaves_a_termination_m
     """`kubectl describe pod` shows it, and whoever looks at the agent's metrics."""
     log, token = tmp_path / "termination-log", tmp_path / "another-token"
     token.write_text("of another job")
-    own = AddressBlock()
+    own = LoopbackBlock()
     environment = {
         **os.environ,
         "UNBROKEN_SETTINGS": wire.settings_to_json(JobSettings("digits")),

@@ -10,7 +10,7 @@ from tests.answers import ask
 from tests.waiting import LIMIT_S, wait_until
 
 from unbroken.rounds.__main__ import main
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -19,7 +19,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 def host(tmp_path: Path) -> Iterator[str]:
     """Start a rendezvous for torchrun; return its address."""
     (tmp_path / "token").write_text(TOKEN)
-    block = AddressBlock()
+    block = LoopbackBlock()
     command = [sys.executable, "-m", "unbroken.rounds", f"--token-file={tmp_path / 'token'}"]
     command += [f"--listen={block.rendezvous}:29400", f"--metrics-listen={block.rendezvous}:29401"]
     process = subprocess.Popen(command)

@@ -29,9 +29,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from unbroken.rendezvous.refusals import Refusals
-from unbroken.rendezvous.token import FixedToken
-from unbroken.rendezvous.token_guard import Door
+from unbroken.network.refusals import Refusals
+from unbroken.network.token import FixedToken
+from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.metrics import make_metrics
 from unbroken.rounds.server import Rounds
 from unbroken.torchrun_plugin import handler as handlers
@@ -58,8 +58,8 @@ class Server:
 
     async def _serve(self) -> None:
         refusals = Refusals()
-        rounds, door = Rounds(refusals), Door(FixedToken(TOKEN).accepts, refusals)
-        app = web.Application(middlewares=[door.guard])
+        rounds, guard = Rounds(refusals), TokenGuard(FixedToken(TOKEN).accepts, refusals)
+        app = web.Application(middlewares=[guard.guard])
         app.add_routes(rounds.routes())
         self._metrics = make_metrics(rounds, refusals)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)

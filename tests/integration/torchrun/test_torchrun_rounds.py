@@ -12,7 +12,7 @@ import pytest
 from tests.integration.inprocess.forked import ZYGOTE, ForkedProcess, Forks
 from tests.waiting import wait_until
 
-from unbroken.run.loopback_block import AddressBlock
+from unbroken.run.loopback_block import LoopbackBlock
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 RUN_ID = "story"
@@ -44,7 +44,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.block = AddressBlock()
+        self.block = LoopbackBlock()
         self.endpoint = f"{self.block.rendezvous}:29400"
         self.log = folder / "rendezvous.log"
         self.forks = Forks()

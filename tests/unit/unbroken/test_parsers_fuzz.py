@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from unbroken.agent.adapters.local_server import MAX_LINE_BYTES, LocalServer, _read_line
 from unbroken.agent.adapters.memory_file import read_memory
 from unbroken.agent.adapters.stamp_page import read_stack
-from unbroken.agent.decisions.events import Memory
+from unbroken.agent.decisions.events import AgentMemory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
+from unbroken.network.token import TokenFile
 from unbroken.rendezvous.restored_state import GenerationFile
-from unbroken.rendezvous.token import TokenFile
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.layers import Layer
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
@@ -38,7 +39,7 @@ from unbroken_core.pod.pod_messages import Attach, Processes, ProcessState, Work
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
 from unbroken_core.pod.stamps import page_bytes, unpack_slot
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.settings import JobSettings, Timeouts
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STATE = WorkerState(0, 1, WorkerPhase.RUNNING, 3, "", 0, Fault(Cause.EXCEPTION, 3, "ValueError: x", 0.5, ("a:1 in f",)))
@@ -53,7 +54,17 @@ SOUND: list[object] = [
     WorkerReport(WorkerPhase.READY, 3, "127.0.0.1", 600),
     Earlier(2, 3),
 ]
-EXPECTED = (AgentMessage, RendezvousMessage, Observation, Attach, Processes, WorkerReport, Earlier, JobStatus, Memory)
+EXPECTED = (
+    AgentMessage,
+    RendezvousMessage,
+    Observation,
+    Attach,
+    Processes,
+    WorkerReport,
+    Earlier,
+    JobStatus,
+    AgentMemory,
+)
 
 texts = st.text(st.characters(exclude_categories=()), max_size=6)
 """Halves of characters included, as file names that are no text have them."""
@@ -208,12 +219,12 @@ def test_files_of_the_process_before_are_read_or_passed_over(folder: Path, conte
     assert (type(generation), type(iteration)) == (int, int)
     for name in ("agent-0.memory", "agent-1.memory"):
         (folder / name).write_bytes(content)
-    assert read_memory(folder) == Memory()
+    assert read_memory(folder) == AgentMemory()
 
 
 def test_number_of_thousands_of_digits_is_no_memory(folder: Path) -> None:
     (folder / "agent-0.memory").write_bytes(b"00000000 " + b"9" * 5000 + b" 9\n")
-    assert read_memory(folder) == Memory()
+    assert read_memory(folder) == AgentMemory()
 
 
 @given(content=st.binary(max_size=300))

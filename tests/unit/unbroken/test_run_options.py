@@ -96,10 +96,10 @@ def test_recovery_is_told_from_fault_to_end() -> None:
 
 def test_culprit_of_a_recovery_is_told_again_when_it_is_another_one() -> None:
     first = replace(RECOVERY, rank=0, pod="j-0", cause=Cause.PROCESS_EXIT, detail="connection closed by peer")
-    told = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(first,))
-    known = replace(told, recoveries=(replace(RECOVERY, num_faults=2),))
-    more = replace(told, recoveries=(replace(RECOVERY, num_faults=3),))
-    assert narrate(told, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more faults)"]
+    shown = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(first,))
+    known = replace(shown, recoveries=(replace(RECOVERY, num_faults=2),))
+    more = replace(shown, recoveries=(replace(RECOVERY, num_faults=3),))
+    assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more faults)"]
     assert narrate(known, more) == []
 
 

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from unbroken.rendezvous.token import FixedToken
-from unbroken.rounds.restored_state import PastFile, read_past
-from unbroken.torchrun_plugin.options import Options, read_options
+from unbroken.network.token import FixedToken
+from unbroken.rounds.restored_state import KnownRoundsFile, read_known_rounds
+from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
 
-def _read(endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object) -> Options:
+def _read(
+    endpoint: str = "host:4711", environment: dict[str, str] | None = None, **config: object
+) -> RendezvousOptions:
     return read_options(endpoint, "run", (2, 3), config, environment or {})
 
 
@@ -90,7 +92,7 @@ def test_domains_and_name_are_passed_on() -> None:
 
 
 def test_past_is_kept_in_a_file_and_a_bad_file_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = PastFile(tmp_path / "past")
+    file = KnownRoundsFile(tmp_path / "past")
     assert file.read() == {}
     file.write({"run": (3, 4)})
     assert file.read() == {"run": (3, 4)}
@@ -98,4 +100,4 @@ def test_past_is_kept_in_a_file_and_a_bad_file_is_none(tmp_path: Path, caplog: p
     assert file.read() == {}
     assert "rounds not known" in caplog.text
     with pytest.raises(InputError, match="--known: want rounds from 0"):
-        read_past('{"run": [-1, 4]}', "--known")
+        read_known_rounds('{"run": [-1, 4]}', "--known")

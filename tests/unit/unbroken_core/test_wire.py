@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from unbroken_core import messages
 from unbroken_core.errors import WireError
-from unbroken_core.messages import Heartbeat, Hello, Observation, Report, WorkerState
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Heartbeat, Hello, Observation, Policy, Report, WorkerState
 from unbroken_core.pod import pod_messages
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
@@ -126,6 +127,14 @@ def test_what_is_not_a_message_is_refused(text: str, message: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_layers_of_a_script_are_sent_without_names() -> None:
+    """Rendezvous of an earlier version refuse fields that they do not know."""
+    policy = Policy(layers=(Layer(min_ranks=2, max_ranks=4, replace_from=False),))
+    text = encode(Report(1, (WorkerState(0, 0, WorkerPhase.READY, policy=policy),)))
+    (layer,) = json.loads(text)["workers"][0]["policy"]["layers"]
+    assert layer == {"min_ranks": 2, "max_ranks": 4, "replace_from": False, "close_gaps": False}
+
+
 def test_bytes_that_are_not_text_are_refused() -> None:
     with pytest.raises(WireError, match="want JSON"):
         decode(b"\xff\xfe\x00", Hello)
@@ -139,6 +148,12 @@ def test_a_message_that_is_too_long_is_not_even_parsed() -> None:
 def test_numbers_that_are_not_finite_are_refused() -> None:
     text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":NaN}'
     with pytest.raises(WireError, match="want a finite number, got nan"):
+        decode(text, messages.Welcome)
+
+
+def test_whole_number_that_no_float_can_hold_is_refused() -> None:
+    text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":1' + "0" * 400 + "}"
+    with pytest.raises(WireError, match=r"Welcome.heartbeat_interval_s: want a finite number, got 10000"):
         decode(text, messages.Welcome)
 
 

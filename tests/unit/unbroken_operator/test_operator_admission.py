@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import Layer
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit

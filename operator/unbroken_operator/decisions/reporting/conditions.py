@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from unbroken_core.layers import Layer
 from unbroken_core.messages import JobStatus
 from unbroken_core.ranks.tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason
-from unbroken_core.settings import Layer
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def shared_mode(folder: Path) -> int:
-    """Return the mode of a file that everyone who may write into the folder may read and write.
+    """Return the mode of a file that all who may write into the folder may read and write.
 
     In a pod the folder is an emptyDir, which all may write into, and the trainer often runs as another user than the
     agent; a folder of one user's own stays that user's. Raises OSError when there is no such folder.

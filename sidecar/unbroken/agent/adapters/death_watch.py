@@ -50,8 +50,8 @@ class DeathWatch:
         """Wait for the end of the main thread that has taken this worker's lock; harmless when repeated."""
         if self._is_closing or not self._words or not self._words[local_rank].value:
             return
-        former = self._watchers.get(local_rank)
-        if former is not None and former.is_alive():
+        earlier = self._watchers.get(local_rank)
+        if earlier is not None and earlier.is_alive():
             return
         watcher = threading.Thread(
             target=self._wait, args=(local_rank, incarnation), name=f"death-watch-{local_rank}", daemon=True
@@ -64,7 +64,7 @@ class DeathWatch:
         self._is_closing = True
         until_s = time.monotonic() + _GOODBYE_S
         for local_rank, watcher in self._watchers.items():
-            # Again and again: a thread may be just about to sleep.
+            # Repeat: a thread may be just about to sleep.
             while watcher.is_alive() and time.monotonic() < until_s:
                 self._futex(self._words[local_rank], _FUTEX_WAKE, _EVERYBODY, None)
                 watcher.join(_PAUSE_S)

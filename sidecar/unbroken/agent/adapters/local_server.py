@@ -13,10 +13,10 @@ from unbroken.agent.decisions.events import (
     Event,
     LauncherAttached,
     LauncherLost,
-    LauncherSaid,
+    LauncherReported,
     WorkerAttached,
     WorkerLost,
-    WorkerSaid,
+    WorkerReported,
 )
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
@@ -46,7 +46,7 @@ class LocalServer:
         self.num_refused = 0
 
     async def start(self) -> None:
-        """Listen. A socket file of a former agent is replaced. Raises InputError when the path is too long."""
+        """Listen, replacing the socket file of an earlier agent. Raises InputError when the path is too long."""
         length = len(os.fsencode(self._path))
         if length > _MAX_PATH_BYTES:
             raise InputError(
@@ -73,12 +73,12 @@ class LocalServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._path.unlink(missing_ok=True)
 
-    def tell_launcher(self, message: ToLauncher) -> None:
-        """Send to the launcher; without one nothing happens (it gets its orders when it attaches)."""
+    def send_to_launcher(self, message: ToLauncher) -> None:
+        """Send to the launcher; does nothing without one, which gets its orders when it attaches."""
         self._send(self._launcher, message)
 
-    def tell_worker(self, local_rank: int, message: ToWorker) -> None:
-        """Send to the worker that is attached at this place; without one nothing happens."""
+    def send_to_worker(self, local_rank: int, message: ToWorker) -> None:
+        """Send to the worker that is attached at this place; does nothing without one."""
         self._send(self._workers.get(local_rank), message)
 
     @staticmethod
@@ -130,24 +130,24 @@ class LocalServer:
         self._emit(LauncherAttached())
         try:
             while (line := await _read_line(reader)) is not None:
-                self._emit(LauncherSaid(wire.decode(line, Processes)))
+                self._emit(LauncherReported(wire.decode(line, Processes)))
         finally:
             self._launcher = None
             self._emit(LauncherLost())
 
     async def _serve_worker(self, attach: Attach, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank, incarnation = attach.local_rank, attach.incarnation
-        former = self._workers.get(rank)
-        if former is not None:
+        earlier = self._workers.get(rank)
+        if earlier is not None:
             # The same worker came back before its old connection was seen to end.
-            former.transport.abort()
+            earlier.transport.abort()
         self._workers[rank] = writer
         self._emit(WorkerAttached(attach))
         try:
             while (line := await _read_line(reader)) is not None:
                 report = wire.decode(line, WorkerReport)
                 if self._workers.get(rank) is writer:
-                    self._emit(WorkerSaid(rank, incarnation, report))
+                    self._emit(WorkerReported(rank, incarnation, report))
         finally:
             if self._workers.get(rank) is writer:
                 del self._workers[rank]

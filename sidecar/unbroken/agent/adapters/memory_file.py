@@ -1,7 +1,7 @@
-"""What an agent must not forget when it is started again, in two files of the pod's folder that are written in turn.
+"""What an agent must still know after a restart, in two files of the pod's folder that are written in turn.
 
 Each holds a line with checksum, serial number and length, and the memory as JSON. One of the two is whole at any
-moment, and a write costs one system call: nobody waits for it before a worker is told its rank.
+moment, and a write costs one system call: no worker waits long for its rank.
 """
 
 import logging
@@ -9,7 +9,7 @@ import os
 import zlib
 from pathlib import Path
 
-from unbroken.agent.decisions.events import Memory
+from unbroken.agent.decisions.events import AgentMemory
 from unbroken_core import wire
 from unbroken_core.errors import WireError
 
@@ -20,7 +20,7 @@ _NAMES = ("agent-0.memory", "agent-1.memory")
 
 
 class MemoryFile:
-    """Read once, at the start; then written at each change. An error is logged only: training goes on without."""
+    """Read once at the start, then written at each change. Errors are only logged: training goes on."""
 
     def __init__(self, folder: Path) -> None:
         """Open both files, made with mode 0600 where they are missing."""
@@ -33,14 +33,14 @@ class MemoryFile:
             logger.warning("memory not kept: folder=%s error=%s", folder, error)
             self.close()
 
-    def read(self) -> Memory:
+    def read(self) -> AgentMemory:
         """Return the newest memory that is whole; an empty one when there is none."""
         found = [_parse(_content(descriptor)) for descriptor in self._descriptors]
         whole = [pair for pair in found if pair is not None]
-        self._serial, memory = max(whole, key=lambda pair: pair[0], default=(0, Memory()))
+        self._serial, memory = max(whole, key=lambda pair: pair[0], default=(0, AgentMemory()))
         return memory
 
-    def write(self, memory: Memory) -> None:
+    def write(self, memory: AgentMemory) -> None:
         """Replace the older of the two."""
         if not self._descriptors:
             return
@@ -56,7 +56,7 @@ class MemoryFile:
             os.close(self._descriptors.pop())
 
 
-def read_memory(folder: Path) -> Memory:
+def read_memory(folder: Path) -> AgentMemory:
     """Return what the agent of this folder would remember if it were started now."""
     file = MemoryFile(folder)
     try:
@@ -65,25 +65,25 @@ def read_memory(folder: Path) -> Memory:
         file.close()
 
 
-def _format(memory: Memory, serial: int) -> bytes:
+def _format(memory: AgentMemory, serial: int) -> bytes:
     text = wire.encode(memory).encode()
     return f"{_checksum(serial, text):08x} {serial} {len(text)}\n".encode() + text + b"\n"
 
 
-def _parse(content: bytes) -> tuple[int, Memory] | None:
+def _parse(content: bytes) -> tuple[int, AgentMemory] | None:
     """Return serial number and memory; None when the file is empty or was not written to its end."""
     head, _, rest = content.partition(b"\n")
     words = head.decode(errors="replace").split()
-    # A number of thousands of digits is one that Python does not read.
+    # Python refuses to read numbers of thousands of digits.
     if len(words) != 3 or len(head) > _MAX_HEAD_BYTES or not (words[1].isdecimal() and words[2].isdecimal()):
         return None
     serial, text = int(words[1]), rest[: int(words[2])]
     if words[0] != f"{_checksum(serial, text):08x}":
         return None
     try:
-        memory: Memory = wire.decode(text, Memory)
+        memory: AgentMemory = wire.decode(text, AgentMemory)
     except WireError as error:
-        logger.warning("memory of the former agent is not usable: error=%s", error)
+        logger.warning("memory of the previous agent is not usable: error=%s", error)
         return None
     return serial, memory
 

@@ -1,4 +1,4 @@
-"""The agent's metrics, read from the member at each scrape: nothing is counted on the way of a recovery."""
+"""The agent's metrics, computed at each scrape: nothing is counted on the recovery path."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.agent.decisions.member import Member
+from unbroken.agent.decisions.member import PodMember
 from unbroken_core.reasons import WorkerPhase
 
 MAX_CHECKS = 8
@@ -15,10 +15,10 @@ _OTHER_CHECKS = "other"
 _MAX_NAME = 64
 
 
-class MemberCollector(Collector):
-    """Shows one member."""
+class PodCollector(Collector):
+    """Metrics of one pod."""
 
-    def __init__(self, member: Member, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]) -> None:
+    def __init__(self, member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]) -> None:
         self._member = member
         self._num_refused = num_refused
         self._num_unauthorized = num_unauthorized
@@ -31,12 +31,12 @@ class MemberCollector(Collector):
             workers.add_metric([phase.value], phases.count(phase))
         yield workers
         connected = GaugeMetricFamily("unbroken_agent_connected", "1 while the rendezvous has accepted this agent.")
-        connected.add_metric([], int(self._member.is_welcome))
+        connected.add_metric([], int(self._member.is_accepted))
         yield connected
         iteration = GaugeMetricFamily("unbroken_agent_iteration", "Iteration of the newest plan; -1 before the first.")
-        iteration.add_metric([], self._member.standing.plan.iteration if self._member.standing.plan else -1)
+        iteration.add_metric([], self._member.instructions.plan.iteration if self._member.instructions.plan else -1)
         yield iteration
-        refused = CounterMetricFamily("unbroken_agent_refused", "Connections of the pod's socket that were refused.")
+        refused = CounterMetricFamily("unbroken_agent_refused", "Refused connections to the pod's socket.")
         refused.add_metric([], self._num_refused())
         yield refused
         unauthorized = CounterMetricFamily(
@@ -64,9 +64,9 @@ def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
 
 
 def render_metrics(
-    member: Member, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]
+    member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]
 ) -> Callable[[], bytes]:
     """Return a function that makes the text of /metrics; the numbers are those of the pod's socket and the uplink."""
     registry = CollectorRegistry()
-    registry.register(MemberCollector(member, num_refused, num_unauthorized))
+    registry.register(PodCollector(member, num_refused, num_unauthorized))
     return lambda: generate_latest(registry)

@@ -1,4 +1,4 @@
-"""What the pod's workers write into its folder and the agent reads: the page of stamps, and stacks."""
+"""Files that the pod's workers write and the agent reads: the page of stamps, and stacks."""
 
 import mmap
 import os
@@ -11,14 +11,14 @@ from unbroken_core.pod.stamps import Slot, pack_header, page_bytes, unpack_slot
 
 
 class StampPage:
-    """A mapped page. One that is there already is kept: running workers have it mapped."""
+    """A mapped page. An existing file is kept: running workers have it mapped."""
 
     def __init__(self, path: Path, num_slots: int) -> None:
         """Open or create the page. Raises InputError when a file of another layout is in the way."""
         self._num_slots = num_slots
         size = page_bytes(num_slots)
         if not path.exists():
-            # Complete under another name first: a worker must never map a page that is too short.
+            # Complete it under another name first: a worker must never map a page that is too short.
             part = path.with_name(f"{path.name}.{os.getpid()}")
             part.write_bytes(pack_header(num_slots).ljust(size, b"\0"))
             part.chmod(shared_mode(path.parent))

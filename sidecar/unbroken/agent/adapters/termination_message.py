@@ -1,4 +1,4 @@
-"""What keeps this agent out of its job, where the kubelet reads it: the container's termination message."""
+"""Why this agent is not in its job, as the container's termination message, which the kubelet reads."""
 
 import logging
 from pathlib import Path
@@ -9,21 +9,21 @@ _MAX_BYTES = 4096
 """The kubelet cuts off what is longer."""
 
 
-class Notice:
+class TerminationMessage:
     """The file that the kubelet reads when the container ends; `kubectl describe pod` shows it."""
 
     def __init__(self, path: Path | None) -> None:
-        """None: there is nobody who reads it."""
+        """None: nothing is written."""
         self._path = path
         self._text = ""
 
     def put(self, text: str) -> None:
-        """Let it say this and nothing else; "" when all is well."""
+        """Replace the text; "" when all is well."""
         if self._path is None or text == self._text:
             return
         self._text = text
         try:
-            # Not by a rename: the kubelet has mounted this very file.
+            # Not by a rename: the kubelet has mounted this file.
             self._path.write_bytes(text.encode()[:_MAX_BYTES])
         except OSError as error:
             logger.warning("termination message %s: want a file that can be written, got %s", self._path, error)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import aiohttp
 
-from unbroken.agent.adapters.authority import AuthorityFile
-from unbroken.agent.adapters.termination_message import Notice
-from unbroken.agent.decisions.events import Absent, Connected, Disconnected, Event, RendezvousSaid
+from unbroken.agent.adapters.termination_message import TerminationMessage
+from unbroken.agent.decisions.events import Connected, ConnectionRefused, Disconnected, Event, RendezvousSent
 from unbroken.agent.decisions.fence import longest_retry_s, ping_interval_s
-from unbroken.socket_options import give_up_silent_peer
+from unbroken.network.authority import AuthorityFile
+from unbroken.network.socket_options import give_up_silent_peer
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
@@ -31,7 +31,7 @@ _MAX_UNSENT_BYTES = 4 << 20
 
 
 class Uplink:
-    """Connects, reads and writes; what is said is decided elsewhere. Runs in the agent's event loop."""
+    """Connects, reads and writes; `decisions` decides what. Runs in the agent's event loop."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class Uplink:
         token_file: Path,
         timeouts: Timeouts,
         emit: Callable[[Event], None],
-        notice: Notice,
+        termination_message: TerminationMessage,
         *,
         authority: AuthorityFile | None = None,
         server_name: str | None = None,
     ) -> None:
-        """`url` is the rendezvous' own, without a path; `notice` says what is wrong for as long as it is.
+        """`url` is the rendezvous', without a path; `termination_message` names the present problem, if any.
 
-        `authority` vouches for a rendezvous at https://, whose certificate bears `server_name`.
+        `authority` is the certificate authority of a rendezvous at https://, whose certificate names `server_name`.
         """
         self._url = f"{url}/v1/agents"
         self._token_file = token_file
@@ -55,7 +55,7 @@ class Uplink:
         self._ping_interval_s = ping_interval_s(timeouts)
         self._longest_retry_s = longest_retry_s(timeouts)
         self._emit = emit
-        self._notice = notice
+        self._termination_message = termination_message
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outbox: asyncio.Queue[str] = asyncio.Queue()
         self._unsent_bytes = 0
@@ -75,7 +75,7 @@ class Uplink:
                 await self._connect_once(session)
                 if self._is_settled:
                     self._retry_s, self._is_settled = _FIRST_RETRY_S, False
-                # Jitter, so that the agents of a job whose rendezvous was restarted do not come in step.
+                # Jitter: agents must not all reconnect at once after a restart of the rendezvous.
                 await asyncio.sleep(max(self._retry_s * random.uniform(0.5, 1.0), self._pause_s))
                 self._retry_s, self._pause_s = min(self._retry_s * 2, self._longest_retry_s), 0.0
 
@@ -91,11 +91,11 @@ class Uplink:
         self._outbox.put_nowait(text)
 
     def settle(self) -> None:
-        """Note that the rendezvous has accepted this agent: all is well, and the next retry is quick again."""
+        """Note that the rendezvous has accepted this agent: the next retry is quick again."""
         if not self._is_settled:
             self._is_settled = True
             self._complaint, self._away_since_s = "", None
-            self._notice.put("")
+            self._termination_message.put("")
 
     def hang_up(self, reason: str, retry_s: float) -> None:
         """Close the connection and stay away for `retry_s`."""
@@ -135,7 +135,7 @@ class Uplink:
             self._complain(self._explain(error.status))
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
             if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
-                self._emit(Absent())
+                self._emit(ConnectionRefused())
             self._complain(f"no connection to {self._url}: {str(error) or type(error).__name__}")
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
@@ -151,7 +151,7 @@ class Uplink:
                     break
                 if frame.type is not aiohttp.WSMsgType.TEXT:
                     raise WireError(f"frame: want text, got {frame.type.name}")
-                self._emit(RendezvousSaid(wire.decode(frame.data, RendezvousMessage)))
+                self._emit(RendezvousSent(wire.decode(frame.data, RendezvousMessage)))
         except WireError as error:
             self._complain(f"unreadable message from the rendezvous: {error}")
         finally:
@@ -167,18 +167,18 @@ class Uplink:
                 self._unsent_bytes -= len(text)
                 outbox.task_done()
         except (aiohttp.ClientError, ConnectionError):
-            # The reading side sees the end of the connection, too, and tells.
+            # The reading side sees the end of the connection as well, and reports it.
             return
 
     def _complain(self, complaint: str) -> None:
-        """Log a complaint once, until it is another or a connection succeeded."""
+        """Log a complaint once, until it changes or a connection succeeds."""
         if self._away_since_s is None:
             self._away_since_s = time.monotonic()
-        # The rendezvous may start later than its agents, or be started again: no news for a moment.
+        # The rendezvous may start later than its agents, or restart: for a moment this is normal.
         if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
             logger.warning("rendezvous: %s", complaint)
-            self._notice.put(f"not in the job: {complaint}")
+            self._termination_message.put(f"not in the job: {complaint}")
 
     def _explain(self, status: int) -> str:
         """Return what an answer other than 101 means."""
@@ -191,7 +191,7 @@ class Uplink:
 def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:
     transport = connection.get_extra_info("socket")
     if transport is not None:
-        # Not a polite close: the peer may be the very thing that does not answer.
+        # Not an orderly close: the peer may be what does not answer.
         try:
             transport.shutdown(socket.SHUT_RDWR)
         except OSError:

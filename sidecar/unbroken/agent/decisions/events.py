@@ -1,4 +1,4 @@
-"""What happens to a pod, and what its agent does about it: the words between `member` (pure) and the shell."""
+"""What happens to a pod (events) and what its agent does about it (actions)."""
 
 from dataclasses import dataclass, field
 from typing import Union
@@ -16,8 +16,8 @@ class LauncherAttached:
 
 
 @dataclass(frozen=True)
-class LauncherSaid:
-    """The launcher told the whole state of its processes."""
+class LauncherReported:
+    """The launcher reported the whole state of its processes."""
 
     message: Processes
 
@@ -35,8 +35,8 @@ class WorkerAttached:
 
 
 @dataclass(frozen=True)
-class WorkerSaid:
-    """A worker told its state."""
+class WorkerReported:
+    """A worker reported its state."""
 
     local_rank: int
     incarnation: int
@@ -53,7 +53,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """A worker's main thread has ended inside of the wrapped call: its process is ending, or is another program now."""
+    """A worker's main thread has ended inside the wrapped call: its process is ending, or now runs another program."""
 
     local_rank: int
     incarnation: int
@@ -65,7 +65,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class RendezvousSaid:
+class RendezvousSent:
     """The rendezvous sent a message on the open connection."""
 
     message: RendezvousMessage
@@ -77,8 +77,8 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
-class Absent:
-    """A connection was refused: nobody listens where the rendezvous should be."""
+class ConnectionRefused:
+    """A connection was refused: nothing listens where the rendezvous should be."""
 
 
 @dataclass(frozen=True)
@@ -87,26 +87,26 @@ class Ticked:
 
     slots: tuple[Slot, ...] | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Frames by local rank of those whose stacks were asked for, innermost last."""
+    """Frames, innermost last, by local rank of the workers whose stacks were requested."""
 
 
 @dataclass(frozen=True)
 class Terminated:
-    """The agent was told to end (SIGTERM)."""
+    """The agent received SIGTERM."""
 
 
 Event = Union[
     LauncherAttached,
-    LauncherSaid,
+    LauncherReported,
     LauncherLost,
     WorkerAttached,
-    WorkerSaid,
+    WorkerReported,
     WorkerLost,
     WorkerDied,
     Connected,
-    RendezvousSaid,
+    RendezvousSent,
     Disconnected,
-    Absent,
+    ConnectionRefused,
     Ticked,
     Terminated,
 ]
@@ -115,14 +115,14 @@ Event = Union[
 
 
 @dataclass(frozen=True)
-class TellRendezvous:
+class SendToRendezvous:
     """Send on the WebSocket."""
 
     message: AgentMessage
 
 
 @dataclass(frozen=True)
-class TellWorker:
+class SendToWorker:
     """Send to the worker that is attached at this place."""
 
     local_rank: int
@@ -130,14 +130,14 @@ class TellWorker:
 
 
 @dataclass(frozen=True)
-class TellLauncher:
+class SendToLauncher:
     """Send to the launcher."""
 
     message: ToLauncher
 
 
 @dataclass(frozen=True)
-class HangUp:
+class CloseConnection:
     """Close the WebSocket and connect again, not before `retry_s` seconds."""
 
     reason: str
@@ -146,9 +146,9 @@ class HangUp:
 
 @dataclass(frozen=True)
 class Remember:
-    """Keep this on disk: it is all that an agent which was restarted cannot learn from its pod."""
+    """Keep on disk what a restarted agent cannot learn from its pod."""
 
-    memory: "Memory"
+    memory: "AgentMemory"
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ class Exit:
     code: int
 
 
-Action = Union[TellRendezvous, TellWorker, TellLauncher, HangUp, Remember, Exit]
+Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, CloseConnection, Remember, Exit]
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What an agent must know again after a restart of its own."""
+class AgentMemory:
+    """What an agent must still know after it was restarted."""
 
     generation: int = 0
     """Highest generation obeyed."""

@@ -1,16 +1,20 @@
-"""When a pod that has no contact to the rendezvous must leave its iteration by itself. Pure.
+"""When a pod without contact to the rendezvous must leave its iteration by itself. Pure.
 
-A pod whose peers train cannot go on without them: when its ranks are given away, the peers leave the iteration, and
-the next collective ends or blocks. So it trains for as long as its peers do. But all of them may be cut off together,
-from a rendezvous that hears their spares: after timeouts.isolation that one gives all ranks away, so by then a pod has
-left. It is enough that one of them does. A pod that holds all ranks of the world needs nobody: it would go on beside
-the pod that got its ranks, and both would save. It leaves before the rendezvous, which may hear others, can have given
-it up. A pod with a worker that failed, or stands still for timeouts.soft, leaves too: its iteration is over in any
-case, and data that arrive when the link is back must not move it one more step. A refused connection is contact
-enough: the host answers, no rendezvous runs there, and none gives ranks away.
+A pod whose peers train cannot go on without them: once its ranks are given away, the peers leave the iteration, and
+its next collective fails or blocks. So it trains for as long as its peers do. But all of them may be cut off together,
+while the rendezvous still hears their spares: after timeouts.isolation it gives all ranks away, and by then each pod
+has left. One of them leaving is enough.
 
-Nobody obeys this while the agent itself is away: then each worker leaves after the same time, which it was told when it
-entered, and tells the next agent for how long it was alone.
+A pod that holds all ranks of the world needs no peers: it would train on beside the pod that got its ranks, and both
+would save checkpoints. It leaves before the rendezvous, which may hear others, can have given it up.
+
+A pod with a worker that failed, or made no progress for timeouts.soft, leaves as well: its iteration is over in any
+case, and data that arrive once the link is back must not advance it one more step.
+
+A refused connection counts as contact: the host answers, no rendezvous runs there, and none gives ranks away.
+
+While the agent itself is down, each worker leaves after the same time, which its order to enter has told it, and
+reports to the next agent for how long it was alone.
 """
 
 from collections.abc import Sequence
@@ -25,31 +29,31 @@ _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 def ping_interval_s(timeouts: Timeouts) -> float:
-    """Return after how much silence the rendezvous is asked for a sign of life; it has half as long to give one."""
+    """Return after how much silence the agent pings the rendezvous, which has half as long to answer."""
     return timeouts.heartbeat_s / 3
 
 
 def patience_s(timeouts: Timeouts) -> float:
-    """Return how long a pod that must not go on does so after it noticed that the contact is lost.
+    """Return how long a pod that must not go on may still run after it noticed that contact is lost.
 
-    It notices within half of timeouts.heartbeat, and the rendezvous has heard it at most one heartbeat before: this
-    leaves a tenth of timeouts.heartbeat to leave the function. A connection that breaks is seen at both ends at once:
-    then a fifth of timeouts.reconnect is left.
+    It notices within half of timeouts.heartbeat, and the rendezvous heard it at most one heartbeat before: a tenth of
+    timeouts.heartbeat remains to leave the function. A broken connection is seen at both ends at once: then a fifth of
+    timeouts.reconnect remains.
     """
     return min(heartbeat_interval_s(timeouts), 0.8 * timeouts.reconnect_s)
 
 
 def isolation_patience_s(timeouts: Timeouts) -> float:
-    """Return how long a pod with peers goes on after it noticed that the contact is lost.
+    """Return how long a pod with peers may still run after it noticed that contact is lost.
 
-    It notices within 0.7 of timeouts.heartbeat after the rendezvous has heard it last, and its processes end within
-    timeouts.terminationGrace: this leaves three tenths of timeouts.heartbeat to leave the function.
+    It notices within 0.7 of timeouts.heartbeat after the rendezvous heard it last, and its processes end within
+    timeouts.terminationGrace: three tenths of timeouts.heartbeat remain to leave the function.
     """
     return timeouts.isolation_limit_s - timeouts.heartbeat_s - timeouts.termination_grace_s
 
 
 def longest_retry_s(timeouts: Timeouts) -> float:
-    """Return the longest pause between two attempts to connect: a refusal must be seen before the patience is over."""
+    """Return the longest pause between two attempts to connect: a refusal must be noticed before patience runs out."""
     return min(2.0, patience_s(timeouts) / 3)
 
 
@@ -67,7 +71,7 @@ def longest_absence_s(plan: Plan, workers: Sequence[WorkerState], timeouts: Time
 
 
 def lonely_patience_s(plan: Plan, timeouts: Timeouts) -> float:
-    """Return how long a pod in which nothing is wrong goes on after it noticed that the contact is lost."""
+    """Return how long a pod without a fault may still run after it noticed that contact is lost."""
     return patience_s(timeouts) if holds_the_world(plan) else isolation_patience_s(timeouts)
 
 
@@ -78,29 +82,29 @@ def is_over(plan: Plan, workers: Sequence[WorkerState]) -> bool:
 
 @dataclass
 class Contact:
-    """Whether somebody may decide about this pod without its knowledge."""
+    """The pod's contact to the rendezvous: without it, others may decide about this pod unnoticed."""
 
     lost_since_s: float | None
-    """None while the rendezvous is heard."""
+    """None while there is contact."""
     fenced: Fault | None = None
-    """Why the pod has left the last iteration that it left by itself."""
+    """Why the pod left an iteration by itself, the last time it did."""
 
-    def note_heard(self) -> None:
+    def note_contact(self) -> None:
         """The rendezvous has accepted this pod."""
         self.lost_since_s = None
 
     def note_lost(self, now_s: float) -> None:
-        """The connection is closed or has gone mute."""
+        """The connection is closed or silent."""
         if self.lost_since_s is None:
             self.lost_since_s = now_s
 
     def note_away(self, since_s: float) -> None:
-        """Nobody was there to hear the rendezvous since then."""
+        """No agent was connected since then."""
         if self.lost_since_s is not None:
             self.lost_since_s = min(self.lost_since_s, since_s)
 
     def note_absent(self, now_s: float) -> None:
-        """Nobody listens where the rendezvous should be."""
+        """Nothing listens where the rendezvous should be."""
         if self.lost_since_s is not None:
             self.lost_since_s = now_s
 
@@ -108,7 +112,7 @@ class Contact:
         """Note that the pod leaves this plan's iteration by itself, and return why."""
         lost_s = now_s - (now_s if self.lost_since_s is None else self.lost_since_s)
         detail = f"cut off from the rendezvous for {lost_s:.1f} s: left, since others may have its ranks by now"
-        # A pod that stood still may stand for the fault of another: it is no strong evidence.
+        # A pod may stand still because of a fault elsewhere: that is weak evidence.
         is_weak = is_over(plan, workers) and not holds_the_world(plan)
         cause = Cause.SOFT_TIMEOUT if is_weak else Cause.HEARTBEAT_LOST
         self.fenced = Fault(cause, plan.iteration, detail, lost_s)
@@ -116,6 +120,6 @@ class Contact:
 
 
 def explain(worker: WorkerState, fenced: Fault) -> WorkerState:
-    """Return the worker with the reason for which it left the iteration, if nothing else is wrong with it."""
+    """Return the worker with the fault for which it left the iteration, unless it has one of its own."""
     has_left = worker.phase is not WorkerPhase.GONE and worker.iteration == fenced.iteration
     return replace(worker, fault=fenced) if has_left and worker.fault is None else worker

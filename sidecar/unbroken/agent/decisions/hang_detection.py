@@ -1,6 +1,7 @@
-"""Which workers of a pod hang, by the stamps that they write: notes it at their places. Pure."""
+"""Notes at each place whether its worker hangs, judging by the stamps that it writes. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.place import Place
@@ -14,7 +15,7 @@ from unbroken_core.settings import Timeouts
 _NS = 1_000_000_000
 _ABSENT_AFTER_S = 60.0
 _NEARLY = 0.8
-"""Part of the soft timeout after which a worker is asked for its stack: it is there when the worker is named."""
+"""Share of the soft timeout after which a worker's stack is requested, so that it is there when the fault is."""
 
 
 def note_hangs(
@@ -34,38 +35,44 @@ def note_hangs(
     for place, state, slot in zip(places, workers, seen.slots, strict=True):
         if not _is_of(slot, place):
             continue
-        place.step = slot.step
-        place.stack = seen.stacks.get(place.local_rank, place.stack)
+        frames = seen.stacks.get(place.local_rank)
+        if slot.step != place.incarnation.step or frames is not None:
+            stack = place.incarnation.stack if frames is None else frames
+            place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
             if ages(slot, int(now_s * _NS)).oldest_s >= _NEARLY * timeouts.soft_s:
-                place.stack_wanted = state.iteration
+                place.incarnation = replace(place.incarnation, stack_wanted=state.iteration)
     for hang in find_hangs(watched, int(now_s * _NS), timeouts):
         place, state = places[hang.local_rank], workers[hang.local_rank]
-        if place.found is None and state.fault is None:
-            detail = hang.detail + where(place.stack)
-            place.found = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, place.stack)
+        incarnation = place.incarnation
+        if incarnation.found is None and state.fault is None:
+            detail = hang.detail + where(incarnation.stack)
+            fault = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, incarnation.stack)
+            place.incarnation = replace(incarnation, found=fault)
 
 
 def attach_patience_s(timeouts: Timeouts) -> float:
-    """Return how long a process may run before it is remarked that its library has not attached."""
+    """Return how long a process may run before its missing library is reported."""
     return min(timeouts.startup_s / 2, _ABSENT_AFTER_S)
 
 
 def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> None:
-    """Remark on processes that run and have not called the wrapper: no fault of an iteration, but a hint."""
+    """Note processes that run without calling the wrapper: a hint, not a fault of an iteration."""
     for place in places:
-        is_absent = place.present is not None and place.is_alive and place.worker is None and not place.is_attached
-        if not is_absent or place.found is not None:
+        is_silent = place.connection.report is None and not place.connection.is_open
+        if place.present is None or not place.is_alive or not is_silent or place.incarnation.found is not None:
             continue
-        if place.alive_since_s is None:
-            place.alive_since_s = now_s
-        waited_s = now_s - place.alive_since_s
+        since_s = place.incarnation.alive_since_s
+        if since_s is None:
+            since_s = now_s
+            place.incarnation = replace(place.incarnation, alive_since_s=now_s)
+        waited_s = now_s - since_s
         if waited_s >= attach_patience_s(timeouts):
             detail = f"has not attached for {waited_s:.0f} s: does it call unbroken.inprocess.Wrapper?"
-            place.found = Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s)
+            place.incarnation = replace(place.incarnation, found=Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s))
 
 
 def _is_of(slot: Slot, place: Place) -> bool:
-    """Whether the stamps are those of the process that is at the place now."""
-    return place.present is not None and slot.incarnation == place.wanted and slot.pid > 0
+    """Whether these stamps are from the process that is at the place now."""
+    return place.present is not None and slot.incarnation == place.incarnation.number and slot.pid > 0

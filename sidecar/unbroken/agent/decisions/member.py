@@ -1,12 +1,12 @@
-"""One pod as its agent sees it, and what is to be said to whom. Pure: no clock, no socket; `step` is all there is.
+"""One pod as its agent sees it, and which messages to send to whom. Pure: `step` is all there is.
 
-    launcher ──Processes──>  ┌────────┐  ──Hello, Report, Heartbeat──>  rendezvous
-             <──Spawn, End── │ Member │  <──Plan, Interrupt, Respawn──
-    worker ──WorkerReport──> │        │
-           <──Enter, Leave── └────────┘  <──stamps of the page, time
+    launcher ──Processes──>  ┌───────────┐  ──Hello, Report, Heartbeat──>  rendezvous
+             <──Spawn, End── │ PodMember │  <──Plan, Interrupt, Respawn──
+    worker ──WorkerReport──> │           │
+           <──Enter, Leave── └───────────┘  <──stamps of the page, time
 
-Level, not edge: `take` only notes facts; `settle` compares what is with what should be and says what is missing, so
-that nothing depends on having seen a message. A place goes round like this (in brackets: jobs that restart processes):
+Level, not edge: `take` only notes facts; `settle` compares the state with the wanted one and returns what is missing.
+So nothing depends on having seen a message. The life of a place (in brackets: jobs that restart processes):
 
     STARTING ──attached [port held]──> READY ──Enter [Spawn]──> RUNNING ──returned [exit 0]──> COMPLETED
        ^                                 ^                         │ fault, or iteration over: Leave [End]
@@ -17,33 +17,35 @@ that nothing depends on having seen a message. A place goes round like this (in 
 from dataclasses import replace
 
 from unbroken.agent.decisions.events import (
-    Absent,
     Action,
+    AgentMemory,
+    CloseConnection,
     Connected,
+    ConnectionRefused,
     Disconnected,
     Event,
     Exit,
-    HangUp,
     LauncherAttached,
     LauncherLost,
-    LauncherSaid,
-    Memory,
+    LauncherReported,
     Remember,
-    RendezvousSaid,
-    TellRendezvous,
+    RendezvousSent,
+    SendToRendezvous,
     Terminated,
     Ticked,
     WorkerAttached,
     WorkerDied,
     WorkerLost,
-    WorkerSaid,
+    WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
-from unbroken.agent.decisions.orders import Orders, Standing
-from unbroken.agent.decisions.own_fault import interrupt_early, note_heard
-from unbroken.agent.decisions.place import Place, in_process_state, process_state
-from unbroken.agent.decisions.reporting import Speech
+from unbroken.agent.decisions.instructions import Instructions
+from unbroken.agent.decisions.orders import Orders
+from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
+from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.reporting import Reporter
+from unbroken.agent.decisions.worker_state import worker_states
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -60,29 +62,31 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.pod.pod_messages import Processes, WorkerReport
-from unbroken_core.reasons import JobPhase, Role, WorkerPhase
+from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings
 
 _ADOPTION_SHARE = 0.6
-"""Part of timeouts.reconnect that an agent that was restarted waits for its pod's processes before it joins with what
-it has. What is missing then counts as lost, so it waits as long as it can; the rest is for its own start."""
+"""Share of timeouts.reconnect for which a restarted agent waits for its pod's processes before it joins. Processes that
+are missing by then count as lost, so it waits long; the rest of the time is for its own start."""
 _REFUSED_RETRY_S = 5.0
-_LAST_WORD_S = 10.0
-"""Beyond every grace: an agent whose launcher does not go ends after this all the same."""
+_EXIT_MARGIN_S = 10.0
+"""Beyond every grace: the agent ends after this even if its launcher does not."""
 
 
-class Member:
+class PodMember:
     """The pure logic of one pod; not thread-safe. All times are monotonic seconds of one clock."""
 
-    def __init__(self, settings: JobSettings, identity: Hello, host: str, memory: Memory, now_s: float) -> None:
+    def __init__(self, settings: JobSettings, identity: Hello, host: str, memory: AgentMemory, now_s: float) -> None:
         """`identity` is a Hello without state; `host` is the address at which this pod's ports are reached."""
         self.settings = settings
         self.identity = identity
         self.host = host
         self.places = [Place(rank) for rank in range(settings.ranks_per_pod)]
-        self.standing = Standing(memory.generation, memory.interrupted, memory.plan)
-        self.orders = Orders(settings, self.places, self.standing)
-        self.speech = Speech(now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s))
+        self.instructions = Instructions(memory.generation, memory.interrupted, memory.plan)
+        self.orders = Orders(settings, self.places, self.instructions)
+        self.reporter = Reporter(
+            now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s)
+        )
         self._memory = memory
         self._planned = memory.planned
         self._has_launcher = False
@@ -90,15 +94,15 @@ class Member:
         self._is_launcher_leaving = False
         self._is_terminated = False
         self._exit_by_s: float | None = None
-        self._hang_up: HangUp | None = None
+        self._hang_up: CloseConnection | None = None
         self._contact = Contact(now_s)
 
     # ------------------------------------------------------------------------------------------------------- queries
 
     @property
-    def is_welcome(self) -> bool:
-        """Whether the rendezvous is heard, and has accepted this agent."""
-        return self.speech.is_welcome
+    def is_accepted(self) -> bool:
+        """Whether the connection to the rendezvous is up, and the rendezvous has accepted this agent."""
+        return self.reporter.is_accepted
 
     @property
     def is_leaving(self) -> bool:
@@ -107,80 +111,67 @@ class Member:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the launcher has told what it has, and no worker of it is still starting."""
+        """Whether the launcher has reported its processes and none of them is still starting."""
         return self._has_launcher and all(state.phase is not WorkerPhase.STARTING for state in self.workers)
 
     @property
     def workers(self) -> tuple[WorkerState, ...]:
         """All workers of the pod as they are now, in local order."""
-        is_finished = self.standing.finish is not None
-        if self.settings.is_in_process:
-            states = [in_process_state(place, is_finished) for place in self.places]
-        else:
-            states = [process_state(place, self.host, is_finished) for place in self.places]
-        return tuple(self._without_passed_over(place, state) for place, state in zip(self.places, states, strict=True))
-
-    def _without_passed_over(self, place: Place, state: WorkerState) -> WorkerState:
-        """Say of a worker that its part of a plan is behind it when the plan was interrupted before it was told."""
-        plan, interrupted = self.standing.plan, self.standing.interrupted
-        if plan is None or place.part is None or plan.iteration > interrupted:
-            return state
-        if state.phase is not WorkerPhase.READY or state.iteration >= plan.iteration:
-            return state
-        return replace(state, iteration=plan.iteration)
+        return worker_states(self.places, self.instructions, self.settings.is_in_process, self.host)
 
     @property
     def asked_for_stacks(self) -> tuple[int, ...]:
-        """Local ranks of the workers that came near to the soft timeout in this iteration."""
-        iteration = -1 if self.standing.plan is None else self.standing.plan.iteration
-        return tuple(place.local_rank for place in self.places if place.stack_asked == iteration >= 0)
+        """Local ranks of the workers that have come close to the soft timeout in this iteration."""
+        iteration = -1 if self.instructions.plan is None else self.instructions.plan.iteration
+        return tuple(place.local_rank for place in self.places if place.incarnation.stack_asked == iteration >= 0)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `step` must be called with Ticked at the latest; None when nothing is due."""
-        due = [place.must_be_ready_by_s for place in self.places if place.must_be_ready_by_s is not None]
+        incarnations = [place.incarnation for place in self.places]
+        due = [each.must_be_ready_by_s for each in incarnations if each.must_be_ready_by_s is not None]
         if self.settings.is_in_process:
             limit_s = attach_patience_s(self.settings.timeouts)
             due += [
-                place.alive_since_s + limit_s
-                for place in self.places
-                if place.alive_since_s is not None and place.found is None
+                each.alive_since_s + limit_s
+                for each in incarnations
+                if each.alive_since_s is not None and each.found is None
             ]
-        due += self.speech.deadlines_s
+        due += self.reporter.deadlines_s
         due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
         return min(due, default=None)
 
     # -------------------------------------------------------------------------------------------------------- events
 
     def step(self, event: Event, now_s: float) -> list[Action]:
-        """Note one event and return all that is to be done now, in order."""
+        """Note one event and return the actions that are due, in order."""
         self.take(event, now_s)
         return self.settle(now_s)
 
     def take(self, event: Event, now_s: float) -> None:
         """Note one event. Several may be taken before one `settle`."""
         match event:
-            case LauncherAttached() | LauncherSaid() | LauncherLost():
+            case LauncherAttached() | LauncherReported() | LauncherLost():
                 self._take_launcher(event)
-            case WorkerAttached() | WorkerSaid() | WorkerLost() | WorkerDied():
+            case WorkerAttached() | WorkerReported() | WorkerLost() | WorkerDied():
                 self._take_worker(event, now_s)
-            case Connected() | RendezvousSaid() | Disconnected() | Absent():
+            case Connected() | RendezvousSent() | Disconnected() | ConnectionRefused():
                 self._take_rendezvous(event, now_s)
             case Ticked():
                 note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
             case Terminated():
                 self._is_terminated = True
-                self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _LAST_WORD_S
+                self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
             case _:
                 assert_never(event)
 
-    def _take_launcher(self, event: LauncherAttached | LauncherSaid | LauncherLost) -> None:
+    def _take_launcher(self, event: LauncherAttached | LauncherReported | LauncherLost) -> None:
         match event:
             case LauncherAttached():
                 self._has_launcher, self._is_launcher_lost = True, False
                 self.orders.forget_launcher()
-            case LauncherSaid(message=processes):
-                self._hear_launcher(processes)
+            case LauncherReported(message=processes):
+                self._receive_processes(processes)
             case LauncherLost():
                 self._has_launcher, self._is_launcher_lost = False, True
                 for place in self.places:
@@ -188,7 +179,7 @@ class Member:
             case _:
                 assert_never(event)
 
-    def _take_worker(self, event: WorkerAttached | WorkerSaid | WorkerLost | WorkerDied, now_s: float) -> None:
+    def _take_worker(self, event: WorkerAttached | WorkerReported | WorkerLost | WorkerDied, now_s: float) -> None:
         spoken = event.attach if isinstance(event, WorkerAttached) else event
         place = self._place(spoken.local_rank, spoken.incarnation)
         if place is None:
@@ -197,89 +188,93 @@ class Member:
             case WorkerAttached():
                 place.attach(event.attach.stack_signal)
                 self._contact.note_away(now_s - event.attach.away_s)
-            case WorkerSaid(message=report):
-                place.hear(report)
+            case WorkerReported(message=report):
+                place.receive(report)
             case WorkerLost():
-                place.is_attached = False
+                place.detach()
             case WorkerDied():
-                place.is_ending = True
+                place.incarnation = replace(place.incarnation, is_ending=True)
             case _:
                 assert_never(event)
 
-    def _take_rendezvous(self, event: Connected | RendezvousSaid | Disconnected | Absent, now_s: float) -> None:
+    def _take_rendezvous(
+        self, event: Connected | RendezvousSent | Disconnected | ConnectionRefused, now_s: float
+    ) -> None:
         match event:
             case Connected():
-                self.speech.connect()
-            case RendezvousSaid(message=message):
-                self._hear_rendezvous(message)
+                self.reporter.connect()
+            case RendezvousSent(message=message):
+                self._receive(message)
             case Disconnected():
-                self.speech.disconnect()
+                self.reporter.disconnect()
                 self._contact.note_lost(now_s)
-            case Absent():
+            case ConnectionRefused():
                 self._contact.note_absent(now_s)
             case _:
                 assert_never(event)
 
     def _place(self, local_rank: int, incarnation: int) -> Place | None:
-        """Return the place when this incarnation is the one that is wanted there."""
-        if not 0 <= local_rank < len(self.places) or self.places[local_rank].wanted != incarnation:
+        """Return the place if this incarnation is the one that is wanted there."""
+        if not 0 <= local_rank < len(self.places) or self.places[local_rank].incarnation.number != incarnation:
             return None
         return self.places[local_rank]
 
-    def _hear_launcher(self, message: Processes) -> None:
+    def _receive_processes(self, message: Processes) -> None:
         self._is_launcher_leaving, self.orders.is_draining = message.is_leaving, message.is_draining
         for state in message.processes:
             if not 0 <= state.local_rank < len(self.places):
                 continue
             place = self.places[state.local_rank]
-            if state.incarnation > place.wanted:
-                # This agent was restarted: the launcher knows better.
+            if state.incarnation > place.incarnation.number:
+                # This agent was restarted: the launcher knows more.
                 place.advance(state.incarnation)
             place.process = state
-            if state.exit_code is not None and state.incarnation == place.wanted:
-                place.must_be_ready_by_s = None
+            if state.exit_code is not None and state.incarnation == place.incarnation.number:
+                place.incarnation = replace(place.incarnation, must_be_ready_by_s=None)
             self._recall(place)
 
     def _recall(self, place: Place) -> None:
-        """Give a place its part of a plan that a former agent of the pod received."""
-        plan, rank = self.standing.plan, place.local_rank
-        if plan is None or place.part is not None or rank >= len(self._planned):
+        """Give a place its part of the plan that an earlier agent of this pod received."""
+        plan, rank = self.instructions.plan, place.local_rank
+        if plan is None or place.incarnation.part is not None or rank >= len(self._planned):
             return
-        if self._planned[rank] != place.wanted:
+        part = next((part for part in plan.ranks if part.local_rank == rank), None)
+        if part is None or self._planned[rank] != place.incarnation.number:
             return
-        part = place.part = next((part for part in plan.ranks if part.local_rank == rank), None)
-        if part is None or place.present is None:
+        place.incarnation = replace(place.incarnation, part=part)
+        if place.present is None:
             return
         if not self.settings.is_in_process:
             place.entered = max(place.entered, plan.iteration)
-        elif part.rank is not None and place.worker is None:
-            # It may be slow to come back (a held GIL, a stopped process): no reason to take it for another one.
-            place.former = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
+        elif part.rank is not None and place.connection.report is None:
+            # It may be slow to reconnect (a held GIL, a stopped process): it is still the same worker.
+            report = WorkerReport(WorkerPhase.RUNNING, plan.iteration)
+            place.incarnation = replace(place.incarnation, earlier_report=report)
 
-    def _hear_rendezvous(self, message: RendezvousMessage) -> None:
-        standing = self.standing
+    def _receive(self, message: RendezvousMessage) -> None:
+        instructions = self.instructions
         if isinstance(message, Refused):
-            self._hang_up = HangUp(f"refused by the rendezvous: {message.reason}", _REFUSED_RETRY_S)
+            self._hang_up = CloseConnection(f"refused by the rendezvous: {message.reason}", _REFUSED_RETRY_S)
             return
-        if message.generation < standing.generation:
+        if message.generation < instructions.generation:
             if isinstance(message, Welcome):
-                reason = f"generation: want at least {standing.generation}, got {message.generation}"
-                self._hang_up = HangUp(reason, _REFUSED_RETRY_S)
+                reason = f"generation: want at least {instructions.generation}, got {message.generation}"
+                self._hang_up = CloseConnection(reason, _REFUSED_RETRY_S)
             return
-        standing.generation = message.generation
+        instructions.generation = message.generation
         self._obey(message)
 
     def _obey(self, message: Welcome | Halt | Interrupt | Plan | Respawn | Consult | Finish) -> None:
-        standing = self.standing
+        instructions = self.instructions
         match message:
             case Welcome(heartbeat_interval_s=interval_s):
-                standing.closed = message.over
-                self.speech.welcome(interval_s)
-                self._contact.note_heard()
+                instructions.closed = message.over
+                self.reporter.welcome(interval_s)
+                self._contact.note_contact()
             case Interrupt(iteration=iteration):
-                note_heard(self.places, iteration)
-                if iteration > standing.interrupted:
-                    standing.interrupted, standing.interrupt = iteration, message
+                confirm_faults(self.places, iteration)
+                if iteration > instructions.interrupted:
+                    instructions.interrupted, instructions.interrupt = iteration, message
             case Plan():
                 self._adopt(message)
             case Respawn(places=wanted):
@@ -288,131 +283,123 @@ class Member:
                     if place is not None:
                         place.advance(incarnation + 1)
             case Halt() | Consult() | Finish():
-                standing.note(message)
+                instructions.note(message)
             case _:
                 assert_never(message)
 
     def _adopt(self, plan: Plan) -> None:
-        """Take a plan unless it is older than the one in force; the same one again changes nothing."""
-        present = self.standing.plan
+        """Adopt a plan unless it is older than the current one; adopting it twice changes nothing."""
+        present = self.instructions.plan
         if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
             return
-        note_heard(self.places, plan.iteration - 1)
+        confirm_faults(self.places, plan.iteration - 1)
         is_same_iteration = present is not None and present.iteration == plan.iteration
-        self.standing.plan = plan
+        self.instructions.plan = plan
         parts = {part.local_rank: part for part in plan.ranks}
         for place in self.places:
-            if is_same_iteration and place.part is None:
-                # Confirmed by a new coordinator; a process that came later still has no part in it.
+            if is_same_iteration and place.incarnation.part is None:
+                # A new coordinator confirms the plan; a process that came later still has no part in it.
                 continue
-            place.part, place.is_passed_over = parts.get(place.local_rank), False
-        self._planned = tuple(place.wanted if place.part else -1 for place in self.places)
+            part = parts.get(place.local_rank)
+            place.incarnation = replace(place.incarnation, part=part, is_passed_over=False)
+        incarnations = (place.incarnation for place in self.places)
+        self._planned = tuple(each.number if each.part else -1 for each in incarnations)
 
     # ------------------------------------------------------------------------------------------------------- actions
 
     def settle(self, now_s: float) -> list[Action]:
-        """Return what is missing between what is and what should be; a second call returns nothing."""
+        """Return the actions that lead to the wanted state; a second call returns none."""
         actions: list[Action] = []
         if self._hang_up is not None:
             actions.append(self._hang_up)
             self._hang_up = None
-            self.speech.hang_up()
+            self.reporter.hang_up()
         self._fence(now_s)
-        if self.settings.is_in_process and self.standing.finish is None:
+        if self.settings.is_in_process and self.instructions.finish is None:
             note_absent(self.places, now_s, self.settings.timeouts)
         workers = self.workers
-        if self.settings.is_in_process and self.is_welcome:
-            interrupt_early(self.standing, self.places, workers, self.identity.pod)
+        if self.settings.is_in_process and self.is_accepted:
+            interrupt_early(self.instructions, self.places, workers, self.identity.pod)
         actions += self._remember()
-        self.speech.note_faults(workers, now_s)
-        actions += self.orders.issue(workers, self._has_launcher, self.is_welcome, self._contact.lost_since_s, now_s)
-        actions += self._speak(now_s)
+        self.reporter.note_faults(workers, now_s)
+        actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
+        actions += self._report(now_s)
         actions += self._end(now_s)
         return actions
 
     @property
     def _fence_s(self) -> float | None:
-        """When a pod that is cut off must leave its iteration, unless it is in touch before."""
-        standing = self.standing
-        if self._contact.lost_since_s is None or not standing.is_plan_in_force or standing.finish is not None:
+        """When a pod that is cut off must leave its iteration, unless contact is restored first."""
+        instructions = self.instructions
+        if self._contact.lost_since_s is None or not instructions.is_plan_in_force or instructions.finish is not None:
             return None
-        if standing.plan is None:
+        if instructions.plan is None:
             return None
-        limit_s = longest_absence_s(standing.plan, self.workers, self.settings.timeouts)
+        limit_s = longest_absence_s(instructions.plan, self.workers, self.settings.timeouts)
         return None if limit_s is None else self._contact.lost_since_s + limit_s
 
     def _fence(self, now_s: float) -> None:
-        """Leave an iteration whose ranks somebody else may be given now."""
-        plan, at_s = self.standing.plan, self._fence_s
+        """Leave an iteration whose ranks may now be given to others."""
+        plan, at_s = self.instructions.plan, self._fence_s
         if plan is None or at_s is None or now_s < at_s:
             return
         fault = self._contact.fence(plan, self.workers, now_s)
-        self.standing.interrupted = plan.iteration
-        self.standing.interrupt = Interrupt(
-            self.standing.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail
+        self.instructions.interrupted = plan.iteration
+        self.instructions.interrupt = Interrupt(
+            self.instructions.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail
         )
 
     def _remember(self) -> list[Action]:
-        standing = self.standing
-        memory = Memory(standing.generation, standing.interrupted, standing.plan, self._planned)
+        instructions = self.instructions
+        memory = AgentMemory(instructions.generation, instructions.interrupted, instructions.plan, self._planned)
         if memory == self._memory:
             return []
         self._memory = memory
         return [Remember(memory)]
 
     def _may_join(self, now_s: float) -> bool:
-        """Whether the pod is known well enough: a Hello that lacks running workers would make them look lost."""
-        if now_s >= self.speech.join_by_s:
+        """Whether the pod is known well enough: running workers that Hello omits would look lost."""
+        if now_s >= self.reporter.join_by_s:
             return True
         if not self._has_launcher or any(place.process is None for place in self.places):
             return False
         is_waiting = self.settings.is_in_process
-        return not any(is_waiting and place.is_alive and place.worker is None for place in self.places)
+        return not any(is_waiting and place.is_alive and place.connection.report is None for place in self.places)
 
-    def _speak(self, now_s: float) -> list[Action]:
+    def _report(self, now_s: float) -> list[Action]:
         workers = self.workers
-        if self.speech.is_hello_due:
+        if self.reporter.is_hello_due:
             if not self._may_join(now_s):
                 return []
             self.orders.note_hello(workers)
-            return [TellRendezvous(self._hello(self.speech.greet(workers, now_s)))]
-        is_waited_for = any(place.must_be_ready_by_s is not None for place in self.places)
-        word = self.speech.next_word(workers, self.is_leaving, is_waited_for, now_s)
-        return [] if word is None else [TellRendezvous(word)]
+            return [SendToRendezvous(self._hello(self.reporter.note_hello(workers, now_s)))]
+        is_waited_for = any(place.incarnation.must_be_ready_by_s is not None for place in self.places)
+        word = self.reporter.next_message(workers, self.is_leaving, is_waited_for, now_s)
+        return [] if word is None else [SendToRendezvous(word)]
 
     def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
-        plan, fenced = self.standing.plan, self._contact.fenced
+        plan, fenced = self.instructions.plan, self._contact.fenced
         if fenced is not None:
-            # Otherwise it would look as if the script had left by itself.
+            # Otherwise the script would seem to have left by itself.
             workers = tuple(explain(worker, fenced) for worker in workers)
         return replace(
             self.identity,
             protocol=PROTOCOL,
             domains=(plan.domains if plan is not None else ()) or self.identity.domains,
-            generation=self.standing.generation,
+            generation=self.instructions.generation,
             plan=plan,
             workers=workers,
         )
 
     def _end(self, now_s: float) -> list[Action]:
-        """Leave once the pod is over: after Finish or SIGTERM when the launcher is gone, or when its time is up."""
-        if self.standing.finish is not None and self._exit_by_s is None:
-            self._exit_by_s = now_s + self.orders.shutdown_grace_s + 2 * _LAST_WORD_S
+        """End the agent after Finish or SIGTERM, once the launcher has ended or its time is up."""
+        if self.instructions.finish is not None and self._exit_by_s is None:
+            self._exit_by_s = now_s + self.orders.shutdown_grace_s + 2 * _EXIT_MARGIN_S
         if self._exit_by_s is None:
             return []
         is_released = self._is_terminated and not self._has_launcher
-        is_over = self.standing.finish is not None and self._is_launcher_lost
+        is_over = self.instructions.finish is not None and self._is_launcher_lost
         is_late = now_s >= self._exit_by_s and not self.orders.is_draining
         if is_released or is_over or is_late:
             return [Exit(0)]
         return []
-
-    @property
-    def role(self) -> Role:
-        """Role of the pod in the plan in force; spare before the first."""
-        return self.standing.plan.role if self.standing.plan is not None else Role.SPARE
-
-    @property
-    def outcome(self) -> JobPhase | None:
-        """COMPLETE or FAILED once the job is over."""
-        return self.standing.finish.outcome if self.standing.finish is not None else None

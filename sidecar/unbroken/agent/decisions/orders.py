@@ -1,14 +1,14 @@
-"""What an agent orders its launcher and workers to do: once a connection, and again on the next one. Pure."""
+"""Orders to launcher and workers: each once per connection, and again on the next one. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unbroken.agent.decisions import torchrun_environment
-from unbroken.agent.decisions.events import Action, TellLauncher, TellWorker
+from unbroken.agent.decisions.events import Action, SendToLauncher, SendToWorker
 from unbroken.agent.decisions.fence import lonely_patience_s
-from unbroken.agent.decisions.place import Place
-from unbroken_core.errors import assert_never
-from unbroken_core.messages import Consult, Fault, Finish, Halt, Interrupt, Plan, RankPlan, WorkerState
+from unbroken.agent.decisions.instructions import Instructions
+from unbroken.agent.decisions.place import Incarnation, LauncherOrders, Place
+from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -17,87 +17,42 @@ from unbroken_core.settings import JobSettings, Timeouts
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 
 
-@dataclass
-class Standing:
-    """What the rendezvous has said, newest only."""
-
-    generation: int = 0
-    interrupted: int = -1
-    """Highest iteration that is over."""
-    plan: Plan | None = None
-    halt: Halt | None = None
-    """The newest order to wait after a step."""
-    interrupt: Interrupt | None = None
-    consult: Consult | None = None
-    """The newest question about ranks, for one of the workers."""
-    finish: Finish | None = None
-    closed: int = -1
-    """Highest iteration that was over when the rendezvous welcomed this agent."""
-
-    def note(self, message: Halt | Consult | Finish) -> None:
-        """Keep what counts until the next of its kind."""
-        match message:
-            case Halt():
-                self.halt = message
-            case Consult():
-                self.consult = message
-            case Finish():
-                self.finish = message
-            case _:
-                assert_never(message)
-
-    @property
-    def over(self) -> int:
-        """Highest iteration in which no worker may stay: interrupted, or older than the plan."""
-        return max(self.interrupted, self.plan.iteration - 1 if self.plan is not None else -1)
-
-    @property
-    def is_plan_in_force(self) -> bool:
-        """Whether workers may be in the plan."""
-        return self.plan is not None and self.plan.iteration > self.interrupted
-
-    @property
-    def is_plan_open(self) -> bool:
-        """Whether the rendezvous would still let workers enter the plan."""
-        return self.plan is not None and self.plan.iteration > self.closed
-
-
 class Orders:
-    """Derives orders from the facts about the places; notes in them what it ordered."""
+    """Derives orders from what is known of each place, and notes there what was ordered."""
 
-    def __init__(self, settings: JobSettings, places: Sequence[Place], standing: Standing) -> None:
+    def __init__(self, settings: JobSettings, places: Sequence[Place], instructions: Instructions) -> None:
         self._settings = settings
         self._is_in_process = settings.is_in_process
         self._places = places
-        self._standing = standing
+        self._instructions = instructions
         self._is_shutdown_sent = False
         self.is_draining = False
         """Whether the pod is to end, and its workers may train until their ranks have moved."""
 
     def forget_launcher(self) -> None:
-        """A launcher attached (again): nothing was said to it yet."""
+        """A launcher attached (again): it has no orders yet."""
         self._is_shutdown_sent = False
         for place in self._places:
-            place.spawned = place.ended = place.inspected = -1
+            place.orders = LauncherOrders()
 
     def note_hello(self, workers: Sequence[WorkerState]) -> None:
-        """Enter nobody into the plan any more of whom this Hello tells that it is not there.
+        """Never let a worker enter the plan that this Hello reports outside it.
 
-        The rendezvous takes that as said for good: it may cut the next plan before it answers.
+        The rendezvous takes Hello as final: it may cut the next plan before it answers.
         """
-        plan = self._standing.plan
+        plan = self._instructions.plan
         if plan is None:
             return
         active = {part.local_rank for part in plan.ranks if part.rank is not None}
         for place, state in zip(self._places, workers, strict=True):
             if place.local_rank in active and state.iteration < plan.iteration:
-                place.is_passed_over = True
+                place.incarnation = replace(place.incarnation, is_passed_over=True)
 
     @property
     def shutdown_grace_s(self) -> float:
-        """So long workers may take to end by themselves once the job is over, in seconds."""
+        """How long workers may take to end by themselves once the job is over, in seconds."""
         timeouts = self._settings.timeouts
-        finish = self._standing.finish
+        finish = self._instructions.finish
         if finish is not None and finish.outcome is JobPhase.COMPLETE:
             # What follows the training function (an evaluation, the last save) is the user's, and may take its time.
             return max(timeouts.completion_s, timeouts.startup_s)
@@ -107,16 +62,16 @@ class Orders:
         self,
         workers: Sequence[WorkerState],
         has_launcher: bool,
-        is_welcome: bool,
+        is_accepted: bool,
         lost_since_s: float | None,
         now_s: float,
     ) -> list[Action]:
         """Return the orders that are due, and note them as given.
 
-        `is_welcome`: the rendezvous is heard. Else the others may be in another iteration by now: nobody is entered.
+        Without `is_accepted` no worker enters: the others may be in another iteration by now.
         """
-        if self._standing.finish is not None:
-            return self._finish(self._standing.finish, has_launcher)
+        if self._instructions.finish is not None:
+            return self._finish(self._instructions.finish, has_launcher)
         actions: list[Action] = []
         for place, state in zip(self._places, workers, strict=True):
             if self._is_in_process:
@@ -124,109 +79,121 @@ class Orders:
             else:
                 self._turn(place, state)
             if has_launcher or self._is_in_process:
-                actions += self._enter(place, state, is_welcome)
+                actions += self._enter(place, state, is_accepted)
             actions += self._warn(place, lost_since_s, now_s)
             actions += self._halt(place, state)
             actions += self._ask(place)
             if has_launcher:
                 actions += self._staff(place)
-                actions += self._drain(place, state, is_welcome)
+                actions += self._drain(place, state, is_accepted)
         return actions
 
     # -------------------------------------------------------------------------------------------- leaving and entering
 
     def _guide(self, place: Place, state: WorkerState, now_s: float) -> list[Action]:
-        """Lead a worker out of an iteration that is over; condemn it when it does not come out in time."""
-        if state.phase not in _INSIDE or state.iteration > self._standing.over:
+        """Order a worker out of an iteration that is over; give it up if it does not leave in time."""
+        if state.phase not in _INSIDE or state.iteration > self._instructions.over:
             return []
-        if _is_condemned(place):
+        if _is_given_up(place):
             return []
         patience_s = self._settings.timeouts.hard_s - self._settings.timeouts.soft_s
-        if place.must_be_ready_by_s is None:
-            place.must_be_ready_by_s = now_s + patience_s
-        elif now_s >= place.must_be_ready_by_s:
-            place.must_be_ready_by_s = None
+        incarnation = place.incarnation
+        if incarnation.must_be_ready_by_s is None:
+            place.incarnation = replace(incarnation, must_be_ready_by_s=now_s + patience_s)
+        elif now_s >= incarnation.must_be_ready_by_s:
             detail = f"did not leave iteration {state.iteration} within {patience_s:g} s; its process was ended"
-            stack = place.stack if place.stack_asked == state.iteration else ()
-            place.found = Fault(Cause.HARD_TIMEOUT, state.iteration, detail + where(stack), patience_s, stack)
+            stack = incarnation.stack if incarnation.stack_asked == state.iteration else ()
+            fault = Fault(Cause.HARD_TIMEOUT, state.iteration, detail + where(stack), patience_s, stack)
+            place.incarnation = replace(incarnation, must_be_ready_by_s=None, found=fault)
             return []
-        if not place.is_attached or place.left >= state.iteration:
+        if not place.connection.is_open or place.connection.left >= state.iteration:
             return []
-        place.left = state.iteration
-        return [TellWorker(place.local_rank, self._leave(state.iteration))]
+        place.connection = replace(place.connection, left=state.iteration)
+        return [SendToWorker(place.local_rank, self._leave(state.iteration))]
 
     def _leave(self, iteration: int) -> Leave:
-        interrupt = self._standing.interrupt
+        interrupt = self._instructions.interrupt
         if interrupt is not None:
             return Leave(iteration, interrupt.cause, interrupt.rank, interrupt.detail)
-        newest = self._standing.over + 1
+        newest = self._instructions.over + 1
         return Leave(iteration, Cause.POD_LOST, None, f"the job went on to iteration {newest} without this pod")
 
     def _turn(self, place: Place, state: WorkerState) -> None:
-        """Make a place ready for its next process once its part in an iteration that is over has ended."""
+        """Prepare a place for its next process once its process in an iteration that is over has ended."""
         process = place.present
-        if process is None or process.exit_code is None or place.entered > self._standing.over:
+        if process is None or process.exit_code is None or place.entered > self._instructions.over:
             return
-        if state.phase is WorkerPhase.COMPLETED or place.ended >= place.wanted:
-            place.advance(place.wanted + 1)
+        number = place.incarnation.number
+        if state.phase is WorkerPhase.COMPLETED or place.orders.ended >= number:
+            place.advance(number + 1)
 
-    def _enter(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
-        plan, part = self._standing.plan, place.part
-        if plan is None or part is None or not self._standing.is_plan_in_force:
+    def _enter(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
+        plan, part = self._instructions.plan, place.incarnation.part
+        if plan is None or part is None or not self._instructions.is_plan_in_force:
             return []
         has_entry = self._is_in_process or part.rank is not None
-        may_enter = has_entry and is_welcome and self._standing.is_plan_open and not place.is_passed_over
+        may_enter = (
+            has_entry and is_accepted and self._instructions.is_plan_open and not place.incarnation.is_passed_over
+        )
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
-            place.told = _entry(plan, part, self._settings.timeouts)
+            entry = _entry(plan, part, self._settings.timeouts)
+            place.incarnation = replace(place.incarnation, entry=entry)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
     def _warn(self, place: Place, lost_since_s: float | None, now_s: float) -> list[Action]:
-        """Tell a worker since when the rendezvous is not heard, once a connection and at each change."""
-        plan, part, worker = self._standing.plan, place.part, place.worker
-        if place.warned == lost_since_s or not place.is_attached or plan is None or part is None or worker is None:
+        """Tell a worker since when there is no contact to the rendezvous: once per connection, and at each change."""
+        plan, part, connection = self._instructions.plan, place.incarnation.part, place.connection
+        if connection.lost_since_s == lost_since_s or not connection.is_open or plan is None or part is None:
             return []
-        if part.rank is None or worker.phase not in _INSIDE or worker.iteration != plan.iteration:
+        report = connection.report
+        if report is None or report.phase not in _INSIDE or report.iteration != plan.iteration or part.rank is None:
             return []
-        place.warned = lost_since_s
+        place.connection = replace(connection, lost_since_s=lost_since_s)
         lost_s = None if lost_since_s is None else now_s - lost_since_s
-        return [TellWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
+        return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
 
     def _halt(self, place: Place, state: WorkerState) -> list[Action]:
-        """Let the worker wait after a step, or go on: the newest order, once a connection."""
-        halt = self._standing.halt
-        if halt is None or place.halt == halt or not place.is_attached or halt.iteration <= self._standing.over:
+        """Pass on the newest order to wait after a step, or to go on: once per connection."""
+        halt, connection, part = self._instructions.halt, place.connection, place.incarnation.part
+        if (
+            halt is None
+            or connection.halt == halt
+            or not connection.is_open
+            or halt.iteration <= self._instructions.over
+        ):
             return []
-        worker = place.worker
-        is_in = worker is not None and worker.phase is WorkerPhase.RUNNING and state.iteration == halt.iteration
-        if not is_in or place.part is None or place.part.rank is None:
+        report = connection.report
+        is_in = report is not None and report.phase is WorkerPhase.RUNNING and state.iteration == halt.iteration
+        if not is_in or part is None or part.rank is None:
             return []
-        place.halt = halt
-        return [TellWorker(place.local_rank, halt)]
+        place.connection = replace(connection, halt=halt)
+        return [SendToWorker(place.local_rank, halt)]
 
     def _ask(self, place: Place) -> list[Action]:
-        """Ask the worker what the rendezvous wants to know of it, once a connection."""
-        consult = self._standing.consult
-        if consult is None or (consult.local_rank, consult.incarnation) != (place.local_rank, place.wanted):
+        """Pass on the question of the rendezvous, once per connection."""
+        consult, connection = self._instructions.consult, place.connection
+        present = (place.local_rank, place.incarnation.number)
+        if consult is None or (consult.local_rank, consult.incarnation) != present:
             return []
-        is_waiting = place.worker is not None and place.worker.phase is WorkerPhase.READY
-        if not is_waiting or not place.is_attached or place.asked == consult:
+        is_waiting = connection.report is not None and connection.report.phase is WorkerPhase.READY
+        if not is_waiting or not connection.is_open or connection.asked == consult:
             return []
-        place.asked = consult
-        return [TellWorker(place.local_rank, consult.question)]
+        place.connection = replace(connection, asked=consult)
+        return [SendToWorker(place.local_rank, consult.question)]
 
     @staticmethod
     def _pass_on(place: Place) -> list[Action]:
-        """Tell the worker that is attached what this agent was told about it, once a connection."""
-        told, worker = place.told, place.worker
-        if told is None or worker is None or not place.is_attached or place.passed >= told.iteration:
+        """Pass the newest order to enter on to the attached worker, once per connection."""
+        entry, connection = place.incarnation.entry, place.connection
+        report = connection.report
+        if entry is None or report is None or not connection.is_open or connection.entered >= entry.iteration:
             return []
-        if worker.phase is not WorkerPhase.READY or worker.iteration >= told.iteration:
+        if report.phase is not WorkerPhase.READY or report.iteration >= entry.iteration:
             return []
-        place.passed = told.iteration
-        # Nobody is let in while the rendezvous is not heard.
-        place.warned = None
-        return [TellWorker(place.local_rank, told)]
+        # No worker enters without contact to the rendezvous.
+        place.connection = replace(connection, entered=entry.iteration, lost_since_s=None)
+        return [SendToWorker(place.local_rank, entry)]
 
     # ------------------------------------------------------------------------------------------------------- processes
 
@@ -234,77 +201,84 @@ class Orders:
         """Start and end the processes of one place."""
         process = place.process
         if process is None:
-            # The launcher has not told yet what it has.
+            # The launcher has not reported its processes yet.
             return []
         if place.is_alive:
             return self._inspect(place) + (self._end(place) if self._must_end(place) else self._look_into(place))
-        if place.present is not None or place.spawned >= place.wanted:
+        if place.present is not None or place.orders.started >= place.incarnation.number:
             return []
-        if self._is_in_process:
-            place.spawned = place.wanted
-            return [TellLauncher(Spawn(place.local_rank, place.wanted, {}))]
-        plan, part = self._standing.plan, place.part
-        if place.told is None or plan is None or part is None or place.told.iteration <= self._standing.over:
+        environment = {} if self._is_in_process else self._environment(place.incarnation)
+        if environment is None:
             return []
-        place.spawned = place.wanted
-        environment = torchrun_environment.environment(self._settings, plan, part)
-        return [TellLauncher(Spawn(place.local_rank, place.wanted, environment))]
+        place.orders = replace(place.orders, started=place.incarnation.number)
+        return [SendToLauncher(Spawn(place.local_rank, place.incarnation.number, environment))]
 
-    def _drain(self, place: Place, state: WorkerState, is_welcome: bool) -> list[Action]:
+    def _environment(self, incarnation: Incarnation) -> dict[str, str] | None:
+        """Return the variables of a process that may enter its iteration; None while it may not."""
+        plan, part, entry = self._instructions.plan, incarnation.part, incarnation.entry
+        if entry is None or plan is None or part is None or entry.iteration <= self._instructions.over:
+            return None
+        return torchrun_environment.environment(self._settings, plan, part)
+
+    def _drain(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
         """End a worker of a pod that is to end, unless ranks can still move from it."""
-        # Without the rendezvous nobody moves them.
-        if not self.is_draining or not place.is_alive or (is_welcome and state.phase in _INSIDE):
+        # Without the rendezvous the ranks cannot move.
+        if not self.is_draining or not place.is_alive or (is_accepted and state.phase in _INSIDE):
             return []
         return self._end(place)
 
     @staticmethod
     def _look_into(place: Place) -> list[Action]:
         """Ask for the stack of a worker that makes no progress, once an iteration."""
-        if place.stack_signal == 0 or place.stack_asked >= place.stack_wanted:
+        incarnation, stack_signal = place.incarnation, place.connection.stack_signal
+        if stack_signal == 0 or incarnation.stack_asked >= incarnation.stack_wanted:
             return []
-        place.stack_asked, place.stack = place.stack_wanted, ()
-        return [TellLauncher(DumpStack(place.local_rank, place.wanted, place.stack_signal))]
+        place.incarnation = replace(incarnation, stack_asked=incarnation.stack_wanted, stack=())
+        return [SendToLauncher(DumpStack(place.local_rank, incarnation.number, stack_signal))]
 
     def _inspect(self, place: Place) -> list[Action]:
-        """Ask how a process ends that is ending."""
-        # A new process elsewhere gets another port with the end of the one before, and has nothing to gain.
-        if not place.is_ending or not self._is_in_process or place.inspected >= place.wanted:
+        """Ask for the exit code of a process that is ending."""
+        # Without in-process restarts the next process needs another port, which the launcher reports with the exit.
+        number = place.incarnation.number
+        if not place.incarnation.is_ending or not self._is_in_process or place.orders.inspected >= number:
             return []
-        place.inspected = place.wanted
-        return [TellLauncher(Inspect(place.local_rank, place.wanted))]
+        place.orders = replace(place.orders, inspected=number)
+        return [SendToLauncher(Inspect(place.local_rank, number))]
 
     def _must_end(self, place: Place) -> bool:
-        if place.present is None or _is_condemned(place):
+        if place.present is None or _is_given_up(place):
             return True
-        return not self._is_in_process and place.entered <= self._standing.over
+        return not self._is_in_process and place.entered <= self._instructions.over
 
     def _end(self, place: Place) -> list[Action]:
-        if place.process is None or place.ended >= place.process.incarnation:
+        if place.process is None or place.orders.ended >= place.process.incarnation:
             return []
-        place.ended = place.process.incarnation
+        place.orders = replace(place.orders, ended=place.process.incarnation)
         grace_s = self._settings.timeouts.termination_grace_s
-        return [TellLauncher(End(place.local_rank, place.process.incarnation, grace_s))]
+        return [SendToLauncher(End(place.local_rank, place.process.incarnation, grace_s))]
 
     # ------------------------------------------------------------------------------------------------------------- end
 
     def _finish(self, finish: Finish, has_launcher: bool) -> list[Action]:
-        """Let the workers go: those who listen end by themselves, the others are ended."""
+        """Release the workers: those that are attached end by themselves, the others are ended."""
         actions: list[Action] = []
         for place in self._places:
-            if place.is_attached and not place.is_released:
-                place.is_released = True
-                actions.append(TellWorker(place.local_rank, Release(finish.outcome, finish.message)))
-            elif has_launcher and place.is_alive and not place.is_released:
+            connection = place.connection
+            if connection.is_open and not connection.is_released:
+                place.connection = replace(connection, is_released=True)
+                actions.append(SendToWorker(place.local_rank, Release(finish.outcome, finish.message)))
+            elif has_launcher and place.is_alive and not connection.is_released:
                 actions += self._end(place)
         if has_launcher and not self._is_shutdown_sent:
             self._is_shutdown_sent = True
             exit_code = 0 if finish.outcome is JobPhase.COMPLETE else 1
-            actions.append(TellLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
+            actions.append(SendToLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
         return actions
 
 
-def _is_condemned(place: Place) -> bool:
-    return place.found is not None and place.found.cause is Cause.HARD_TIMEOUT
+def _is_given_up(place: Place) -> bool:
+    found = place.incarnation.found
+    return found is not None and found.cause is Cause.HARD_TIMEOUT
 
 
 def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:

@@ -1,13 +1,14 @@
-"""A fault of a pod's own worker ends the iteration for the others in the pod at once. Pure.
+"""A fault of one worker ends the iteration at once for the others in its pod. Pure.
 
-The rendezvous interrupts an iteration at every fault of an active rank, and in one pod nobody needs to wait for its
-word. It must still hear of the fault, and whose it was: a worker that has left is READY and speaks of it no more, so
-the place keeps it until the rendezvous has said that the iteration is over.
+The rendezvous interrupts an iteration at every fault of an active rank, so the pod need not wait for it. The
+rendezvous must still learn of the fault and its rank: a worker that has left is READY and no longer reports it, so the
+place keeps the fault until the rendezvous has ended the iteration.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from unbroken.agent.decisions.orders import Standing
+from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Place
 from unbroken_core.messages import Interrupt, WorkerState
 from unbroken_core.reasons import WorkerPhase
@@ -15,28 +16,32 @@ from unbroken_core.reasons import WorkerPhase
 _FAILED = (WorkerPhase.STOPPING, WorkerPhase.GONE)
 
 
-def interrupt_early(standing: Standing, places: Sequence[Place], workers: Sequence[WorkerState], pod: str) -> None:
-    """Take the iteration in force for interrupted when an active worker of this pod has failed in it.
+def interrupt_early(
+    instructions: Instructions, places: Sequence[Place], workers: Sequence[WorkerState], pod: str
+) -> None:
+    """Count the current iteration as interrupted if an active worker of this pod has failed in it.
 
-    To be called only in contact with the rendezvous. One that took the job over may not know the fault's iteration for
-    its own yet: there its word is waited for.
+    Call it only in contact with the rendezvous. A rendezvous that took over may not have adopted the fault's iteration
+    yet: then its message is awaited.
     """
-    plan = standing.plan
-    if plan is None or not standing.is_plan_in_force or plan.generation != standing.generation:
+    plan = instructions.plan
+    if plan is None or not instructions.is_plan_in_force or plan.generation != instructions.generation:
         return
     culprit: Interrupt | None = None
     for place, state in zip(places, workers, strict=True):
-        fault, rank = state.fault, None if place.part is None else place.part.rank
+        part = place.incarnation.part
+        fault, rank = state.fault, None if part is None else part.rank
         if rank is None or fault is None or fault.iteration != plan.iteration or state.phase not in _FAILED:
             continue
-        place.unheard = fault
-        culprit = culprit or Interrupt(standing.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
+        place.incarnation = replace(place.incarnation, unconfirmed=fault)
+        culprit = culprit or Interrupt(instructions.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
     if culprit is not None:
-        standing.interrupted, standing.interrupt = plan.iteration, culprit
+        instructions.interrupted, instructions.interrupt = plan.iteration, culprit
 
 
-def note_heard(places: Sequence[Place], iteration: int) -> None:
-    """Forget the faults up to this iteration: the rendezvous has said that it is over."""
+def confirm_faults(places: Sequence[Place], iteration: int) -> None:
+    """Forget the faults up to this iteration, which the rendezvous has ended."""
     for place in places:
-        if place.unheard is not None and place.unheard.iteration <= iteration:
-            place.unheard = None
+        fault = place.incarnation.unconfirmed
+        if fault is not None and fault.iteration <= iteration:
+            place.incarnation = replace(place.incarnation, unconfirmed=None)

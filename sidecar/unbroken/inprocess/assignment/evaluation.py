@@ -1,16 +1,17 @@
 """A rank assignment in Python, evaluated by one worker for all of them when the coordinator asks.
 
-Each worker that is not lost gets a ctx of its own, as if it ran the policy itself; what comes out must fit together.
-Steps that count or place all ranks wait until all have come to them; the keys that they read were said by each worker.
-The reference's own are taken by all at once.
+Each worker that is not lost gets a ctx of its own, as if it ran the policy itself; the results must fit together.
+Steps that count or place all ranks wait until all have reached them; each worker has sent the keys that they read.
+The reference's own steps are evaluated for all workers at once.
 """
 
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from unbroken.inprocess.assignment.policy import key_functions
 from unbroken.inprocess.assignment.roll_call import RollCall
-from unbroken.inprocess.rank_assignment import (
+from unbroken.inprocess.assignment.steps import (
     FillGaps,
     FilterCountGroupedByKey,
     RankAssignment,
@@ -18,10 +19,9 @@ from unbroken.inprocess.rank_assignment import (
     RankDiscarded,
     RankFilter,
     ShiftRanks,
-    Tree,
-    key_functions,
     steps_of,
 )
+from unbroken.inprocess.assignment.tree import Tree
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Answer, Question
 from unbroken_core.ranks.tree.renumbering import filled_ranks, shifted_ranks
@@ -30,7 +30,7 @@ MAX_ERROR = 1500
 
 
 def answer(assignment: RankAssignment | None, rank_filter: RankAssignment | None, question: Question) -> Answer:
-    """Return who shall be which rank, or the error of the policy. Runs in the main thread."""
+    """Return the worker of each rank, or the error of the policy. Runs in the main thread."""
     try:
         steps = [step for policy in (rank_filter, assignment) if policy is not None for step in steps_of(policy)]
         workers = _evaluate(_in_turn((assignment, rank_filter)), question, _roll_call(steps, question))
@@ -43,21 +43,21 @@ def answer(assignment: RankAssignment | None, rank_filter: RankAssignment | None
 
 
 def _in_turn(policies: Iterable[RankAssignment | None]) -> list[RankAssignment]:
-    """Return the steps in the order in which they run; gaps are closed first where nobody renumbers."""
+    """Return the steps in the order in which they run; without a step that renumbers, gaps are closed first."""
     steps = [step for policy in policies if policy is not None for step in reversed(steps_of(policy))]
     return steps if any(not isinstance(step, RankFilter) for step in steps) else [ShiftRanks(), *steps]
 
 
 def _roll_call(steps: Iterable[RankAssignment], question: Question) -> RollCall:
-    """`steps` in the order in which each worker has said the keys of them."""
+    """`steps` in the order in which each worker has sent their keys."""
     said = {number: question.names[index] for number, index in enumerate(question.keys) if index >= 0}
     return RollCall(question.active_world_size, said, [(step, len(key_functions(step))) for step in steps])
 
 
 def _evaluate(steps: Sequence[RankAssignment], question: Question, roll: RollCall) -> list[int]:
-    """Return the number of the worker that shall be rank 0, rank 1, ...; nothing where the policy activates nobody."""
+    """Return the number of the worker for rank 0, rank 1, ...; empty if the policy activates none."""
     terminated = set(question.terminated)
-    # Nothing of the world before: what is active is computed from what is healthy each time.
+    # Nothing comes from the previous world: active ranks are computed from healthy ones each time.
     states = {
         number: State(rank=number, world_size=question.world_size, iteration=question.iteration)
         for number in range(question.world_size)
@@ -87,12 +87,12 @@ _ORDERS: dict[type, Callable[[int, set[int]], list[int]]] = {ShiftRanks: shifted
 
 
 def _is_known(step: RankAssignment) -> bool:
-    """Whether all workers can take the step at once: with thousands of losses each for itself would take minutes."""
+    """Whether the step can be evaluated for all at once: with thousands of losses, one by one would take minutes."""
     return type(step) in _ORDERS or type(step) is FilterCountGroupedByKey
 
 
 def _groups(steps: Sequence[RankAssignment]) -> Iterator[list[RankAssignment]]:
-    """Yield groups of steps that each worker takes in a row; one that looks at all ranks comes first in its group."""
+    """Yield groups of steps that each worker takes in a row; a step that looks at all ranks begins a group."""
     group: list[RankAssignment] = []
     for step in steps:
         is_meeting = _is_known(step) or isinstance(step, (FilterCountGroupedByKey, Tree))
@@ -104,7 +104,7 @@ def _groups(steps: Sequence[RankAssignment]) -> Iterator[list[RankAssignment]]:
 
 
 def _common_size(states: Mapping[int, State], terminated: Collection[int]) -> int | None:
-    """Return the world size on which all agree; None where a step of the user's own has left something else behind."""
+    """Return the world size on which all agree; None if a user's step has left the states inconsistent."""
     sizes = {state.world_size for state in states.values()}
     size = sizes.pop() if len(sizes) == 1 else 0
     ranks = [state.rank for state in states.values() if state.rank is not None]
@@ -112,11 +112,11 @@ def _common_size(states: Mapping[int, State], terminated: Collection[int]) -> in
 
 
 def _renumber(states: Mapping[int, State], by_rank: Mapping[int, int], order: Sequence[int]) -> dict[int, State]:
-    """Give each worker its new rank; `order` has the former rank of each."""
+    """Give each worker its new rank; `order` has the previous rank of each."""
     left: dict[int, State] = {}
-    for rank, former in enumerate(order):
-        if former in by_rank:
-            left[by_rank[former]] = replace(states[by_rank[former]], rank=rank, world_size=len(order))
+    for rank, previous in enumerate(order):
+        if previous in by_rank:
+            left[by_rank[previous]] = replace(states[by_rank[previous]], rank=rank, world_size=len(order))
     return left
 
 
@@ -130,7 +130,7 @@ def _walk(
         ctx = _step(steps, RankAssignmentCtx(state, roll, set(terminated)), number)
         if ctx is None:
             continue
-        # One set for all: 100,000 workers with a thousand lost ranks each are gigabytes.
+        # One set for all: for 100,000 workers with a thousand lost ranks, copies would take gigabytes.
         shared = ctx.terminated_ranks if shared is None else shared
         if ctx.terminated_ranks != shared:
             seen = sorted(ctx.terminated_ranks ^ shared)[:20]

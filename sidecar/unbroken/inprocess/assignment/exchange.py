@@ -1,4 +1,4 @@
-"""What steps of rank assignment tell each other through a store. Needs nothing but set, get, add, check and wait."""
+"""Exchange between ranks through a store, for steps of rank assignment. Uses only set, get, add, check and wait."""
 
 import datetime
 import json
@@ -92,7 +92,7 @@ def exchange_keys(
 
     The last to come, or the first whose patience ends, reads all keys and publishes them as one value: N ranks cost
     O(N) reads together. A rank that died before it published does not block: it is missing in the result, on all ranks
-    alike. Terminated ranks publish when they are there, but nobody waits for them. Raises TimeoutError when the store
+    alike. Terminated ranks publish if they still run, but no rank waits for them. Raises TimeoutError when the store
     does not answer.
     """
     exchange.put(f"keys/{rank}", json.dumps(keys))
@@ -101,7 +101,7 @@ def exchange_keys(
     if is_last or (not exchange.wait_for("all") and exchange.add("late") == 1):
         names = {other: f"keys/{other}" for other in range(world_size)}
         found = {other: json.loads(exchange.read(name)) for other, name in names.items() if exchange.has(name)}
-        # Only one of two may publish: everyone must see the same.
+        # Only one may publish: all ranks must read the same.
         if exchange.add("published") == 1:
             exchange.put("all", json.dumps(found))
     if not exchange.wait_for("all"):

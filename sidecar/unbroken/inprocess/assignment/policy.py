@@ -1,8 +1,8 @@
 """Rank assignment and filter of a wrapper, as settings that the job's coordinator plans with.
 
-The coordinator decides about ranks and runs no code of the script. So a wrapper says with its first word what it asks
-for, as numbers; of a policy of the user's own it sends the name, and one worker is asked at each plan (`own_policy`).
-Wrapped functions inside of another one come too late for that: what they ask for is held against each plan.
+The coordinator decides about ranks and runs no code of the script. So a wrapper sends what it asks for as numbers. For
+a policy in Python it sends the name, and one worker evaluates it for each plan (`evaluation`). Wrapped functions inside
+another one come too late for that: each plan is checked against what they ask for.
 """
 
 import inspect
@@ -13,24 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.inprocess.assignment.size_filter import NO_FILTER, tabulate
-from unbroken.inprocess.pod.environment import Place
-from unbroken.inprocess.rank_assignment import (
+from unbroken.inprocess.assignment.steps import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
     FillGaps,
     FilterCountGroupedByKey,
-    Layer,
-    LayerFlag,
     MaxActiveWorldSize,
     RankAssignment,
     RankFilter,
     ShiftRanks,
-    Tree,
-    key_functions,
     steps_of,
 )
+from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
+from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.state import State
-from unbroken_core.messages import Policy, PolicyLayer
+from unbroken_core.layers import Layer as CoreLayer
+from unbroken_core.messages import Policy
 
 _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
@@ -44,11 +42,11 @@ class Asked:
 
     policy: Policy | None = None
     keys: tuple[str, ...] = ()
-    """Names of its domains in the layers of a Tree below the root. Of code: what the key functions of its steps say."""
+    """Names of its domains in the layers of a Tree below the root; for code, the results of its key functions."""
 
 
 def refuse_policy(name: str, policy: RankAssignment | None) -> None:
-    """Raises ValueError for a policy that could not work at the first loss."""
+    """Raises ValueError for a policy that would fail at the first loss."""
     steps = list(_steps(policy))
     for place, step in enumerate(steps):
         if isinstance(step, Tree) and not step.layers:
@@ -68,7 +66,7 @@ def refuse_beside_tree(assignment: RankAssignment | None, rank_filter: RankAssig
 
 
 def refuse_inside(assignment: RankAssignment | None) -> None:
-    """Raises ValueError for what only the outermost of several wrapped functions can ask for."""
+    """Raises ValueError for steps that only the outermost of several wrapped functions may use."""
     for step in _steps(assignment):
         if isinstance(step, (Tree, FillGaps)) or _is_own(step):
             raise ValueError(
@@ -94,7 +92,7 @@ def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, s
     policy = Policy(
         max_ranks=min((limit for limit in limits if limit is not None), default=None),
         divisible_by=math.lcm(*divisors),
-        # The first step that renumbers, the rightmost, leaves no gap to those after it.
+        # The first step that renumbers, the rightmost, leaves no gaps to the others.
         fills_gaps=any(isinstance(step, FillGaps) for step in _renumbering(steps)[-1:]),
         layers=() if tree is None else tuple(_layer(layer) for layer in tree.layers),
         root_key=said[0] if said else "",
@@ -103,8 +101,18 @@ def ask(assignment: RankAssignment | None, rank_filter: RankAssignment | None, s
     return Asked(None if policy == Policy() else policy, said[1:])
 
 
+def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]], ...]:
+    """Return the keys that a step reads of each rank: (where, key or function), in the same order on all ranks."""
+    name = type(step).__name__
+    if isinstance(step, FilterCountGroupedByKey):
+        return ((f"{name}: key_or_fn", step.key_or_fn),)
+    if isinstance(step, Tree):
+        return tuple((f"{name}: layers[{depth}].key_or_fn", layer.key_or_fn) for depth, layer in enumerate(step.layers))
+    return ()
+
+
 def first_state(environment: Mapping[str, str], place: Place) -> State:
-    """Return this worker before the first plan. What is not known is None, or 0 for the size of the world."""
+    """Return this worker's state before the first plan. Unknown values are None, or 0 for the size of the world."""
     text, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     rank = int(text) if text.isdecimal() else None
     # Pods are NAME-NUMBER, as ranks are in their first order.
@@ -115,7 +123,7 @@ def first_state(environment: Mapping[str, str], place: Place) -> State:
 
 
 def violation(policy: RankAssignment | None, active_world_size: int) -> str:
-    """Return what the size of the active world has against the policy, and what to change; "" when it follows."""
+    """Return how the size of the active world violates the policy, and what to change; "" if it does not."""
     found = (_CHECKS.get(type(step), _follows)(step, active_world_size) for step in _steps(policy))
     return next(filter(None, found), "")
 
@@ -129,10 +137,13 @@ def _key(where: str, key_or_fn: str | Callable[[State], str], state: State) -> s
         ) from error
 
 
-def _layer(layer: Layer) -> PolicyLayer:
+def _layer(layer: Layer) -> CoreLayer:
     flag = layer.flag or LayerFlag(0)
-    return PolicyLayer(
-        layer.min_ranks, layer.max_ranks, bool(flag & LayerFlag.RESERVE), bool(flag & LayerFlag.BACKFILL)
+    return CoreLayer(
+        min_ranks=layer.min_ranks,
+        max_ranks=layer.max_ranks,
+        replace_from=bool(flag & LayerFlag.RESERVE),
+        close_gaps=bool(flag & LayerFlag.BACKFILL),
     )
 
 
@@ -172,7 +183,7 @@ _CHECKS: dict[type[Any], Callable[[Any, int], str]] = {
 
 
 def _is_own(step: RankAssignment) -> bool:
-    # Not isinstance: what a subclass decides, nobody knows. One that only adds to Tree decides as Tree does.
+    # Not isinstance: a subclass may decide otherwise. One that only adds methods to Tree decides as Tree does.
     is_as_tree = isinstance(step, Tree) and all(
         getattr(type(step), name) is member
         for name, member in vars(Tree).items()

@@ -1,6 +1,6 @@
-"""What one worker knows when it answers for all of them: who is there, and what the key functions of each one said.
+"""What one worker knows when it answers for all: which workers there are, and the keys of each.
 
-It is the store of the ctx then: steps that would ask the other ranks ask it instead.
+It takes the store's place in the ctx: steps that would ask other ranks ask it instead.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,12 +10,12 @@ Made = TypeVar("Made")
 
 
 class RollCall:
-    """Stands in for a store. Workers are numbered; `gather` says which rank each of them has by now."""
+    """Stands in for a store. Workers are numbered; `gather` sets the present rank of each."""
 
     def __init__(
         self, num_active: int, said: Mapping[int, tuple[str, ...]], num_keys: Sequence[tuple[object, int]]
     ) -> None:
-        """Take what each worker has said: the keys of all steps in a row.
+        """`said`: by worker, the keys of all steps in a row.
 
         `num_keys` says how many are whose, in that order. Those of a lost worker may be missing.
         """
@@ -31,7 +31,7 @@ class RollCall:
         self._made: dict[tuple[int, frozenset[int]], Any] = {}
 
     def gather(self, numbers: Mapping[int, int]) -> None:
-        """Note the number of each rank that is left; forget what was made of the ranks before."""
+        """Set the number of each remaining rank; forget earlier results."""
         self._numbers = numbers
         self._made = {}
 
@@ -43,7 +43,7 @@ class RollCall:
     def keys_of_all(
         self, step: object, num_workers: int, terminated: Collection[int]
     ) -> dict[int, tuple[str, ...] | None]:
-        """Return the keys of a step by worker; None for a terminated one of which nobody knows them.
+        """Return the keys of a step by worker; None for a terminated worker whose keys are unknown.
 
         Raises ValueError where those of a healthy one are missing.
         """
@@ -54,7 +54,7 @@ class RollCall:
         }
 
     def once(self, step: object, terminated: Collection[int], make: Callable[[], Made]) -> Made:
-        """Return what a step makes of all ranks: made for the first that asks, the same for all others."""
+        """Return a step's result for all ranks: computed for the first caller, the same for all others."""
         place = (id(step), frozenset(terminated))
         if place not in self._made:
             self._made[place] = make()
@@ -77,7 +77,7 @@ class RollCall:
         return said[column]
 
     def __getattr__(self, name: str) -> NoReturn:
-        """Say why a step that talks to others finds nobody."""
+        """Explain to a step that wants to reach other ranks why there is no store."""
         raise AttributeError(
             f"ctx.store.{name}: one worker answers for all, there is no store to meet the others at; "
             "want an answer that depends on the ctx alone"

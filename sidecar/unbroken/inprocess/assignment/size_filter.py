@@ -1,16 +1,16 @@
-"""A filter of the world's size, a function of the script, as numbers that the coordinator can look up."""
+"""A script's world size filter, tabulated so that the coordinator can look it up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_RANKS = 1 << 17
-"""Sizes for which the filter is asked; for a larger world the answer to this one holds."""
+"""Largest size for which the filter is called; its result for this size holds for larger worlds."""
 MAX_STEPS = 1024
 
 
 @dataclass(frozen=True)
 class SizeTable:
-    """What a filter does: the largest multiple of `divisible_by` up to `max_ranks`, or else steps as in `Policy`."""
+    """A filter's results: the largest multiple of `divisible_by` up to `max_ranks`, or else steps as in `Policy`."""
 
     max_ranks: int | None = None
     divisible_by: int = 1
@@ -21,7 +21,7 @@ NO_FILTER = SizeTable()
 
 
 def tabulate(size_filter: Callable[[int], int], max_ranks: int = MAX_RANKS) -> SizeTable:
-    """Ask the filter for each size from 1 to `max_ranks`; some 10 ms.
+    """Call the filter for each size from 1 to `max_ranks`; takes some 10 ms.
 
     Raises ValueError that says for which size it raised, or returned more than it got or no number at all, or that it
     has more than MAX_STEPS steps and is not a multiple under a limit.
@@ -38,7 +38,7 @@ def tabulate(size_filter: Callable[[int], int], max_ranks: int = MAX_RANKS) -> S
             f"most {MAX_STEPS} different sizes in a row up to {max_ranks} ranks, got {len(steps)}: "
             f"{', '.join(f'{number} -> {size}' for number, size in steps[:4])}, ..."
         )
-    # Nothing at all is a step, too: without one there would be no filter.
+    # A result of 0 throughout is a step as well: without any step there would be no filter.
     return SizeTable(steps=steps or ((1, 0),))
 
 

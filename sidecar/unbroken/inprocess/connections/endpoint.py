@@ -1,17 +1,17 @@
-"""The listening socket that a worker binds before it says READY, and the store that active rank 0 serves from it."""
+"""The listening socket that a worker binds before it reports READY, and the store that active rank 0 serves from it."""
 
 import datetime
 import socket
 from typing import Any
 
 BACKLOG = 4096
-"""Ranks that connect before rank 0 serves wait here; the kernel caps it at net.core.somaxconn."""
+"""Backlog for ranks that connect before rank 0 serves; the kernel caps it at net.core.somaxconn."""
 
 STORE_TIMEOUT = datetime.timedelta(minutes=5)
 
 
 class Endpoint:
-    """A socket on a port that the system chose, so that no two iterations or workers can collide."""
+    """A socket on a port that the system chose: iterations and workers cannot collide."""
 
     def __init__(self, host: str) -> None:
         """Bind and listen. Raises OSError when the address is not this host's."""
@@ -44,11 +44,11 @@ class Endpoint:
         )
 
     def close(self) -> list[Any]:
-        """Close the socket, or give away the store that owns it: what drops a store waits for its thread."""
+        """Close the socket, or hand over the store that owns it: dropping a store waits for its thread."""
         self._socket.close()
         store, self._store = self._store, None
         return [] if store is None else [store]
 
     def forget(self) -> None:
-        """Close the socket in a forked child; a store's thread is not there to be joined, so the store is kept."""
+        """Close the socket in a forked child; a store is kept, as its thread does not exist there to be joined."""
         self._socket.close()

@@ -1,8 +1,8 @@
-"""The store client that env:// means during a wrapped call: torch's own, but one that can be left.
+"""The store client behind env:// during a wrapped call: torch's own, but interruptible.
 
-torch connects in C++ and tries again, up to the group's timeout (30 minutes), and nothing can end that from outside.
-When the rank that serves the store dies just then, everybody else would be lost with it. So torch is asked for short
-tries only, and the trying again is Python's, where an interruption can strike.
+torch connects in C++ and retries up to the group's timeout (30 minutes), and nothing can stop that from outside. If the
+rank that serves the store dies just then, all others would be lost with it. So torch makes short attempts only, and
+Python retries, where an interruption can strike.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 TRY_TIMEOUT = datetime.timedelta(seconds=0.5)
-"""For one try of torch's, which takes up to six times as long when nobody answers."""
+"""Timeout of one attempt, which takes up to six times as long without an answer."""
 PROBE_INTERVAL_S = 0.05
 
 _Handler = Callable[..., Iterator[tuple[Any, int, int]]]
@@ -41,7 +41,7 @@ def interruptible_env() -> Iterator[None]:
 def _handler(original: _Handler) -> _Handler:
     def connect(url: str, timeout: datetime.timedelta = datetime.timedelta(minutes=30), **options: Any) -> Any:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            # Rank 0 serves this store itself, and waits in it for the others: a short try would end it too early.
+            # Rank 0 serves this store itself and waits in it for the others: a short attempt would end it too early.
             yield from original(url, timeout=timeout, **options)
             return
         deadline_s = time.monotonic() + timeout.total_seconds()
@@ -56,7 +56,7 @@ def _handler(original: _Handler) -> _Handler:
 
 
 def _try(original: _Handler, url: str, deadline_s: float, options: dict[str, Any]) -> Iterator[Any] | None:
-    """Return an iterator over what torch's handler yields; None when the server did not answer and there is time."""
+    """Return an iterator over what torch's handler yields; None if the server did not answer and time is left."""
     remaining = datetime.timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
     generator = original(url, timeout=min(TRY_TIMEOUT, remaining), **options)
     try:
@@ -69,7 +69,7 @@ def _try(original: _Handler, url: str, deadline_s: float, options: dict[str, Any
 
 
 def _wait_for_server(deadline_s: float) -> None:
-    """Return when somebody listens there, or at the deadline. The interruption strikes here, outside of a handler."""
+    """Return once the server listens, or at the deadline. The interruption strikes here, outside of a handler."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     while time.monotonic() < deadline_s:
         try:

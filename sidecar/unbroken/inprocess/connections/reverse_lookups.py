@@ -1,9 +1,9 @@
-"""Keeps torch from asking DNS for the name of every address that it connects to or accepts.
+"""Stops torch's DNS lookups of every address that it connects to or accepts.
 
-c10d does so for log lines only, but waits for the answer: one lost packet stalls a store and all of its clients for
-five seconds. It gives it up for the life of the process once a lookup fails for a moment (pytorch#159007). So one is
-made to fail: in a thread of its own, whose resolver state (the C library keeps one a thread) names no server. No packet
-is sent, and lookups of the script are untouched.
+c10d needs the names for log lines only, but waits for them: one lost packet stalls a store and all of its clients for
+five seconds. It stops looking names up, for the life of the process, once a lookup fails temporarily (pytorch#159007).
+So one is made to fail, in a thread whose resolver state (the C library keeps one per thread) names no server. No packet
+is sent, and the script's own lookups are untouched.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ ADDRESS = "127.83.77.61"
 """Any loopback address that no /etc/hosts names."""
 TIMEOUT_S = 10.0
 _NSCOUNT_OFFSET = 16
-"""Of `nscount` in glibc's struct __res_state, after two ints and a long."""
+"""Offset of `nscount` in glibc's struct __res_state, after two ints and a long."""
 
 _is_done = False
 

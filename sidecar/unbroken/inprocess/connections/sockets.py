@@ -1,14 +1,15 @@
 """Finds the sockets of gloo and of the iteration's store among all descriptors of this process, and shuts them down.
 
-gloo has no abort; `shutdown(2)` on its connections frees every thread that is blocked on them. Only their receiving
-side is shut down, and a copy of the descriptor keeps each connection open until all ranks have left the iteration: a
-write of gloo that fails (the peer's end is closed already) loses its operation, whose waiter then waits for gloo's
-own timeout. So no rank's abort may make another rank's write fail. Which ones are gloo's is known for sure from Linux:
-/proc tells for each epoll descriptor what is registered with it, a socket and the address of the object that handles
-its events, and with each of gloo's event loops two objects are that begin with the address of a table of their C++
-class. Where torch's library hides these tables, the threads of gloo's loops are asked by their name in which epoll_wait
-they sleep, which a loop that spins never does. No other socket is touched. gloo's listening socket is left alone:
-without it gloo ends the process.
+gloo has no abort; `shutdown(2)` on its connections frees every thread that is blocked on them. Only the receiving side
+is shut down, and a copy of the descriptor keeps each connection open until all ranks have left the iteration: a failing
+write of gloo (the peer's end is closed already) loses its operation, whose waiter then waits for gloo's own timeout. So
+no rank's abort may make another rank's write fail.
+
+Linux shows for certain which sockets are gloo's. /proc lists what is registered with each epoll descriptor: a socket,
+and the address of the object that handles its events. With each of gloo's event loops, two such objects begin with the
+address of a table of their C++ class. Where torch's library hides these tables, the threads of gloo's loops are found
+by name, and their system call shows the epoll in which they sleep; a loop that spins never sleeps. No other socket is
+touched. gloo's listening socket is left alone: without it gloo ends the process.
 """
 
 import ctypes
@@ -25,19 +26,19 @@ GLOO_THREAD = "gloo_tcp_loop"
 _EPOLL = "anon_inode:[eventpoll]"
 _EPOLL_CTL_DEL = 2
 _ATTEMPTS = 40
-"""gloo's loop is awake now and then (it looks around every 10 ms); look again so often."""
+"""How often to look again: gloo's loop wakes now and then (every 10 ms)."""
 
 # Plain calls on descriptors: a socket object would make them non-blocking under socket.setdefaulttimeout().
 # PyDLL keeps the GIL: none of these calls blocks.
 _libc = ctypes.PyDLL(None, use_errno=True)
 
-# Kept: a type that is made anew each time is slow, and garbage in cycles, which costs a restart another collection.
+# Kept: making the type each time is slow, and leaves garbage in cycles, which costs a restart another collection.
 _Address = ctypes.c_char * 128
 
 _LOOP_TABLES = ("_ZTVN4gloo9transport3tcp8ListenerE", "_ZTVN4gloo9transport3tcp11DeferrablesE")
 """Symbols of the tables of those two classes."""
 _TABLE_HEADER_BYTES = 16
-"""So far into its class's table an object of a class with one base points."""
+"""Offset in its class's table to which an object of a class with one base points."""
 
 _held: list[int] = []
 """Copies of gloo's descriptors."""
@@ -49,7 +50,7 @@ def gloo_connections() -> list[int]:
 
 
 def shut_gloo_connections(but: Collection[int] = ()) -> int:
-    """Let every read on a connection of gloo in this process see its end; return how many connections there were.
+    """End every read on gloo's connections in this process; return how many connections there were.
 
     Call `release_connections` once all ranks have left the iteration. Connections in `but` are left alone.
     """
@@ -77,7 +78,7 @@ def shut_connections_to(host: str, port: int) -> int:
 
 
 def _gloo_descriptors() -> list[int]:
-    """Return everything that is registered with gloo's loops."""
+    """Return all descriptors that are registered with gloo's loops."""
     return _found_by_objects() or [one for epoll in _epolls_of_sleepers() for one, _ in _registered(epoll)]
 
 
@@ -87,7 +88,7 @@ def _found_by_objects() -> list[int]:
     if not tables:
         return []
     try:
-        # Not by address in this process: it may be that of an object that has gone, or no address at all.
+        # Do not follow addresses in this process: an object may have gone, or the value may be no address.
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return []
@@ -122,7 +123,7 @@ def _epolls() -> list[int]:
 
 @functools.cache
 def _tables(path: str) -> frozenset[int]:
-    """Return what gloo's objects begin with; empty where torch's library does not tell."""
+    """Return the first words of gloo's objects; empty if torch's library hides them."""
     try:
         library = ctypes.CDLL(path)
         places = [ctypes.addressof(ctypes.c_char.in_dll(library, name)) for name in _LOOP_TABLES]
@@ -154,7 +155,7 @@ def _epolls_of_sleepers() -> set[int]:
 
 
 def _registered(epoll: int) -> list[tuple[int, int]]:
-    """Return each descriptor that an epoll waits for, and what its owner has noted with it."""
+    """Return each descriptor that an epoll waits for, with the data that its owner registered."""
     lines = (line.split() for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines())
     return [(int(words[1]), int(words[5], 16)) for words in lines if len(words) > 5 and words[0] == "tfd:"]
 
@@ -193,7 +194,7 @@ def _link(descriptor: int) -> str:
 
 
 def _read(path: str) -> str:
-    # Without a file object, which costs more than the rest: every rank reads dozens in each restart.
+    # Without a file object, which would cost more than the rest: every rank reads dozens of files per restart.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

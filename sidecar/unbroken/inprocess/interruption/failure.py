@@ -1,4 +1,4 @@
-"""Exceptions of the function: what to say of them, and how to let go of what they hold."""
+"""Exceptions of the function: how to describe them, and how to free what they hold."""
 
 import traceback
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def describe(error: BaseException) -> str:
     except Exception:
         text = "(its text cannot be shown)"
     name = type(error).__name__
-    # Cut first: the text may be longer than a machine's memory likes to copy twice.
+    # Cut first: the text may be too long to copy twice.
     line = " ".join(text[:MAX_DETAIL].split())
     return (f"{name}: {line}" if line else name)[:MAX_DETAIL]
 

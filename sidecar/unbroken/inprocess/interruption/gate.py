@@ -1,10 +1,10 @@
 """Gets the main thread out of the training function, wherever it is.
 
-A real-time signal is sent to the main thread, whose handler raises RankShouldRestart. Against
-PyThreadState_SetAsyncExc this has three advantages: it also ends system calls that block inside Python (time.sleep,
-Queue.get, a lock) or that a library retries until something interrupts them (the connect loop of TCPStore); the
-decision to raise is taken in the main thread at the instant of raising, so nothing can be raised after the gate was
-closed; and the handler sees whether an earlier raise is still on its way through `finally` blocks, which it spares.
+A real-time signal is sent to the main thread, whose handler raises RankShouldRestart. This has three advantages over
+PyThreadState_SetAsyncExc. It also ends system calls that block inside Python (time.sleep, Queue.get, a lock) or that a
+library retries until something interrupts them (the connect loop of TCPStore). The main thread decides to raise at the
+instant of raising, so nothing is raised after the gate was closed. And the handler sees whether an earlier raise is
+still on its way through `finally` blocks, which it spares.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ FIRST_INTERVAL_S = 0.02
 """Pause between two signals; doubled each time, up to LONGEST_INTERVAL_S."""
 LONGEST_INTERVAL_S = 0.5
 MAX_POLITE_RAISES = 3
-"""A function that swallowed so many is interrupted in its exception handlers as well."""
+"""A function that swallows this many is interrupted in its exception handlers as well."""
 CLEAN_UP_S = 5.0
-"""So long, handlers of the errors that the abort itself causes are left alone. They may be `finally` blocks; but they
-may also be a script's own idea of trying again, which knows no end."""
+"""How long handlers of errors that the abort itself causes are left alone. They may be `finally` blocks; but they may
+also be a script's own retry loop, which never ends."""
 _UNRAISABLE = frozenset({"__del__"})
-"""Functions out of which no exception can get: Python prints and drops it."""
+"""Functions that no exception can leave: Python prints and drops it."""
 
 
 class RankShouldRestart(BaseException):
@@ -49,7 +49,7 @@ class Gate:
     def __init__(self) -> None:
         self.atomic_lock = threading.RLock()
         self.left = threading.Event()
-        """Set while the main thread is outside of the function."""
+        """Set while the main thread is outside the function."""
         self.left.set()
         self.is_leaving = False
         self.num_atomic = 0
@@ -60,12 +60,12 @@ class Gate:
         self._leaving_since_s = 0.0
         self._handled_before = 0
         """id() of the exception that the function was handling when the iteration ended."""
-        self._former_trace: Any = None
+        self._previous_trace: Any = None
         self._does_trace = False
         self._signal_number = 0
 
     def install(self) -> None:
-        """Take a real-time signal that nobody uses. Raises InternalError when there is none."""
+        """Take an unused real-time signal. Raises InternalError when there is none."""
         self._signal_number = unused_signal()
         signal.signal(self._signal_number, self._on_signal)
 
@@ -106,7 +106,7 @@ class Gate:
             error = error or late
         finally:
             if self._does_trace:
-                sys.settrace(self._former_trace)
+                sys.settrace(self._previous_trace)
             self.left.set()
         return Outcome(value, error)
 
@@ -121,7 +121,7 @@ class Gate:
         """Signal the main thread until it has left; from another thread.
 
         `free` is called before every further signal: what blocked the main thread may have begun after the abort. It
-        returns whether that thread was still inside: whoever looks late finds it inside again, in the next iteration.
+        returns whether that thread was still inside; a late check may find it inside again, in the next iteration.
         """
         interval_s = FIRST_INTERVAL_S
         main_thread = threading.main_thread().ident
@@ -136,7 +136,7 @@ class Gate:
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
-        """Hold off the end of the iteration; raises RankShouldRestart when that has begun."""
+        """Hold off the end of the iteration; raises RankShouldRestart if it has begun."""
         while not self.atomic_lock.acquire(blocking=False):
             if self.is_leaving:
                 raise RankShouldRestart(self._reason)
@@ -167,9 +167,9 @@ class Gate:
         return time.monotonic() - self._leaving_since_s < CLEAN_UP_S
 
     def _strike_again_in_handlers(self, frame: FrameType | None) -> None:
-        """Raise once more at the next line that runs: in the handler that swallows, outside of its `try`."""
+        """Raise once more at the next line that runs: in the handler that swallows, outside its `try`."""
         if not self._does_trace:
-            self._does_trace, self._former_trace = True, sys.gettrace()
+            self._does_trace, self._previous_trace = True, sys.gettrace()
         while frame is not None and frame.f_code is not Gate.run.__code__:
             frame.f_trace = self._on_line
             frame = frame.f_back

@@ -30,7 +30,7 @@ class Running(Protocol):
 
 
 class Breaker:
-    """A thread of its own, so that neither the main thread nor the link's waits for an abort."""
+    """Has a thread of its own: neither the main thread nor the link's may wait for an abort."""
 
     def __init__(
         self, gate: Gate, leftovers: Leftovers, running: Running, aborts: Callable[[], Sequence[Abort]]
@@ -56,11 +56,11 @@ class Breaker:
             self._thread.join(GOODBYE_S)
 
     def stop(self, iteration: int) -> None:
-        """End the function that runs in this iteration; from any thread, returns at once."""
+        """End the function that runs in this iteration; from any thread, without waiting."""
         self._to_stop.put(iteration)
 
     def abort_once(self, iteration: int) -> None:
-        """Free what is blocked in a communicator, once an iteration; whoever comes second waits for the first.
+        """Free what is blocked in a communicator, once per iteration; a second caller waits for the first.
 
         The main thread comes here on its way out of each iteration: what is behind it is not aborted any more.
         """
@@ -85,7 +85,7 @@ class Breaker:
             if gate.left.is_set():
                 return
         try:
-            # The main thread may have left by itself meanwhile, and be on its way to the next iteration.
+            # Meanwhile the main thread may have left by itself and be on its way to the next iteration.
             if self._is_inside(iteration):
                 self.abort_once(iteration)
                 gate.force_out(lambda: self._free_again(iteration))
@@ -96,8 +96,8 @@ class Breaker:
         return self._running.iteration == iteration and not self._gate.left.is_set()
 
     def _free_again(self, iteration: int) -> bool:
-        """Return whether the main thread was still inside: it may be in the function of the next iteration by now."""
-        # Under the lock that the main thread takes on its way out: the next iteration's sockets are not to be touched.
+        """Return whether the main thread was still in this iteration's function; it may be in the next one by now."""
+        # Under the lock that the main thread takes on its way out: the next iteration's sockets must not be touched.
         with self._lock:
             is_inside = self._is_inside(iteration)
             if is_inside and self._aborts():

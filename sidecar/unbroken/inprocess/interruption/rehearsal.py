@@ -1,8 +1,8 @@
-"""The rehearsal of a first recovery, made while nobody waits for this worker.
+"""Rehearses a first recovery while no other rank waits for this worker.
 
-What a process does for the first time takes it longer. A group costs it milliseconds more, since all that is touched is
-copied where the process was forked. And a collective that ends by an error costs it seconds on a slow disk: C++ finds
-the way out by tables of torch's libraries that nothing else reads, one page after the other, while all ranks wait.
+The first time costs more. A group costs milliseconds more in a forked process, where each page that is touched is
+copied. And a collective that ends with an error costs seconds on a slow disk: C++ unwinds with tables of torch's
+libraries that nothing else reads, page by page, while all ranks wait.
 """
 
 import datetime
@@ -21,7 +21,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def rehearse() -> list[Any]:
-    """Make gloo groups of this worker alone, do a collective in one and end one in another; return what to destroy.
+    """Make private gloo groups, complete a collective in one and abort one in another; return what to destroy.
 
     Does nothing where torch.distributed is not loaded, or in use; what fails here will say so when it is needed.
     """
@@ -39,7 +39,7 @@ def rehearse() -> list[Any]:
 
 
 def _end_a_collective(dist: Any, pair: dict[int, Any]) -> None:
-    """Wait, in a group of two ranks, for one that does not come, and be freed as by an abort."""
+    """Wait in a group of two ranks for one that never comes, and be freed as by an abort."""
     store = dist.HashStore()
     other = threading.Thread(target=_come_too, args=(dist, store, pair), name="unbroken-rehearsal", daemon=True)
     others = sockets.gloo_connections()
@@ -60,7 +60,7 @@ def _come_too(dist: Any, store: Any, pair: dict[int, Any]) -> None:
     try:
         _join(dist, store, 1, pair)
     except Exception as error:
-        # Else the thread would print a traceback into the script's output.
+        # Otherwise the thread would print a traceback into the script's output.
         logger.debug("no rehearsal: error=%s", error)
 
 
@@ -72,5 +72,5 @@ def _join(dist: Any, store: Any, rank: int, pair: dict[int, Any]) -> None:
 
 
 def _number() -> Any:
-    # Of the CPU, whatever the script has made the default.
+    # On the CPU, whatever the script's default device is.
     return sys.modules["torch"].ones(1, device="cpu")

@@ -1,4 +1,4 @@
-"""Real-time signals for the library's own use: those for which nobody in this process has a handler."""
+"""Real-time signals for the library's own use: those without a handler in this process."""
 
 import signal
 from pathlib import Path
@@ -16,7 +16,7 @@ def unused_signal() -> int:
 
 
 def _taken() -> int:
-    """Return the mask of signals that are handled or ignored, by code in C too; 0 where the kernel does not tell."""
+    """Return the mask of signals that are handled or ignored, by C code as well; 0 if the kernel does not show it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

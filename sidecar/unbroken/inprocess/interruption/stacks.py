@@ -57,15 +57,15 @@ class StackSignal:
     """A signal at which the main thread's stack is written to a file, also while a C call holds the GIL."""
 
     def __init__(self, folder: Path, local_rank: int) -> None:
-        """Take a signal that nobody uses. Where that is not possible, `number` stays 0 and no stack is written."""
+        """Take an unused signal. If there is none, `number` stays 0 and no stack is written."""
         self.number = 0
         self._descriptor = -1
         try:
             number = unused_signal()
-            # Emptied by the one who asks; read by an agent that may be another user.
+            # The launcher empties it before it asks; the agent that reads it may be another user.
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(stack_path(folder, local_rank), flags, 0o644)
-            # The main thread takes the signal and walks its own frames: those of others change under the walker.
+            # The main thread takes the signal and walks its own frames: other threads' frames change meanwhile.
             faulthandler.register(number, file=self._descriptor, all_threads=False)
         except (InternalError, OSError, RuntimeError, ValueError) as error:
             logger.warning("no stack can be written: folder=%s error=%s", folder, error)

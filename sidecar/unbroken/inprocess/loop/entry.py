@@ -7,7 +7,7 @@ from unbroken_core.pod.pod_messages import Release
 from unbroken_core.reasons import JobPhase
 
 _last_release: list[Release] = []
-"""The end of the job, once a call of this process was told of it."""
+"""The end of the job, once a call of this process has learned of it."""
 
 
 def note_end(release: Release) -> None:
@@ -21,7 +21,7 @@ def forget_end() -> None:
 
 
 def refuse_other_threads() -> None:
-    """Raises InternalError outside of the main thread: only that can be interrupted."""
+    """Raises InternalError outside the main thread: only that one can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         raise InternalError(
             f"wrapped function: want a call in the main thread, got one in {threading.current_thread().name}"

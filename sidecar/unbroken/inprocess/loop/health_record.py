@@ -1,4 +1,4 @@
-"""What each health check said last, for the agent's metrics."""
+"""The last result of each health check, for the agent's metrics."""
 
 from collections.abc import Callable
 
@@ -15,20 +15,20 @@ class HealthRecord:
         self._told: tuple[tuple[str, bool], ...] = ()
 
     def watch(self, check: Callable[[FrozenState], FrozenState]) -> HealthCheck:
-        """Return a check that does the same and notes its result here; of a composition, that of each part."""
+        """Return a check that does the same and notes its result here; in a composition, the result of each part."""
         if isinstance(check, Composition):
             watched: HealthCheck = Compose(*(self.watch(part) for part in check.instances))
             return watched
         return _Watched(check, self._is_passed)
 
     def tell(self) -> tuple[tuple[str, bool], ...]:
-        """Return all results by name; from now on they are no news."""
+        """Return all results by name, and count them as reported."""
         self._told = self._results()
         return self._told
 
     @property
     def is_news(self) -> bool:
-        """Whether a result differs from what was told last."""
+        """Whether a result differs from the last report."""
         return self._results() != self._told
 
     def _results(self) -> tuple[tuple[str, bool], ...]:

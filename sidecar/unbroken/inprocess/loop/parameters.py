@@ -1,4 +1,4 @@
-"""Gives the function its CallWrapper where a parameter is annotated with it."""
+"""Passes the CallWrapper to parameters that are annotated with it."""
 
 import inspect
 import types
@@ -22,17 +22,17 @@ def bind_by_annotation(
     bound = signature.bind_partial(*args, **kwargs)
     bound.arguments.update({name: value for name in names if name in signature.parameters})
     bound.apply_defaults()
-    # Complain about what is missing in the function's own words.
+    # Report missing arguments as the function itself would.
     signature.bind(*bound.args, **bound.kwargs)
     return bound.args, bound.kwargs
 
 
 def _refuse_misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type) -> None:
-    """Raise what the call would raise, before it costs every worker of a job its restarts."""
+    """Raise what the call would raise, before it costs every worker of the job its restarts."""
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
-        # Not every built-in function tells what it takes.
+        # Not every built-in function has a signature.
         return
     try:
         signature.bind(*args, **kwargs)
@@ -46,7 +46,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
-        # A string annotation that names something unknown here: take the annotations as they stand.
+        # A string annotation may name something unknown here: take the annotations as they are.
         return {name: parameter.annotation for name, parameter in inspect.signature(function).parameters.items()}
 
 

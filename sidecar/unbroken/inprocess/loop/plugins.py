@@ -1,4 +1,4 @@
-"""The plug-ins of the wrapped functions that run now: those of the call, then of wrapped functions inside of it."""
+"""The plug-ins of the wrapped functions that run now: those of the call, then of wrapped functions inside it."""
 
 import logging
 from dataclasses import replace
@@ -18,16 +18,16 @@ class Plugins:
 
     def __init__(self, options: Options) -> None:
         self.health = HealthRecord()
-        """What the health checks of all layers said last."""
+        """The last results of all health checks."""
         self._layers = [self._watched(options)]
 
     @property
     def depth(self) -> int:
-        """Wrapped functions that run, one inside of the other."""
+        """Number of wrapped functions that run, one inside the other."""
         return len(self._layers)
 
     def enter(self, options: Options) -> None:
-        """A wrapped function begins inside of the others."""
+        """A wrapped function begins inside the others."""
         self._layers.append(self._watched(options))
 
     def cut(self, depth: int) -> None:
@@ -35,12 +35,12 @@ class Plugins:
         del self._layers[depth:]
 
     def aborts(self) -> list[Abort]:
-        """Return what ends communicators, none twice; from any thread."""
+        """Return the plug-ins that end communicators, each once; from any thread."""
         aborts = [layer.abort for layer in self._inside_out() if layer.abort is not None]
         return list({id(abort): abort for abort in aborts}.values())
 
     def prepare(self, state: FrozenState) -> None:
-        """Run what comes before the innermost function; raises what that raises.
+        """Run the plug-ins before the innermost function; raises what they raise.
 
         Raises RestartAbort when the plan is not what the wrapper's rank assignment or filter asks for.
         """
@@ -54,7 +54,7 @@ class Plugins:
                 plugin(state)
 
     def finalize(self, state: FrozenState) -> None:
-        """Clean up after functions that were left; raises what that raises."""
+        """Clean up after functions that were left; raises what a plug-in raises."""
         for layer in self._inside_out():
             if layer.finalize is not None:
                 layer.finalize(state)
@@ -66,7 +66,7 @@ class Plugins:
                 layer.health_check(state)
 
     def complete(self, state: FrozenState) -> None:
-        """Run what comes after the innermost function has returned; its errors are logged."""
+        """Run the plug-ins after the innermost function has returned; their errors are logged."""
         completion = self._layers[-1].completion
         if completion is None:
             return
@@ -76,7 +76,7 @@ class Plugins:
             logger.error("completion raised: iteration=%d", state.iteration, exc_info=error)
 
     def terminate(self, state: FrozenState, reason: BaseException) -> None:
-        """Run what comes when this worker leaves for good; its error is raised from the reason."""
+        """Run the plug-ins when this worker leaves for good; their error is raised from the reason."""
         try:
             for layer in self._inside_out():
                 if layer.terminate is not None:

@@ -1,8 +1,8 @@
-"""Waits after a step, so that ranks move where all workers have finished one and the same.
+"""Waits after a step, so that ranks move when all workers have finished the same step.
 
-The agent passes on how far to go; the next ping of a step from there on waits for what follows: a later step to go on
-to, the word to save because all stand after the same step, or the end of the iteration, which raises in the wait.
-Nobody waits longer than the order says: who hears nothing goes on.
+An order says after which step to wait. From that step on, the next ping waits for another order: to go on to a later
+step, or to save because all stand after the same step. The end of the iteration raises in the wait. A worker waits no
+longer than the order says: without another order it goes on.
 """
 
 import threading
@@ -17,7 +17,7 @@ POLL_S = 0.1
 
 
 class Halting:
-    """What one iteration knows of it. `obey` runs in the link's thread, all others in the main thread."""
+    """The wait of one worker. `obey` runs in the link's thread, all others in the main thread."""
 
     def __init__(self, progress: Progress, tell: Callable[[Halted], None]) -> None:
         """`tell` sends an answer to the agent; it is called from both threads."""
@@ -27,9 +27,9 @@ class Halting:
         self._order: Halt | None = None
         self._until_s = 0.0
         self._told_at_order = -1
-        """The last step that the script had told when the order came."""
+        """The last step that the script had reported when the order came."""
         self._has_gone_back = False
-        """Whether the script has begun to count anew since: no step of an order says anything then."""
+        """Whether the script has restarted its count since: then the steps of an order mean nothing."""
         self._saves: list[Callable[[int], object]] = []
         self._saved: int | None = None
         self._is_waiting = False
@@ -38,14 +38,14 @@ class Halting:
         self._news = threading.Event()
 
     def begin(self, iteration: int) -> None:
-        """Begin an iteration, before it is told to anybody."""
+        """Begin an iteration, before it is reported."""
         self.end()
         self._order = self._said = self._saved = None
         self._has_gone_back = False
         self._iteration = iteration
 
     def end(self) -> None:
-        """Let go of what belongs to the function."""
+        """Drop what belongs to the function."""
         self._iteration = -1
         self._saves = []
         self._is_waiting = False
@@ -55,12 +55,12 @@ class Halting:
         self._saves.append(save)
 
     def obey(self, order: Halt) -> None:
-        """Follow an order from the next ping on, and say where this worker is now; the same order again is ignored."""
+        """Follow an order from the next ping on, and report this worker's step; a repeated order is ignored."""
         if order.iteration != self._iteration or order == self._order:
             return
         self._until_s = time.monotonic() + order.within_s
         self._order = order
-        # In this turn: a ping that does not see the order has told its step before this reads it.
+        # In this order: a ping that does not see the order has noted its step before it is read here.
         self._progress.want_care()
         self._told_at_order = self._progress.step
         if not self._is_waiting:
@@ -87,7 +87,7 @@ class Halting:
                 self._stand(step)
         finally:
             self._is_waiting = False
-        # Also to an order that came this instant, while `obey` took this thread for one that waits.
+        # Also to an order that came this instant, when `obey` took this thread for a waiting one.
         order = self._order or order
         self._say(Halted(order.generation, order.number, step), does_go_on=True)
 
@@ -115,7 +115,7 @@ class Halting:
         self._saved = step
 
     def _say(self, answer: Halted, does_go_on: bool = False) -> None:
-        """Tell the agent, unless it has heard more already: two threads speak."""
+        """Send an answer, unless a newer one was sent: two threads do so."""
         with self._lock:
             said = self._said
             is_newer = said is None or (said.generation, said.number) != (answer.generation, answer.number)

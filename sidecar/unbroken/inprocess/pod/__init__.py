@@ -1,1 +1,4 @@
-"""What the worker shares with its pod: environment, link to the agent, progress stamps."""
+"""What a worker shares with its pod: environment, the link to the agent, the page of progress stamps.
+
+Here: nothing that knows of iterations, plug-ins or torch.
+"""

@@ -1,4 +1,4 @@
-"""The lock that tells the agent at once when this process's main thread ends; see unbroken_core.pod.stamps."""
+"""The lock that shows the agent at once when this process's main thread ends; see unbroken_core.pod.stamps."""
 
 import ctypes
 import mmap
@@ -22,17 +22,17 @@ class Life:
 
     def __init__(self) -> None:
         self._word: ctypes.c_uint32 | None = None
-        """First word of the lock that is held; keeps its page mapped, which the kernel walks into at the end."""
+        """First word of the held lock; keeps its page mapped, which the kernel accesses when the thread ends."""
         self._page: mmap.mmap | None = None
 
     def hold(self, page: mmap.mmap, local_rank: int, num_slots: int) -> None:
-        """Take the lock in this page, unless it is held already; one in an earlier page is given back."""
+        """Take the lock in this page, unless it is held already; release one in an earlier page."""
         offset = stamps.lock_offset(local_rank, num_slots)
         if page is self._page or sys.platform != "linux" or len(page) < offset + stamps.LOCK_BYTES:
             return
         self.release()
         self._page = page
-        # Whoever had the slot before is dead, and so is its lock.
+        # The slot's previous process is dead, and so is its lock.
         page[offset : offset + stamps.LOCK_BYTES] = bytes(stamps.LOCK_BYTES)
         word = ctypes.c_uint32.from_buffer(page, offset)
         if not _lock(word):
@@ -42,12 +42,12 @@ class Life:
             _call("pthread_mutex_unlock", word)
             word.value = 0
             return
-        # The kernel wakes only if it is told that somebody waits. No other thread writes here while this one lives.
+        # The kernel wakes waiters only if this bit is set. No other thread writes here while this one lives.
         word.value |= stamps.LOCK_HAS_WAITER
         self._word = word
 
     def release(self) -> None:
-        """Give the lock back: from now on the end of this process says nothing."""
+        """Release the lock: from now on the end of this process shows nothing."""
         word, self._word, self._page = self._word, None, None
         if word is not None:
             _call("pthread_mutex_unlock", word)

@@ -1,4 +1,4 @@
-"""Variables: what the launcher tells the process, and what the wrapper tells the function and torch."""
+"""Environment variables: those that the launcher sets, and those that the wrapper sets for the function and torch."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ from unbroken_core.pod.pod_messages import Enter
 logger = logging.getLogger(__name__)
 
 NCCL_ERRORS_END_PROCESS = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
-"""torch's own, on by default: an error of NCCL ends the process, up to a minute later, from a thread of torch's."""
+"""A variable of torch, on by default: an error of NCCL then ends the process up to a minute later, from a thread."""
 _OFF = frozenset({"0", "n", "no", "f", "false"})
-"""What torch reads as off, in any case."""
+"""Values that torch reads as off, in any case."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Place:
     incarnation: int
     local_world_size: int
     pod_address: str
-    """Numeric address that the other pods reach."""
+    """Numeric address at which other pods reach this one."""
     is_in_process: bool = True
     """False: the job starts processes again, each for one iteration, and rank 0's own process serves the store."""
 
@@ -72,7 +72,7 @@ def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(size),
         "MASTER_ADDR": plan.master_host,
         "MASTER_PORT": str(plan.master_port),
-        # In process, rank 0 serves the store before the function starts; in the function every rank is a client of it.
+        # In process, rank 0 serves the store before the function starts: in it, every rank is a client.
         "TORCHELASTIC_USE_AGENT_STORE": str(place.is_in_process),
         "TORCHELASTIC_RESTART_COUNT": str(plan.iteration),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.iteration),
@@ -86,7 +86,7 @@ def export(place: Place, plan: Enter) -> None:
 
 
 def survive_nccl_errors() -> None:
-    """Let torch leave the process alone when NCCL fails, in groups that are made from now on.
+    """Keep torch from ending the process when NCCL fails, for groups that are made from now on.
 
     The loss of a peer is such an error; torch would end a process whose function has long been started again. A value
     that is set stays, with a warning.

@@ -1,7 +1,7 @@
-"""The connection to the agent: a Unix stream socket, one JSON message a line, made again whenever it breaks.
+"""The connection to the agent: a Unix stream socket, one JSON message per line, reopened whenever it breaks.
 
-One thread reads it and stamps progress. Only snapshots travel: on every connection the worker says who it is and what
-it is now, so that neither side must remember what the other has seen. While the agent is away training goes on.
+One thread reads it and stamps progress. Only snapshots travel: on every connection the worker sends who it is and its
+state, so neither side must remember what the other has seen. While the agent is down, training goes on.
 """
 
 import logging
@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unbroken.inprocess.assignment.policy import Asked
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.progress import Progress
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
-from unbroken_core.messages import Fault, Halt, Halted, Question
+from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
@@ -27,14 +26,13 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 SEND_TIMEOUT_S = 5.0
 QUIET_S = 0.05
-"""So long after a plan a report that can wait does: whoever forms a group needs the processor, and so do its peers."""
-_NOTHING = Asked()
+"""How long after a plan a report may wait: this worker and its peers need the processor to form their groups."""
 _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 @dataclass(frozen=True)
 class Orders:
-    """Everything that the agent has said, reduced to what still matters."""
+    """The agent's newest message of each kind."""
 
     enter: Enter | None = None
     """The newest plan."""
@@ -44,7 +42,7 @@ class Orders:
     halt: Halt | None = None
     """The newest order to wait after a step."""
     question: Question | None = None
-    """The newest about ranks."""
+    """The newest question about ranks."""
 
     def has_left(self, iteration: int) -> bool:
         """Return whether this iteration is over; a newer plan says so as well."""
@@ -56,14 +54,22 @@ class Link:
     """Connection, its thread, and the newest orders."""
 
     def __init__(
-        self, folder: Path, attach: Attach, progress: Progress, beat_s: float, asked: Asked = _NOTHING
+        self,
+        folder: Path,
+        attach: Attach,
+        progress: Progress,
+        beat_s: float,
+        *,
+        policy: Policy | None = None,
+        keys: tuple[str, ...] = (),
     ) -> None:
-        """`asked` goes with every report."""
+        """`policy` and `keys` go with every report."""
         self._folder = folder
         self._attach = attach
         self._progress = progress
         self._beat_s = beat_s
-        self._asked = asked
+        self._policy = policy
+        self._keys = keys
         self._report: WorkerReport | None = None
         self._reported_s = 0.0
         self._send_lock = threading.Lock()
@@ -71,16 +77,16 @@ class Link:
         self._news = threading.Condition()
         self._orders = Orders()
         self._last_seen_s = time.monotonic()
-        self._unheard_since_s: float | None = None
-        """Since when no agent of this worker has heard the rendezvous, as far as it knows."""
+        self._no_contact_since_s: float | None = None
+        """Since when no agent of this worker had contact to the rendezvous, as far as the worker knows."""
         self._own_leave: Fault | None = None
-        """Why this worker has left the last iteration that it left by itself."""
+        """Why this worker left an iteration by itself, the last time it did."""
         self._is_closing = False
         self._on_leave: Callable[[Orders], None] = lambda _: None
         self._unsent = b""
         """A report that may wait."""
         self._quiet_s: float | None = None
-        """When the thread looks after what was put off; None when nothing may be put off any more."""
+        """When the thread sends postponed reports; None while none may be postponed."""
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="unbroken-link", daemon=True)
 
@@ -114,23 +120,23 @@ class Link:
         self._socket = None
 
     def report(self, report: WorkerReport, may_wait: bool = False) -> None:
-        """Tell the agent what this worker is now; when it is away, as soon as it is back.
+        """Report this worker's state to the agent; if the agent is down, as soon as it is back.
 
-        `may_wait`: the agent knows as much from what it has ordered; it is told a moment later, or with the next one.
+        `may_wait`: the agent already knows it from its own order; the report goes a moment later, or with the next one.
         """
-        report = replace(report, policy=self._asked.policy, keys=self._asked.keys)
+        report = replace(report, policy=self._policy, keys=self._keys)
         own_leave = self._own_leave
         if own_leave is not None and report.fault is None and report.iteration == own_leave.iteration:
-            # Otherwise it would look as if the script had left by itself.
+            # Otherwise the script would seem to have left by itself.
             report = replace(report, fault=own_leave)
         with self._send_lock:
-            former = self._report
-            if former is not None and former.halted is not None and _is_same_run(report, former):
-                report = replace(report, halted=former.halted)
+            earlier = self._report
+            if earlier is not None and earlier.halted is not None and _is_same_run(report, earlier):
+                report = replace(report, halted=earlier.halted)
             self._send(report, may_wait)
 
     def answer(self, halted: Halted) -> None:
-        """Add an answer to the last report, while that says RUNNING; from any thread."""
+        """Add an answer to the last report, if that was RUNNING; from any thread."""
         with self._send_lock:
             if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
                 self._send(replace(self._report, halted=halted))
@@ -143,7 +149,7 @@ class Link:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what is not sent yet, with the lock held."""
+        """Send postponed reports, with the lock held."""
         lines, self._unsent = self._unsent, b""
         connection = self._socket
         if connection is None or not lines:
@@ -155,7 +161,7 @@ class Link:
             _shutdown(connection)
 
     def _last_word(self) -> bytes:
-        """Return the last report, with the age that its fault has by now: the oldest fault names the culprit."""
+        """Return the last report with the present age of its fault: the oldest fault names the culprit."""
         report = self._report
         if report is None:
             return b""
@@ -202,7 +208,7 @@ class Link:
                 buffer = self._read(buffer)
 
     def _settle(self) -> None:
-        """Send what was put off; from now on nothing is, until the next plan."""
+        """Send postponed reports; postpone none until the next plan."""
         with self._send_lock:
             self._quiet_s = None
             self._flush()
@@ -223,7 +229,7 @@ class Link:
             connection.connect(str(self._folder / "agent.sock"))
             self._progress.attach(self._folder / "stamps")
             with self._send_lock:
-                away_s = 0.0 if self._unheard_since_s is None else time.monotonic() - self._unheard_since_s
+                away_s = 0.0 if self._no_contact_since_s is None else time.monotonic() - self._no_contact_since_s
                 hello = wire.encode(replace(self._attach, away_s=away_s)).encode() + b"\n"
                 connection.sendall(hello + self._last_word())
                 self._socket, self._unsent = connection, b""
@@ -234,14 +240,14 @@ class Link:
         logger.debug("agent reached")
 
     def _leave_when_alone(self) -> None:
-        """Leave the iteration as the agent would have, had it lost the rendezvous: others may have the ranks by now."""
+        """Leave the iteration when an agent without contact would order it: others may have the ranks by now."""
         enter, report = self._orders.enter, self._report
-        if self._socket is not None or enter is None or enter.alone_s is None or self._unheard_since_s is None:
+        if self._socket is not None or enter is None or enter.alone_s is None or self._no_contact_since_s is None:
             return
         if report is None or report.phase not in _INSIDE:
-            # Who has completed saves nothing any more, and would have to do it all again.
+            # A worker that has completed saves nothing more, and would have to repeat everything.
             return
-        away_s = time.monotonic() - self._unheard_since_s
+        away_s = time.monotonic() - self._no_contact_since_s
         if away_s < enter.alone_s or self._orders.has_left(enter.iteration):
             return
         detail = f"no agent has heard the rendezvous for {away_s:.1f} s: left, since others may have its ranks by now"
@@ -275,11 +281,11 @@ class Link:
     def _obey(self, message: ToWorker) -> None:
         orders = self._orders
         if isinstance(message, Enter):
-            self._unheard_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
+            self._no_contact_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
             if orders.enter is not None and message.iteration <= orders.enter.iteration:
                 return
             orders = replace(orders, enter=message)
-            # Before the main thread hears of the plan: what it puts off is looked after for sure.
+            # Before the main thread sees the plan: what it postpones will be sent for certain.
             self._quiet_s = time.monotonic() + QUIET_S
         elif isinstance(message, Leave):
             if orders.leave is not None and message.iteration <= orders.leave.iteration:
@@ -294,7 +300,7 @@ class Link:
         else:
             assert_never(message)
         self._orders = orders
-        # Before the waiters: the interruption of a running function is what everybody waits for.
+        # Before the waiters: all ranks wait for the interruption of a running function.
         self._on_leave(orders)
         with self._news:
             self._news.notify_all()
@@ -305,15 +311,15 @@ class Link:
         if connection is not None:
             connection.close()
             self._last_seen_s = time.monotonic()
-            if self._unheard_since_s is None:
-                self._unheard_since_s = self._last_seen_s
+            if self._no_contact_since_s is None:
+                self._no_contact_since_s = self._last_seen_s
             with self._news:
                 self._news.notify_all()
 
 
-def _is_same_run(report: WorkerReport, former: WorkerReport) -> bool:
-    is_running = report.phase is WorkerPhase.RUNNING and former.phase is WorkerPhase.RUNNING
-    return is_running and report.iteration == former.iteration
+def _is_same_run(report: WorkerReport, earlier: WorkerReport) -> bool:
+    is_running = report.phase is WorkerPhase.RUNNING and earlier.phase is WorkerPhase.RUNNING
+    return is_running and report.iteration == earlier.iteration
 
 
 def _shutdown(connection: socket.socket) -> None:

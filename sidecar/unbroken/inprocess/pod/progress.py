@@ -28,12 +28,12 @@ class Progress:
         self._inode = -1
         self._does_stamp_main = False
         self._needs_care = False
-        """Whether the next ping has more to do than to stamp: it is the first, or the worker may have to halt."""
+        """Whether the next ping must do more than stamp: it is the first, or the worker may have to halt."""
         self._words: memoryview | None = None
         self._page: tuple[mmap.mmap, int] | None = None
         """The mapped file and its number of slots."""
         self._life = Life()
-        # One object for the whole life: the interpreter may still hold a call when the next is added.
+        # One object throughout: the interpreter may still hold a pending call when the next is added.
         self._callback = _PENDING_CALL(self._stamp_main)
 
     def attach(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class Progress:
         self._stamp(stamps.MAIN)
 
     def detach(self) -> None:
-        """Stop writing for good; the slot says that no timeout applies."""
+        """Stop writing for good; the slot shows that no timeout applies."""
         self._set_flags(0)
         self._words = self._page = None
         self._life.release()
@@ -73,7 +73,7 @@ class Progress:
         self._life.forget()
 
     def hold(self) -> None:
-        """Let the agent know at once when this thread ends, in the main thread, until `detach`."""
+        """Show the agent at once when the main thread ends, until `detach`; call it in that thread."""
         if self._page is not None:
             page, num_slots = self._page
             self._life.hold(page, self._local_rank, num_slots)
@@ -89,7 +89,7 @@ class Progress:
         self._set_flags(stamps.FLAG_IN_FUNCTION)
 
     def stop_main(self) -> None:
-        """Let MAIN grow old: the signals that end a function would keep a thread that sleeps on fresh for ever."""
+        """Let MAIN grow stale: the signals that end a function would keep even a sleeping thread fresh."""
         self._does_stamp_main = False
 
     def end(self) -> None:
@@ -99,7 +99,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """Last step that was told in this iteration; -1: none."""
+        """Last step reported in this iteration; -1: none."""
         return -1 if self._words is None else self._words[self._first + stamps.STEP]
 
     def want_care(self) -> None:
@@ -115,11 +115,12 @@ class Progress:
         words[first + stamps.PING] = time.monotonic_ns()
         if step is not None:
             words[first + stamps.STEP] = step
-        # After the step was told: who wants care and then reads an older step can rely on it that the next ping cares.
+        # After the step was noted: a thread that sets the flag and then reads an older step knows that the next ping
+        # will see it.
         return self._needs_care
 
     def arm(self) -> bool:
-        """Let silence count as a hang from now on; return whether it did not yet. Care is over until it is wanted."""
+        """Count silence as a hang from now on; return whether this is new. Clears the flag of `want_care`."""
         self._needs_care = False
         if self._flags & (stamps.FLAG_PING_ARMED | stamps.FLAG_IN_FUNCTION) != stamps.FLAG_IN_FUNCTION:
             return False
@@ -147,7 +148,7 @@ class Progress:
         """Stamp ALIVE, and ask the main thread to stamp MAIN; from the library's thread."""
         self._stamp(stamps.ALIVE)
         if self._does_stamp_main:
-            # A full queue means that the main thread has not run for long: exactly what a stale stamp shall say.
+            # A full queue means that the main thread has not run for long, which a stale stamp is to show.
             ctypes.pythonapi.Py_AddPendingCall(self._callback, None)
 
     def _stamp_main(self, _: object) -> int:

@@ -1,4 +1,4 @@
-"""Which of the two homes a wrapped call lives in: a pod's, which is there, or one that the wrappers bring along."""
+"""Where a wrapped call runs: in a pod, or in standalone mode."""
 
 import logging
 from collections.abc import Mapping
@@ -8,49 +8,50 @@ from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.pod.environment import Place, read_place
-from unbroken.inprocess.standalone.joining import Home, Invitation, expect, take_seat
+from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
 from unbroken.inprocess.standalone.launched import read_launched
 from unbroken_core.settings import Timeouts
 
 logger = logging.getLogger(__name__)
 
-_next: list[Invitation] = []
-"""Invitation to the next call, once there was one: the environment says something else by then."""
+_next: list[JoinRequest] = []
+"""Request of the next call, once there was a call: the environment does not describe it any more."""
 
 
-class Residence:
-    """Where one call lives, until `close`."""
+class Hosting:
+    """The pod of one call, or its standalone job, until `close`."""
 
     def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
-        """Move in; waits until the job has formed, where there is none yet.
+        """Find the pod, or form a job and wait until it has formed.
 
-        Raises NoAgentError when there is nothing to live in, TimeoutError that says who is missing, RestartError.
+        Raises NoAgentError when there is neither pod nor launcher, TimeoutError that names the missing workers, and
+        RestartError.
         """
-        self._home: Home | None = None
-        self._invitation: Invitation | None = None
+        self._registration: Registration | None = None
+        self._request: JoinRequest | None = None
         if environment.get("UNBROKEN_DIR"):
             if names := options.names_set_by_the_job():
                 logger.warning("timeouts are set by the job, without effect here: options=%s", ",".join(names))
             self.place: Place = read_place(environment)
             return
-        invitation = _invitation(options, environment)
-        self._home = take_seat(invitation)
-        self._invitation = invitation
-        self.place = self._home.place
-        # What was over is another job.
+        request = _request(options, environment)
+        self._registration = join(request)
+        self._request = request
+        self.place = self._registration.place
+        # The job that has ended was another one.
         entry.forget_end()
 
     def close(self, num_workers: int | None) -> None:
-        """Move out. `num_workers` is how many lived in the last plan, None when there was none."""
-        if self._home is None or self._invitation is None:
+        """Leave a standalone job. `num_workers` is the number of workers in the last plan, None when there was none."""
+        if self._registration is None or self._request is None:
             return
-        self._home.close()
+        self._registration.close()
         if num_workers is not None:
-            _next[:] = [expect(self._invitation, num_workers, self._home.is_first)]
+            _next[:] = [next_request(self._request, num_workers, self._registration.is_first)]
 
 
 def timeouts_of(options: Options) -> Timeouts:
-    """Return the timeouts of a job that has no spec to say them."""
+    """Return the timeouts of a job without a spec."""
     heartbeat_s = options.heartbeat_timeout.total_seconds()
     barrier_s = options.barrier_timeout.total_seconds()
     return Timeouts(
@@ -66,7 +67,7 @@ def timeouts_of(options: Options) -> Timeouts:
     )
 
 
-def _invitation(options: Options, environment: Mapping[str, str]) -> Invitation:
+def _request(options: Options, environment: Mapping[str, str]) -> JoinRequest:
     limit_s = options.barrier_timeout.total_seconds()
     if _next:
         return replace(_next[0], timeouts=timeouts_of(options), limit_s=limit_s)
@@ -78,7 +79,7 @@ def _invitation(options: Options, environment: Mapping[str, str]) -> Invitation:
             "srun, or UNBROKEN_DIR of a pod; none of them is set. Start the script with `torchrun --nproc-per-node N "
             "script.py` or `unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
-    return Invitation(
+    return JoinRequest(
         launched=launched,
         call=0,
         world_size=launched.world_size,
@@ -91,7 +92,7 @@ def _invitation(options: Options, environment: Mapping[str, str]) -> Invitation:
 
 
 def _store_address(options: Options) -> tuple[int | None, str]:
-    """Return port and host that the script chose for the reference's store: they are free, and open between hosts."""
+    """Return port and host that the script chose for the reference's store: free, and reachable between hosts."""
     given = options.store_kwargs or {}
     port, host = given.get("port"), given.get("host_name")
     if port is not None and (not isinstance(port, int) or isinstance(port, bool)):

@@ -1,8 +1,8 @@
-"""The worker's side of a home of its own: finds the host process of this machine, or starts it, and takes a seat.
+"""How a worker joins a standalone job: it finds this machine's host process, or starts it, and registers.
 
 folder of the job on this machine       <temporary>/unbroken-<uid>/<job and host>
   locked by the host process for as long as it lives; the worker that finds it unlocked starts one
-  home.sock                             workers register here; the connection stays open until the call is over
+  workers.sock                          workers register here; the connection stays open until the call is over
   agent.sock, stamps                    as in a pod
 """
 
@@ -25,15 +25,15 @@ from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutErro
 from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.standalone.launched import Launched
 from unbroken.standalone.folders import lock_folder
-from unbroken.standalone.words import (
+from unbroken.standalone.messages import (
     CONFIG_NAME,
     MAX_LINE_BYTES,
     SOCKET_NAME,
     Busy,
     Failed,
-    HomeConfig,
+    Placement,
     Register,
-    Seat,
+    StandaloneConfig,
     ToRegistered,
     Waiting,
     make_key,
@@ -45,11 +45,11 @@ from unbroken_core.settings import Timeouts
 RETRY_S = 0.05
 BUSY_RETRY_S = 0.1
 START_TIMEOUT_S = 60.0
-LAST_WORD_S = 5.0
-"""The host process gives the job up when its time is over, and says why: so long a worker waits for that."""
+LAST_MESSAGE_S = 5.0
+"""When time is up, the host process gives the job up and says why: a worker waits this long for the reason."""
 _MAX_FOLDER_CHARACTERS = 50
 
-_open: "weakref.WeakSet[Home]" = weakref.WeakSet()
+_open: "weakref.WeakSet[Registration]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -57,12 +57,12 @@ def _close_all() -> None:
         home.close()
 
 
-# A child that keeps the socket would keep the worker alive in the eyes of the host process.
+# If a forked child kept the socket, the host process would take the worker for alive.
 os.register_at_fork(after_in_child=_close_all)
 
 
-class Home:
-    """A seat in a job that wrappers have formed among themselves; it is this worker's until `close`."""
+class Registration:
+    """A worker's place in a standalone job, held by an open connection until `close`."""
 
     def __init__(self, place: Place, is_first: bool, connection: socket.socket) -> None:
         self.place = place
@@ -78,20 +78,20 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """What this worker knows of the job that it wants to be in."""
+class JoinRequest:
+    """What this worker knows of the job that it wants to join."""
 
     launched: Launched
     call: int
-    """Number of the wrapped call in this process, from 0: each one is a job of its own."""
+    """Number of the wrapped call in this process, from 0: each is a job of its own."""
     world_size: int
-    """Workers that are expected."""
+    """Number of workers that are expected."""
     timeouts: Timeouts
     limit_s: float
     secret: str = ""
     address: str = ""
     is_first: bool | None = None
-    """Whether the root runs on this host, where that is known from a call before."""
+    """Whether the root runs on this host, if an earlier call has shown it."""
     log_folder: str = ""
 
     @property
@@ -105,42 +105,42 @@ class Invitation:
         return make_key(self.key, socket.gethostname(), self.launched.host)[:16]
 
 
-def take_seat(invitation: Invitation) -> Home:
+def join(request: JoinRequest) -> Registration:
     """Wait until the job has formed.
 
     Raises TimeoutError that says who is missing, NoAgentError when there is nothing to start, RestartError with the
     reason when the job cannot form.
     """
-    deadline_s = time.monotonic() + invitation.limit_s
-    folder = base_folder() / invitation.folder_name
-    said = "nobody has answered"
+    deadline_s = time.monotonic() + request.limit_s
+    folder = base_folder() / request.folder_name
+    waiting_for = "nobody has answered"
     while time.monotonic() < deadline_s:
         connection = _connect(folder)
         if connection is None:
-            if not _start_host(folder, invitation, deadline_s):
+            if not _start_host(folder, request, deadline_s):
                 time.sleep(RETRY_S)
             continue
         is_kept = False
         try:
-            # Everybody waits for the same thing: who has begun last must hear of it as well.
-            seat, said = _register(connection, invitation, deadline_s + LAST_WORD_S)
-            if seat is not None:
+            # All workers wait for the same event: the one that came last must learn of the failure as well.
+            placement, waiting_for = _register(connection, request, deadline_s + LAST_MESSAGE_S)
+            if placement is not None:
                 is_kept = True
-                return Home(_place(folder, seat), seat.is_first, connection)
+                return Registration(_place(folder, placement), placement.is_first, connection)
         finally:
             if not is_kept:
                 connection.close()
         time.sleep(BUSY_RETRY_S)
     raise TimeoutError(
-        f"job of {invitation.world_size} workers: want all of them to call the wrapped function within "
-        f"{invitation.limit_s:g} s (barrier_timeout): {said}"
+        f"job of {request.world_size} workers: want all of them to call the wrapped function within "
+        f"{request.limit_s:g} s (barrier_timeout): {waiting_for}"
     )
 
 
 def base_folder() -> Path:
-    """Return this user's folder for homes, made when it is not there. Raises NoAgentError when others may write to it.
+    """Return this user's folder for standalone jobs, and make it if needed.
 
-    Short: the path of a Unix socket has 107 bytes at most.
+    Its path is short: that of a Unix socket has 107 bytes at most. Raises NoAgentError when others may write to it.
     """
     chosen = tempfile.gettempdir()
     parent = Path(chosen if len(chosen) <= _MAX_FOLDER_CHARACTERS else "/tmp")
@@ -172,35 +172,35 @@ def _connect(folder: Path) -> socket.socket | None:
 
 
 def _register(
-    connection: socket.socket, invitation: Invitation, deadline_s: float
-) -> tuple[Seat, str] | tuple[None, str]:
-    """Return the seat; without one, what there is to say about it. Raises RestartError."""
-    launched = invitation.launched
+    connection: socket.socket, request: JoinRequest, deadline_s: float
+) -> tuple[Placement, str] | tuple[None, str]:
+    """Return the placement, or what the job waits for. Raises RestartError."""
+    launched = request.launched
     local_rank = -1 if launched.local_rank is None else launched.local_rank
-    said = "the host process has not answered"
+    waiting_for = "the host process has not answered"
     try:
-        _send(connection, Register(launched.rank, local_rank, os.getpid(), invitation.timeouts))
+        _send(connection, Register(launched.rank, local_rank, os.getpid(), request.timeouts))
         for answer in _answers(connection, deadline_s):
-            if isinstance(answer, Seat):
+            if isinstance(answer, Placement):
                 connection.settimeout(None)
                 return answer, ""
             if isinstance(answer, Failed):
                 kind = TimeoutError if answer.is_timeout else RestartError
-                raise kind(f"job of {invitation.world_size} workers: {answer.message}")
-            said = answer.message
+                raise kind(f"job of {request.world_size} workers: {answer.message}")
+            waiting_for = answer.message
             if isinstance(answer, Busy):
                 break
     except OSError:
         pass
-    return None, said
+    return None, waiting_for
 
 
 def _send(connection: socket.socket, message: object) -> None:
     connection.sendall(wire.encode(message).encode() + b"\n")
 
 
-def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Seat | Waiting | Busy | Failed]:
-    """Yield what the host process says until it hangs up. Raises OSError at the deadline, RestartError for nonsense."""
+def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Placement | Waiting | Busy | Failed]:
+    """Yield the host process's messages. Raises OSError at the deadline, RestartError for an unreadable message."""
     buffer = b""
     while True:
         connection.settimeout(max(deadline_s - time.monotonic(), 0.001))
@@ -217,18 +217,18 @@ def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Seat | Wa
                 raise RestartError(f"host process of another version? {error}") from error
 
 
-def _place(folder: Path, seat: Seat) -> Place:
+def _place(folder: Path, placement: Placement) -> Place:
     return Place(
         folder=folder,
-        local_rank=seat.local_rank,
+        local_rank=placement.local_rank,
         incarnation=0,
-        local_world_size=seat.num_places,
-        pod_address=seat.address,
+        local_world_size=placement.num_places,
+        pod_address=placement.address,
     )
 
 
-def _start_host(folder: Path, invitation: Invitation, deadline_s: float) -> bool:
-    """Start the host process unless somebody else does; return whether it was this worker."""
+def _start_host(folder: Path, request: JoinRequest, deadline_s: float) -> bool:
+    """Start the host process unless another worker does; return whether this one did."""
     descriptor = lock_folder(folder)
     if descriptor is None:
         return False
@@ -239,17 +239,17 @@ def _start_host(folder: Path, invitation: Invitation, deadline_s: float) -> bool
                 "`pip install 'unbroken[sidecar]'`"
             )
         _clear(folder)
-        launched = invitation.launched
-        log_file = f"home-{socket.gethostname()}-{launched.host or 0}-{invitation.call}.log"
-        config = HomeConfig(
-            key=invitation.key,
-            world_size=invitation.world_size,
+        launched = request.launched
+        log_file = f"standalone-{socket.gethostname()}-{launched.host or 0}-{request.call}.log"
+        config = StandaloneConfig(
+            key=request.key,
+            world_size=request.world_size,
             master_host=launched.master_host,
             ports=launched.ports,
             limit_s=max(deadline_s - time.monotonic(), 0.0),
-            address=invitation.address,
-            is_first=invitation.is_first,
-            log_file=str(Path(invitation.log_folder).absolute() / log_file) if invitation.log_folder else "",
+            address=request.address,
+            is_first=request.is_first,
+            log_file=str(Path(request.log_folder).absolute() / log_file) if request.log_folder else "",
         )
         path = folder / CONFIG_NAME
         path.touch(mode=0o600)
@@ -259,13 +259,13 @@ def _start_host(folder: Path, invitation: Invitation, deadline_s: float) -> bool
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        # The host process has it as well, and with it the lock.
+        # The host process holds it as well, and with it the lock.
         os.close(descriptor)
     return True
 
 
 def _clear(folder: Path) -> None:
-    """Remove what a host process that was killed has left."""
+    """Remove what a killed host process has left."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -274,7 +274,7 @@ def _clear(folder: Path) -> None:
 
 
 def _spawn(folder: Path, lock: int) -> None:
-    """Start the host process, which is nobody's child. Raises NoAgentError with what it says."""
+    """Start the host process, which detaches itself. Raises NoAgentError with its error output."""
     safe = ["-P"] if sys.version_info >= (3, 11) else []
     command = [sys.executable, *safe, "-m", "unbroken.standalone", "host", str(folder), str(lock)]
     process = subprocess.Popen(
@@ -302,9 +302,9 @@ def _spawn(folder: Path, lock: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process' environment, in which the package is found even if only this script knew where it is."""
+    """Return this process' environment, extended so that the package is found even if only sys.path led to it."""
     found = [Path(_origin(name)).parent for name in ("unbroken", "unbroken_core")]
-    # Not where everybody looks anyhow: there it would come before the standard library.
+    # Not site-packages, which is searched anyhow: in PYTHONPATH it would come before the standard library.
     added = [str(folder) for folder in found if folder.name not in ("site-packages", "dist-packages")]
     paths = [path for path in (os.environ.get("PYTHONPATH", ""), *added) if path]
     unset = ("TORCHELASTIC_ERROR_FILE", "PYTHONINSPECT")
@@ -318,6 +318,6 @@ def _origin(name: str) -> str:
     return str(next(iter(module.__path__)))
 
 
-def expect(invitation: Invitation, world_size: int, is_first: bool) -> Invitation:
-    """Return the invitation to the next call, of the workers that were left at the end of this one."""
-    return replace(invitation, call=invitation.call + 1, world_size=world_size, is_first=is_first)
+def next_request(request: JoinRequest, world_size: int, is_first: bool) -> JoinRequest:
+    """Return the request of the next call, which expects the workers that were left at the end of this one."""
+    return replace(request, call=request.call + 1, world_size=world_size, is_first=is_first)

@@ -1,4 +1,4 @@
-"""Who started this process, and as what: the variables of torchrun, mpirun, srun and scripts like them."""
+"""Rank and peers of this process, from the variables of torchrun, mpirun, srun and the like."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from unbroken.inprocess.exception import NoAgentError
 DEFAULT_MASTER_PORT = 29500
 NUM_PORTS = 8
 FIRST_PORT_OFFSET = 2
-"""From MASTER_PORT. The port itself is torchrun's store, or the script's own; scripts written for the reference make a
-store of theirs on the next one."""
+"""Counted from MASTER_PORT. That port is torchrun's store, or the script's own; scripts written for the reference use
+the next one for a store of theirs."""
 
 _FAMILIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("RANK and WORLD_SIZE", {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}),
@@ -32,7 +32,7 @@ _FAMILIES: tuple[tuple[str, dict[str, str]], ...] = (
         },
     ),
     (
-        # SLURM_STEP_ID: a batch script itself has ranks in its environment, but was not started by srun.
+        # SLURM_STEP_ID: a batch script has ranks in its environment as well, but was not started by srun.
         "srun",
         {"rank": "SLURM_PROCID", "world_size": "SLURM_NTASKS", "local_rank": "SLURM_LOCALID", "step": "SLURM_STEP_ID"},
     ),
@@ -40,7 +40,7 @@ _FAMILIES: tuple[tuple[str, dict[str, str]], ...] = (
 _OPTIONAL = ("local_rank", "local_world_size")
 _HOSTS = ("GROUP_RANK", "NODE_RANK", "SLURM_NODEID")
 _RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
-"""What tells runs with one MASTER_PORT apart, where it is there; the same on all hosts."""
+"""Variables that, where set, tell runs with the same MASTER_PORT apart; the same on all hosts."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Launched:
     local_rank: int | None
     master_host: str
     ports: tuple[int, ...]
-    """Where the job's root may listen on `master_host`, in the order in which they are tried."""
+    """Ports on `master_host` where the job's root may listen, in the order in which they are tried."""
     host: str
     """Tells the job's hosts apart, should several of them be one machine."""
     run: tuple[str, ...]
@@ -60,7 +60,7 @@ class Launched:
 
 
 def read_launched(environment: Mapping[str, str], base_port: int | None = None, host: str = "") -> Launched | None:
-    """Return None where no launcher is to be seen.
+    """Return None when no launcher has set its variables.
 
     `base_port` and `host` are the wrapper's store_kwargs. Raises NoAgentError that names a variable that is missing or
     wrong.

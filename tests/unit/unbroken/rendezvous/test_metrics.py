@@ -1,0 +1,187 @@
+"""What a job's metrics say, and that their number is bounded."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from unbroken.network.refusals import Refusal
+from unbroken.rendezvous.metrics import (
+    BUCKETS_S,
+    MAX_DOMAINS,
+    RecoveryMeter,
+    View,
+    ViewCollector,
+    count_spares,
+)
+from unbroken_core.layers import Layer
+from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.recovery.history import FaultRecord, History
+from unbroken_core.settings import JobSettings
+
+SETTINGS = JobSettings(
+    job="big", replicas=990, spares=10, ranks_per_pod=8, layers=(Layer("rack", "r"), Layer("switch", "s"))
+)
+
+
+def pod(number: int, num_racks: int = 20, num_switches: int = 100) -> PodStatus:
+    """Return one of 1,000 pods; the last ten are spares."""
+    is_spare = number >= 990
+    return PodStatus(
+        pod=f"big-{number}",
+        uid=f"uid-{number}",
+        node=f"node-{number}",
+        role=Role.SPARE if is_spare else Role.ACTIVE,
+        ranks=() if is_spare else tuple(range(8 * number, 8 * number + 8)),
+        domains=(f"r{number % num_racks}", f"s{number % num_switches}"),
+        workers=((WorkerPhase.READY if is_spare else WorkerPhase.RUNNING),) * 8,
+        is_connected=True,
+    )
+
+
+def add_recovery(history: History, number: int) -> None:
+    """Let one more worker fail and be replaced, on a node of its own."""
+    incident = history.open(10.0 * number, number, 7920)
+    cause = list(Cause)[number % len(Cause)]
+    incident.add(FaultRecord(cause, f"u{number}", 0, 10.0 * number, pod=f"p{number}", node=f"n{number}", domain="d"))
+    incident.raise_rung(list(Rung)[number % len(Rung)])
+    incident.add_phase(Phase.STOP, 0.02)
+    incident.add_phase(Phase.ENTER, 7.0)
+    history.close(10.0 * number + 1.0)
+
+
+def view(history: History, num_pods: int) -> View:
+    """Return a job with so many pods and that history."""
+    status = JobStatus(
+        protocol=1,
+        job="big",
+        generation=1,
+        revision=1,
+        phase=JobPhase.RUNNING,
+        reason=Reason.TRAINING,
+        message="",
+        iteration=1000,
+        world_size=7920,
+        spare_ranks=80,
+        lost_ranks=0,
+        pods=tuple(map(pod, range(num_pods))),
+        restarts_by_rung={},
+        restarts_by_cause={},
+        recoveries=history.to_messages(str),
+        max_step=77,
+        ettr=0.9,
+    )
+    return View(status, SETTINGS, 7920, 90.0, 79200.0, 1.5, dict.fromkeys(Refusal, 3))
+
+
+def series(meter: RecoveryMeter, seen: View) -> dict[str, float]:
+    """Return what a scrape reads."""
+    registry = CollectorRegistry()
+    registry.register(meter)
+    registry.register(ViewCollector(lambda: seen))
+
+    def samples() -> Iterator[tuple[str, float]]:
+        for family in parse(generate_latest(registry).decode()):
+            for sample in family.samples:
+                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+                yield f"{sample.name}{{{labels}}}", sample.value
+
+    return dict(samples())
+
+
+def test_series_of_a_job_with_a_thousand_pods_and_restarts_are_few() -> None:
+    history, meter = History(), RecoveryMeter()
+    at_start = series(meter, view(history, 1))
+    for number in range(1000):
+        add_recovery(history, number)
+        meter.look(history)
+    seen = series(meter, view(history, 1000))
+    assert len(seen) <= 300
+    assert len([name for name in seen if name.startswith("unbroken_recent_culprits")]) == 20
+    assert len([name for name in seen if name.startswith("unbroken_spares")]) == 20, "racks: there are 100 switches"
+    # Nothing but nodes and domains is new: a counter that appears with its first event hides it from rate().
+    new = {name.split("{")[0] for name in set(seen) - set(at_start)}
+    assert new == {"unbroken_recent_culprits", "unbroken_spares"}
+    assert sum(value for name, value in seen.items() if name.startswith("unbroken_restarts_total")) == 1000
+
+
+def test_a_recovery_is_counted_once_with_the_seconds_of_each_phase() -> None:
+    """1.23"""
+    history, meter = History(), RecoveryMeter()
+    add_recovery(history, 0)
+    for _ in range(3):
+        meter.look(history)
+    seen = series(meter, view(history, 1))
+    assert seen["unbroken_restarts_total{cause=capacity-returned,rung=in-process}"] == 1
+    assert seen["unbroken_recovery_seconds_count{phase=stop}"] == 1
+    assert seen["unbroken_recovery_seconds_sum{phase=enter}"] == 7.0
+    assert seen["unbroken_recovery_seconds_bucket{le=5.0,phase=enter}"] == 0
+    assert seen["unbroken_recovery_seconds_bucket{le=10.0,phase=enter}"] == 1
+    assert seen["unbroken_recovery_seconds_count{phase=first-progress}"] == 0
+
+
+def test_first_progress_is_counted_when_it_comes_after_the_recovery() -> None:
+    history, meter = History(), RecoveryMeter()
+    add_recovery(history, 0)
+    meter.look(history)
+    history.finished[-1].add_phase(Phase.FIRST_PROGRESS, 3.0)
+    for _ in range(2):
+        meter.look(history)
+    seen = series(meter, view(history, 1))
+    assert seen["unbroken_recovery_seconds_count{phase=first-progress}"] == 1
+    assert seen["unbroken_recovery_seconds_sum{phase=first-progress}"] == 3.0
+    assert seen["unbroken_recovery_seconds_count{phase=stop}"] == 1
+
+
+def test_a_recovery_that_was_given_up_is_not_counted() -> None:
+    history, meter = History(), RecoveryMeter()
+    history.open(0.0, 0, 8).add(FaultRecord(Cause.EXCEPTION, "u", 0, 0.0))
+    history.abandon()
+    meter.look(history)
+    seen = series(meter, view(history, 1))
+    assert sum(value for name, value in seen.items() if name.startswith("unbroken_restarts_total")) == 0
+    assert not any(name.startswith("unbroken_recent_culprits") for name in seen)
+
+
+def test_values_are_those_of_the_status() -> None:
+    seen = series(RecoveryMeter(), view(History(), 1000))
+    wanted = {
+        "unbroken_phase{phase=running}": 1,
+        "unbroken_phase{phase=forming}": 0,
+        "unbroken_iteration{}": 1000,
+        "unbroken_step{}": 77,
+        "unbroken_generation{}": 1,
+        "unbroken_ranks{role=active}": 7920,
+        "unbroken_wanted_ranks{role=spare}": 80,
+        "unbroken_ettr_ratio{}": 0.9,
+        "unbroken_progress_seconds_total{}": 90,
+        "unbroken_lost_gpu_seconds_total{}": 79200,
+        "unbroken_heartbeat_age_seconds{}": 1.5,
+        "unbroken_heartbeat_timeout_seconds{}": 30,
+        "unbroken_refused_total{reason=unauthorized}": 3,
+        "unbroken_spares{domain=r19,layer=rack}": 8,
+        "unbroken_spares{domain=r0,layer=rack}": 0,
+    }
+    assert {name: seen.get(name) for name in wanted} == wanted
+
+
+def test_ettr_is_left_out_until_the_job_has_run() -> None:
+    seen = view(History(), 1)
+    assert "unbroken_ettr_ratio{}" not in series(RecoveryMeter(), replace(seen, status=replace(seen.status, ettr=None)))
+
+
+def test_spares_are_shown_by_the_innermost_layer_with_few_domains() -> None:
+    layers = ["rack", "switch"]
+    pods = [pod(number, num_racks=2, num_switches=MAX_DOMAINS) for number in range(1000)]
+    layer, by_domain = count_spares(pods, layers)
+    assert (layer, len(by_domain), sum(by_domain.values())) == ("switch", MAX_DOMAINS, 80)
+    assert "r0/s0" in by_domain
+    crowded = [pod(number, num_racks=MAX_DOMAINS + 1) for number in range(1000)]
+    assert count_spares(crowded, layers) == ("job", {"all": 80})
+    assert count_spares([replace(pod(999), domains=())], []) == ("job", {"all": 8})
+
+
+def test_buckets_reach_from_milliseconds_to_minutes() -> None:
+    assert (BUCKETS_S[0], BUCKETS_S[-1]) == (0.005, 600)
