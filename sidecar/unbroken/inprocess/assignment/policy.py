@@ -69,8 +69,8 @@ def refuse_inside(assignment: RankAssignment | None) -> None:
     for step in _steps(assignment):
         if isinstance(step, (Tree, FillGaps)) or _is_own(step):
             raise ValueError(
-                f"rank_assignment: want {type(step).__name__} on the outermost wrapped function, because ranks are "
-                "assigned before it begins, got it inside of another one"
+                f"rank_assignment: {type(step).__name__} must be on the outermost wrapped function, because ranks are "
+                "assigned before it begins; it is inside another one"
             )
 
 

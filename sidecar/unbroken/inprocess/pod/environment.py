@@ -37,7 +37,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
     folder = environment.get("UNBROKEN_DIR", "")
     if not folder:
         raise NoAgentError(
-            "UNBROKEN_DIR: want the folder of the pod's agent, it is not set. Start the script with "
+            "UNBROKEN_DIR is not set: there is no agent in this pod. Start the script with "
             "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
     return Place(

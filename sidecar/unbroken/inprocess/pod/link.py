@@ -181,8 +181,8 @@ class Link:
                 away_s = 0.0 if self._socket is not None else time.monotonic() - self._last_seen_s
                 if away_s > away_timeout_s:
                     raise TimeoutError(
-                        f"{what}: want an agent at {self._folder / 'agent.sock'} within {away_timeout_s:g} s, "
-                        f"none has answered for {away_s:.1f} s"
+                        f"{what}: no agent at {self._folder / 'agent.sock'} has answered for {away_s:.1f} s "
+                        f"(limit {away_timeout_s:g} s)"
                     )
                 self._news.wait(away_timeout_s - away_s + 0.1)
             return self._orders

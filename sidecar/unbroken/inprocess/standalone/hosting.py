@@ -75,9 +75,9 @@ def _request(options: Options, environment: Mapping[str, str]) -> JoinRequest:
     launched = read_launched(environment, port, host)
     if launched is None:
         raise NoAgentError(
-            "environment: want RANK, WORLD_SIZE and MASTER_ADDR as torchrun sets them, the variables of mpirun or "
-            "srun, or UNBROKEN_DIR of a pod; none of them is set. Start the script with `torchrun --nproc-per-node N "
-            "script.py` or `unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
+            "no launcher found: neither torchrun's RANK, WORLD_SIZE and MASTER_ADDR, nor variables of mpirun or srun, "
+            "nor a pod's UNBROKEN_DIR are set. Start the script with `torchrun --nproc-per-node N script.py` or "
+            "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
     return JoinRequest(
         launched=launched,

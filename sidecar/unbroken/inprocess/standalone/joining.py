@@ -132,7 +132,7 @@ def join(request: JoinRequest) -> Registration:
                 connection.close()
         time.sleep(BUSY_RETRY_S)
     raise TimeoutError(
-        f"job of {request.world_size} workers: want all of them to call the wrapped function within "
+        f"job of {request.world_size} workers: not all of them called the wrapped function within "
         f"{request.limit_s:g} s (barrier_timeout): {waiting_for}"
     )
 
@@ -149,11 +149,11 @@ def base_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise NoAgentError(f"{folder}: want a folder for sockets, got: {error.strerror}; set TMPDIR") from error
+        raise NoAgentError(f"{folder} cannot be made for sockets: {error.strerror}; set TMPDIR") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise NoAgentError(
-            f"{folder}: want a folder that user {os.getuid()} owns and nobody else can use, got owner {found.st_uid} "
-            f"and mode {stat.S_IMODE(found.st_mode):o}; set TMPDIR"
+            f"{folder}: must be a folder of user {os.getuid()} with mode 700, but has owner {found.st_uid} and mode "
+            f"{stat.S_IMODE(found.st_mode):o}; set TMPDIR"
         )
     return folder
 
@@ -235,7 +235,7 @@ def _start_host(folder: Path, request: JoinRequest, deadline_s: float) -> bool:
     try:
         if importlib.util.find_spec("aiohttp") is None:
             raise NoAgentError(
-                "aiohttp: want it installed for the agent that the wrapper starts, it is not: "
+                "aiohttp is not installed, but the agent that the wrapper starts needs it: "
                 "`pip install 'unbroken[sidecar]'`"
             )
         _clear(folder)
@@ -298,7 +298,7 @@ def _spawn(folder: Path, lock: int) -> None:
         raise
     if process.returncode != 0:
         text = errors.decode(errors="replace").strip()
-        raise NoAgentError(f"host process: want it to start, `{' '.join(command)}` ended with {text or 'no word'}")
+        raise NoAgentError(f"host process did not start: `{' '.join(command)}`: {text or 'no message'}")
 
 
 def _environment() -> dict[str, str]:

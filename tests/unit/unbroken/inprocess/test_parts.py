@@ -450,7 +450,7 @@ def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
     link.start(lambda _: None)
     try:
         with pytest.raises(
-            exception.TimeoutError, match=r"end of the iteration: want an agent at .*agent\.sock within 0\.05 s"
+            exception.TimeoutError, match=r"end of the iteration: no agent at .*agent\.sock has .*\(limit 0\.05 s\)"
         ):
             link.wait(lambda _: False, 0.05, "end of the iteration")
     finally:
