@@ -22,8 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unbroken_core.layers import Layer
 from unbroken_core.messages import Plan, RankPlan
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, TreePlan
+from unbroken_core.ranks.tree import Place, RankTree, TreePlan
 from unbroken_core.ranks.tree.world import RankedWorld
 from unbroken_core.reasons import RankReason, Role
 from unbroken_core.wire import encode
@@ -62,13 +63,13 @@ class Row:
 # ------------------------------------------------------------------------------------------------------------- ours
 
 
-def layers(has_spares: bool) -> list[TreeLayer]:
+def layers(has_spares: bool) -> list[Layer]:
     """Return the layers of the benchmark's tree."""
     return [
-        TreeLayer("root", 1, None, replace_from=True),
-        TreeLayer("nvlink", 1, 64 if has_spares else None, replace_from=True),
-        TreeLayer("rack", 1, None, replace_from=True),
-        TreeLayer("host", 8, None, replace_from=True),
+        Layer("root", min_ranks=1, replace_from=True),
+        Layer("nvlink", min_ranks=1, max_ranks=64 if has_spares else None, replace_from=True),
+        Layer("rack", min_ranks=1, replace_from=True),
+        Layer("host", min_ranks=8, replace_from=True),
     ]
 
 
@@ -277,7 +278,7 @@ def resident_mb() -> float:
 # ----------------------------------------------------------------------------------------------------- same answers
 
 
-def random_case(chance: random.Random) -> tuple[list[TreeLayer], list[tuple[str, ...]], int | None, list[int]]:
+def random_case(chance: random.Random) -> tuple[list[Layer], list[tuple[str, ...]], int | None, list[int]]:
     """Return a case in which the reference is right: no choice between spares, no rule after a rule.
 
     Layers, paths by initial rank, divisor, and how many ranks die in each step.
@@ -287,19 +288,34 @@ def random_case(chance: random.Random) -> tuple[list[TreeLayer], list[tuple[str,
     widths = sorted((chance.randint(1, 12) for _ in range(depth - 1)), reverse=True)
     paths = [tuple(str(rank // width) for width in widths) for rank in range(num_ranks)]
     found = [
-        TreeLayer(f"{level}", chance.choice([1, 1, 1, 2, 3]), None, chance.random() < 0.6, chance.random() < 0.6)
+        Layer(
+            f"{level}",
+            min_ranks=chance.choice([1, 1, 1, 2, 3]),
+            max_ranks=None,
+            replace_from=chance.random() < 0.6,
+            close_gaps=chance.random() < 0.6,
+        )
         for level in range(depth)
     ]
     kind = chance.choice(["none", "spare", "rule"])
     if kind == "spare" and num_ranks > found[0].min_ranks:
         limit = max(num_ranks - 1, found[0].min_ranks)
-        found[0] = TreeLayer("0", found[0].min_ranks, limit, found[0].replace_from, found[0].close_gaps)
+        found[0] = Layer(
+            "0",
+            min_ranks=found[0].min_ranks,
+            max_ranks=limit,
+            replace_from=found[0].replace_from,
+            close_gaps=found[0].close_gaps,
+        )
     steps = 1 if kind == "rule" else chance.randint(1, 5)
     divisor = None
     if kind == "rule":
         # Nobody is set aside in the first step: later the reference would start from the world that it cut before.
         divisor = chance.choice([number for number in (1, 2, 3, 4) if num_ranks % number == 0])
-        found = [TreeLayer(layer.name, 1, None, layer.replace_from, layer.close_gaps) for layer in found]
+        found = [
+            Layer(layer.name, min_ranks=1, replace_from=layer.replace_from, close_gaps=layer.close_gaps)
+            for layer in found
+        ]
     return found, paths, divisor, [chance.randint(0, 5) for _ in range(steps)]
 
 

@@ -249,7 +249,7 @@ class Crowd:
                 raise TimeoutError(f"{kind}: want it for all members in {LIMIT_S:g} s, {len(missing)} lack it")
 
     def _take(self, wait_s: float, hellos: list[bytes] | None = None) -> list[Member]:
-        heard = []
+        without_ended_report = []
         for fd, _event in self._poller.poll(wait_s, 512):
             member = self._by_fd[fd]
             if not member.is_secure:
@@ -269,8 +269,8 @@ class Crowd:
                 member.connection.send(hellos[member.number])
             payloads, member.rest = split_frames(data)
             member.kinds += [kind_of(payload) for payload in payloads]
-            heard.append(member)
-        return heard
+            without_ended_report.append(member)
+        return without_ended_report
 
 
 def kind_of(payload: bytes) -> str:

@@ -5,15 +5,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain, picture, svg_picture
+from unbroken.rendezvous.tree_drawing import svg_picture
+from unbroken_core.layers import Layer
+from unbroken_core.ranks.tree import Place, RankTree, explain, picture
 
 PAGE = Path(__file__).parent.parent / "docs" / "topology.md"
 FOLDER = PAGE.parent / "topology"
 
 LAYERS = (
-    TreeLayer("job", replace_from=True),
-    TreeLayer("nvlink domain", min_ranks=8, max_ranks=12, replace_from=True),
-    TreeLayer("pod", min_ranks=4, replace_from=True),
+    Layer("job", replace_from=True),
+    Layer("nvlink domain", min_ranks=8, max_ranks=12, replace_from=True),
+    Layer("pod", min_ranks=4, replace_from=True),
 )
 """Each NVLink domain has 16 GPUs, of which 12 are used: one pod of four is the neighbours' spare."""
 
@@ -25,7 +27,7 @@ def job(num_domains: int, max_ranks: int | None = None, divisor: int = 1) -> Ran
         for domain in range(num_domains)
         for pod in range(4 * domain, 4 * domain + 4)
     ]
-    root = TreeLayer("job", max_ranks=max_ranks, replace_from=True)
+    root = Layer("job", max_ranks=max_ranks, replace_from=True)
     tree = RankTree((root, *LAYERS[1:]), places, lambda size: size // divisor * divisor)
     tree.start()
     return tree

@@ -28,11 +28,11 @@ _WAITS = {
 """By reason of a job that does not train, what helps."""
 
 _ENDS = {
-    "NoProgress": "mend the script: it fails at the same place again and again; the traceback is in the pod's log",
-    "FatalExitCode": "mend what the script gave up at; the end of its pod's log says what that was",
+    "NoProgress": "fix the script: it fails at the same place again and again; the traceback is in the pod's log",
+    "FatalExitCode": "fix what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
     "StartupTimeout": "see what the script does before it is ready, or raise timeouts.startupSeconds",
-    "FailedBeforeReady": "mend the script or its command: it ends before it is ready",
+    "FailedBeforeReady": "fix the script or its command: it ends before it is ready",
     "PolicyRefused": "let rank_assignment in the script and world, topology in the job's spec say the same",
     "DeadlineExceeded": "raise spec.activeDeadlineSeconds, or make the job shorter",
     "RecoveryTimeout": "see the log of the pod that the message names, then delete the job and apply it again",

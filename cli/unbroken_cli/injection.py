@@ -1,4 +1,4 @@
-"""Pure: the faults that `unbroken inject` can make, whom one hits, and how."""
+"""Pure: the faults that `unbroken inject` can cause, which pod one hits, and how."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ for pid in filter(str.isdecimal, os.listdir("/proc")):
 # What a worker has started itself, such as loaders of data, inherits its environment.
 workers = sorted((number_of[1], int(pid)) for pid, number_of in found.items() if number_of[0] not in found)
 if not workers:
-    sys.exit(f"want a worker with local rank {rank} that runs, got those with {sorted(ranks) or 'none'}")
+    sys.exit(f"no worker with local rank {rank} runs; those that run have {sorted(ranks) or 'none'}")
 os.kill(workers[-1][1], number)
 print(workers[-1][1])
 """
@@ -86,10 +86,10 @@ def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | Non
         # A spare may be broken as well, when it is meant.
         fitting = [pod for pod in pods if pod["metadata"]["name"] == wanted and _is_running(pod)]
     if not fitting:
-        names = ", ".join(sorted(f"{pod['metadata']['name']} ({_words(pod)})" for pod in pods)) or "none"
-        whom = "an active trainer pod" if kind.component == "trainer" else f"a {kind.component} pod"
-        what = f"{whom} that runs" if wanted is None else f"pod {wanted!r} to run"
-        raise InputError(f"--fault {kind.name}: want {what}, got {names}")
+        names = ", ".join(sorted(f"{pod['metadata']['name']} ({_describe(pod)})" for pod in pods)) or "none"
+        target = "an active trainer pod" if kind.component == "trainer" else f"a {kind.component} pod"
+        what = f"{target} that runs" if wanted is None else f"pod {wanted!r} to run"
+        raise InputError(f"--fault {kind.name}: needs {what}; found {names}")
     pod = max(fitting, key=_ordinal)
     container = pod["spec"]["containers"][0]
     return Victim(
@@ -102,7 +102,7 @@ def choose_victim(kind: FaultKind, pods: Sequence[JsonObject], wanted: str | Non
     )
 
 
-def exec_words(kind: FaultKind, victim: Victim, local_rank: int) -> list[str]:
+def exec_arguments(kind: FaultKind, victim: Victim, local_rank: int) -> list[str]:
     """Return what kubectl is asked to do for a fault of a worker, but for which cluster and namespace."""
     script = [victim.python, "-c", SCRIPT, str(int(kind.signal)), str(local_rank)]
     return ["exec", victim.pod, "--container", victim.container, "--", *script]
@@ -114,25 +114,25 @@ def check_consent(item: JsonObject, is_meant: bool, would: str) -> None:
     if is_meant or (metadata.get("annotations") or {}).get(ANNOTATION) == "true":
         return
     allow = f"kubectl -n {metadata.get('namespace')} annotate rtj {metadata['name']} {ANNOTATION}=true"
-    raise InputError(f"it would {would}; nothing was done: want --yes, or a job that may be broken ({allow})")
+    raise InputError(f"it would {would}; nothing was done. Add --yes, or let everybody break this job ({allow})")
 
 
 def check_state(item: JsonObject) -> None:
     """Raise InputError unless the job trains: a fault on top of another teaches nothing."""
     state = (item.get("status") or {}).get("state") or "none"
     if state != "Running":
-        raise InputError(f"job {item['metadata']['name']}: want state Running, got {state}; `unbroken status` says why")
+        raise InputError(f"job {item['metadata']['name']}: must be Running, is {state}; `unbroken status` says why")
 
 
 def _is_running(pod: JsonObject) -> bool:
-    return _words(pod).endswith("Running")
+    return _describe(pod).endswith("Running")
 
 
 def _role(pod: JsonObject) -> str:
     return str((pod["metadata"].get("labels") or {}).get(_ROLE_LABEL, ""))
 
 
-def _words(pod: JsonObject) -> str:
+def _describe(pod: JsonObject) -> str:
     phase = (pod.get("status") or {}).get("phase") or "Pending"
     return f"{_role(pod)} {'ending' if pod['metadata'].get('deletionTimestamp') else phase}".strip()
 

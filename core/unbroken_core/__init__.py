@@ -1,4 +1,13 @@
-"""Pure decisions and words of Unbroken: topology, assignment, coordinator, ladder, liveness, messages.
+"""Pure decisions and the protocol of Unbroken.
+
+    coordinator       the state machine of one job
+    torchrun_rounds   the rounds of a torchrun
+    recovery          the ladder of rungs, budgets, history
+    ranks             who is which rank
+    pod               what is said within a pod
+    wire              messages as JSON
+    messages, settings, layers, reasons, errors   the words that all of them share
+    conventions       what programs do alike at their edges; nothing above uses it
 
 Standard library only, because this package is imported inside the user's training process. No clock, no randomness,
 no I/O, no asyncio: time and seeds come in as arguments. Anything that touches a socket or a process belongs elsewhere.

@@ -10,6 +10,7 @@ them into text and back, strictly.
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 PROTOCOL = 1
@@ -40,16 +41,6 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class PolicyLayer:
-    """One layer of a script's `Tree`; the first is the job, the pod is below the last. Fields as in `Layer`."""
-
-    min_ranks: int = 1
-    max_ranks: int | None = None
-    replace_from: bool = False
-    close_gaps: bool = False
-
-
-@dataclass(frozen=True)
 class Policy:
     """What a script's rank assignment asks of the coordinator: the same on all workers, within the job's spec."""
 
@@ -57,8 +48,8 @@ class Policy:
     divisible_by: int = 1
     fills_gaps: bool = False
     """Ranks that are lost without a spare are taken by the highest ones, in order (FillGaps)."""
-    layers: tuple[PolicyLayer, ...] = ()
-    """Of a Tree, outermost first; empty: those of the spec."""
+    layers: tuple[Layer, ...] = ()
+    """Of a Tree, without names; the first is the job, the pod is below the last. Empty: those of the spec."""
     root_key: str = ""
     sizes: tuple[tuple[int, int], ...] = ()
     """Steps of a filter of the world's size, ascending: (from so many ranks on, so many are active); empty: none."""

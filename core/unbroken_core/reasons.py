@@ -25,6 +25,8 @@ class Cause(Word):
     """The training function raised an Exception."""
     BASE_EXCEPTION = "base-exception"
     """SystemExit, KeyboardInterrupt or another BaseException left the training function; the worker leaves."""
+    STALE_STATE = "stale-state"
+    """torch in a worker's process held something of the worker's former rank; it gets a new process."""
     SOFT_TIMEOUT = "soft-timeout"
     """A worker made no progress for timeouts.softSeconds."""
     HARD_TIMEOUT = "hard-timeout"

@@ -4,10 +4,12 @@ The operator derives it from the ResilientTrainingJob, `unbroken run` from its o
 environment variable UNBROKEN_SETTINGS. All durations are seconds.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Rung
 
 MAX_RANKS_PER_POD = 64
@@ -15,22 +17,6 @@ MAX_PODS = 65_536
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One level of the topology, outermost first: `label` is the node label whose value names the domain."""
-
-    name: str
-    label: str
-    min_ranks: int = 1
-    """A domain with fewer healthy ranks, spares included, gives up all of them."""
-    max_ranks: int | None = None
-    """At most so many ranks of a domain are active, at any time; the others are its spares. None means all."""
-    replace_from: bool = True
-    """The search for a spare may go up through this layer; it stops below the first that does not allow it."""
-    close_gaps: bool = False
-    """Without a spare, the highest ranks of a domain take its gaps, instead of everybody above moving down."""
 
 
 @dataclass(frozen=True)
@@ -132,145 +118,252 @@ class JobSettings:
 
 def violations(settings: JobSettings) -> list[str]:
     """Return one message for each broken rule, in a fixed order; empty when the settings are sound."""
-    names = [layer.name for layer in settings.layers]
-    is_distinct = len(set(names)) == len(names)
+    layers = [LayerOfJob(settings, layer) for layer in settings.layers]
     return [
-        *_size_violations(settings),
-        *([] if is_distinct else [f"topology.layers: want distinct names, got {names}"]),
-        *(message for layer in settings.layers for message in _layer_violations(settings, layer)),
-        *_restart_violations(settings),
-        *_timeout_violations(settings.timeouts),
+        *_broken(SIZE_RULES, settings),
+        *_broken(LAYERS_RULES, settings),
+        *(
+            message
+            for layer in layers
+            for message in _broken(LAYER_RULES, layer, f"topology.layers[{layer.own.name}].")
+        ),
+        *_broken(RESTART_RULES, settings),
+        *_number_violations(settings),
+        *_broken(TIMEOUT_RULES, settings.timeouts, "timeouts."),
     ]
 
 
-def _broken(checks: Iterable[tuple[bool, str]]) -> Iterator[str]:
-    return (message for is_sound, message in checks if not is_sound)
+class LayerOfJob(NamedTuple):
+    """A layer, and the job that it belongs to."""
+
+    job: JobSettings
+    own: Layer
+
+    @property
+    def all_ranks(self) -> int:
+        """Workers of all pods, spares included."""
+        return (self.job.replicas + self.job.spares) * self.job.ranks_per_pod
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether pods are never split."""
+        return self.job.minimum_ranks_per_pod == self.job.ranks_per_pod
 
 
-def _size_violations(settings: JobSettings) -> Iterator[str]:
-    """Yield what is wrong with the numbers of pods and workers."""
-    replicas, minimum, spares = settings.replicas, settings.minimum_replicas, settings.spares
-    per_pod, least_per_pod = settings.ranks_per_pod, settings.minimum_ranks_per_pod
-    divisor, limit, world = settings.divisible_by, settings.max_ranks, replicas * per_pod
-    return _broken(
-        (
-            (bool(settings.job), "job: want a name, got an empty string"),
-            (1 <= replicas <= MAX_PODS, f"replicas: want 1 to {MAX_PODS}, got {replicas}"),
-            (
-                1 <= minimum <= max(replicas, 1),
-                f"minReplicas: want 1 to replicas ({replicas}), got {minimum}",
-            ),
-            (0 <= spares <= MAX_PODS, f"spares.count: want 0 to {MAX_PODS}, got {spares}"),
-            (
-                1 <= per_pod <= MAX_RANKS_PER_POD,
-                f"ranksPerPod: want 1 to {MAX_RANKS_PER_POD}, got {per_pod}",
-            ),
-            (
-                1 <= least_per_pod <= per_pod,
-                f"world.minRanksPerPod: want 1 to ranksPerPod ({per_pod}), got {least_per_pod}",
-            ),
-            (
-                1 <= divisor <= max(world, 1),
-                f"world.divisibleBy: want 1 to replicas x ranksPerPod ({world}), got {divisor}",
-            ),
-            (
-                limit is None or limit >= divisor,
-                f"world.maxRanks: want at least world.divisibleBy ({divisor}), got {limit}",
-            ),
-        )
-    )
+Subject = TypeVar("Subject")
 
 
-def _restart_violations(settings: JobSettings) -> Iterator[str]:
-    """Yield what is wrong with the ladder."""
-    rungs, limit = settings.rungs, settings.no_progress_limit
-    names = [budget.rung.value for budget in rungs]
-    yield from _broken(
-        (
-            (bool(rungs), "restart.rungs: want at least one rung, got an empty list"),
-            (len(set(names)) == len(names), f"restart.rungs: want each rung at most once, got {names}"),
-            (limit is None or limit >= 1, f"restart.noProgressLimit: want at least 1, got {limit}"),
-            (
-                settings.grow_back_s is None or settings.grow_back_s > 0,
-                f"restart.growBackSeconds: want more than 0 seconds, got {settings.grow_back_s}",
-            ),
-            (
-                settings.grow_back_s is None or {Rung.IN_PROCESS, Rung.POD} <= {budget.rung for budget in rungs},
-                f"restart.growBackSeconds: want in-process and pod among restart.rungs, got {names}",
-            ),
-            (
-                settings.grow_back_s is None or settings.timeouts.drain_s > 0,
-                "restart.growBackSeconds: want timeouts.drainSeconds above 0, for a step that all ranks have finished; "
-                f"got {settings.timeouts.drain_s}",
-            ),
-        )
-    )
+@dataclass(frozen=True)
+class Rule(Generic[Subject]):
+    """One rule, in the words of the API server where its schema cannot say it otherwise, and in ours."""
+
+    field: str
+    """The field to blame, as the spec has it."""
+    is_kept: Callable[[Subject], bool]
+    wanted: Callable[[Subject], str]
+    """Returns what was wanted, and what was seen instead."""
+    cel: str = ""
+    """The same for the API server, which has checked types and bounds of each field before; "" where that is enough."""
+    cel_message: str = ""
+
+
+SIZE_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule("job", lambda job: bool(job.job), lambda job: "want a name, got an empty string"),
+    Rule(
+        "replicas",
+        lambda job: 1 <= job.replicas <= MAX_PODS,
+        lambda job: f"want 1 to {MAX_PODS}, got {job.replicas}",
+    ),
+    Rule(
+        "minReplicas",
+        lambda job: 1 <= job.minimum_replicas <= max(job.replicas, 1),
+        lambda job: f"want 1 to replicas ({job.replicas}), got {job.minimum_replicas}",
+        "!has(self.minReplicas) || self.minReplicas <= self.replicas",
+        "minReplicas must be at most replicas",
+    ),
+    Rule(
+        "spares.count",
+        lambda job: 0 <= job.spares <= MAX_PODS,
+        lambda job: f"want 0 to {MAX_PODS}, got {job.spares}",
+    ),
+    Rule(
+        "ranksPerPod",
+        lambda job: 1 <= job.ranks_per_pod <= MAX_RANKS_PER_POD,
+        lambda job: f"want 1 to {MAX_RANKS_PER_POD}, got {job.ranks_per_pod}",
+    ),
+    Rule(
+        "world.minRanksPerPod",
+        lambda job: 1 <= job.minimum_ranks_per_pod <= job.ranks_per_pod,
+        lambda job: f"want 1 to ranksPerPod ({job.ranks_per_pod}), got {job.minimum_ranks_per_pod}",
+        "!has(self.world) || !has(self.world.minRanksPerPod) || self.world.minRanksPerPod <= self.ranksPerPod",
+        "world.minRanksPerPod must be at most ranksPerPod",
+    ),
+    Rule(
+        "world.divisibleBy",
+        lambda job: 1 <= job.divisible_by <= max(job.replicas * job.ranks_per_pod, 1),
+        lambda job: f"want 1 to replicas x ranksPerPod ({job.replicas * job.ranks_per_pod}), got {job.divisible_by}",
+        "!has(self.world) || self.world.divisibleBy <= self.replicas * self.ranksPerPod",
+        "world.divisibleBy must be at most replicas x ranksPerPod",
+    ),
+    Rule(
+        "world.maxRanks",
+        lambda job: job.max_ranks is None or job.max_ranks >= job.divisible_by,
+        lambda job: f"want at least world.divisibleBy ({job.divisible_by}), got {job.max_ranks}",
+        "!has(self.world) || !has(self.world.maxRanks) || self.world.maxRanks >= self.world.divisibleBy",
+        "world.maxRanks must be at least world.divisibleBy",
+    ),
+)
+LAYERS_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule(
+        "topology.layers",
+        lambda job: all(layer.name for layer in job.layers),
+        lambda job: f"want a name for each layer, got {_names(job)}",
+    ),
+    Rule(
+        "topology.layers",
+        lambda job: len(set(_names(job))) == len(job.layers),
+        lambda job: f"want distinct names, got {_names(job)}",
+    ),
+)
+LAYER_FITS_JOB: Rule[LayerOfJob] = Rule(
+    "minRanks",
+    lambda layer: layer.own.min_ranks <= layer.all_ranks,
+    lambda layer: (
+        f"want at most (replicas + spares.count) x ranksPerPod ({layer.all_ranks}), since no domain can have more, "
+        f"got {layer.own.min_ranks}"
+    ),
+    "!has(self.topology) || self.topology.layers.all(layer, layer.minRanks <= "
+    "(self.replicas + (has(self.spares) ? self.spares.count : 0)) * self.ranksPerPod)",
+    "topology.layers[].minRanks must be at most (replicas + spares.count) x ranksPerPod",
+)
+LAYER_LIMITS: Rule[LayerOfJob] = Rule(
+    "maxRanks",
+    lambda layer: layer.own.max_ranks is None or layer.own.max_ranks >= layer.own.min_ranks,
+    lambda layer: f"want at least minRanks ({layer.own.min_ranks}), got {layer.own.max_ranks}",
+    "!has(self.maxRanks) || self.maxRanks >= self.minRanks",
+    "maxRanks must be at least minRanks",
+)
+LAYER_FITS_PODS: Rule[LayerOfJob] = Rule(
+    "maxRanks",
+    lambda layer: layer.own.max_ranks is None or not layer.is_whole or layer.own.max_ranks >= layer.job.ranks_per_pod,
+    lambda layer: (
+        f"want at least ranksPerPod ({layer.job.ranks_per_pod}), because pods are kept whole unless "
+        f"world.minRanksPerPod allows otherwise, got {layer.own.max_ranks}"
+    ),
+    "!has(self.topology) || self.topology.layers.all(layer, !has(layer.maxRanks) || "
+    "layer.maxRanks >= self.ranksPerPod || (has(self.world) && has(self.world.minRanksPerPod) && "
+    "self.world.minRanksPerPod < self.ranksPerPod))",
+    "topology.layers[].maxRanks must be at least ranksPerPod, because pods are kept whole unless "
+    "world.minRanksPerPod allows otherwise",
+)
+LAYER_RULES: tuple[Rule[LayerOfJob], ...] = (
+    Rule(
+        "minRanks",
+        lambda layer: layer.own.min_ranks >= 1,
+        lambda layer: f"want at least 1, got {layer.own.min_ranks}",
+    ),
+    LAYER_FITS_JOB,
+    LAYER_LIMITS,
+    LAYER_FITS_PODS,
+)
+RESTART_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule("restart.rungs", lambda job: bool(job.rungs), lambda job: "want at least one rung, got an empty list"),
+    Rule(
+        "restart.rungs",
+        lambda job: len(set(_rungs(job))) == len(job.rungs),
+        lambda job: f"want each rung at most once, got {_rungs(job)}",
+    ),
+    Rule(
+        "restart.noProgressLimit",
+        lambda job: job.no_progress_limit is None or job.no_progress_limit >= 1,
+        lambda job: f"want at least 1, got {job.no_progress_limit}",
+    ),
+    Rule(
+        "restart.growBackSeconds",
+        lambda job: job.grow_back_s is None or job.grow_back_s > 0,
+        lambda job: f"want more than 0 seconds, got {job.grow_back_s}",
+    ),
+    Rule(
+        "restart.growBackSeconds",
+        lambda job: job.grow_back_s is None or {Rung.IN_PROCESS, Rung.POD} <= {budget.rung for budget in job.rungs},
+        lambda job: f"want in-process and pod among restart.rungs, got {_rungs(job)}",
+        "!has(self.restart) || !has(self.restart.growBackSeconds) || "
+        "(self.restart.rungs.exists(rung, rung.name == 'in-process') && "
+        "self.restart.rungs.exists(rung, rung.name == 'pod') && "
+        "(!has(self.timeouts) || self.timeouts.drainSeconds > 0))",
+        "restart.growBackSeconds needs in-process and pod among restart.rungs, and timeouts.drainSeconds above 0",
+    ),
+    Rule(
+        "restart.growBackSeconds",
+        lambda job: job.grow_back_s is None or job.timeouts.drain_s > 0,
+        lambda job: (
+            f"want timeouts.drainSeconds above 0, for a step that all ranks have finished; got {job.timeouts.drain_s}"
+        ),
+    ),
+)
+TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (
+    Rule("softSeconds", lambda limits: limits.soft_s > 0, lambda limits: _more_than_none(limits.soft_s)),
+    Rule("heartbeatSeconds", lambda limits: limits.heartbeat_s > 0, lambda limits: _more_than_none(limits.heartbeat_s)),
+    Rule(
+        "completionSeconds", lambda limits: limits.completion_s > 0, lambda limits: _more_than_none(limits.completion_s)
+    ),
+    Rule("startupSeconds", lambda limits: limits.startup_s > 0, lambda limits: _more_than_none(limits.startup_s)),
+    Rule("reconnectSeconds", lambda limits: limits.reconnect_s > 0, lambda limits: _more_than_none(limits.reconnect_s)),
+    Rule(
+        "drainSeconds",
+        lambda limits: limits.drain_s >= 0,
+        lambda limits: f"want at least 0 seconds, got {limits.drain_s}",
+    ),
+    Rule(
+        "softSeconds",
+        lambda limits: limits.soft_s < limits.hard_s,
+        lambda limits: f"want less than timeouts.hardSeconds ({limits.hard_s}), got {limits.soft_s}",
+        "self.softSeconds < self.hardSeconds",
+        "softSeconds must be less than hardSeconds",
+    ),
+    Rule(
+        "hardSeconds",
+        lambda limits: limits.hard_s < limits.barrier_s,
+        lambda limits: f"want less than timeouts.barrierSeconds ({limits.barrier_s}), got {limits.hard_s}",
+        "self.hardSeconds < self.barrierSeconds",
+        "hardSeconds must be less than barrierSeconds",
+    ),
+    Rule(
+        "isolationSeconds",
+        lambda limits: limits.isolation_limit_s > limits.heartbeat_s + limits.termination_grace_s,
+        lambda limits: (
+            "want more than timeouts.heartbeatSeconds + timeouts.terminationGraceSeconds "
+            f"({limits.heartbeat_s + limits.termination_grace_s:g}), the time to notice and to end, got "
+            f"{limits.isolation_limit_s:g}"
+        ),
+    ),
+)
+
+
+def _broken(rules: Iterable[Rule[Subject]], subject: Subject, where: str = "") -> Iterator[str]:
+    return (f"{where}{rule.field}: {rule.wanted(subject)}" for rule in rules if not rule.is_kept(subject))
+
+
+def _number_violations(settings: JobSettings) -> Iterator[str]:
+    """Yield what is wrong with the items of lists of numbers."""
     for code in settings.fatal_exit_codes:
-        yield from _broken(((1 <= code <= 255, f"restart.fatalExitCodes: want codes of 1 to 255, got {code}"),))
-    for budget in rungs:
+        if not 1 <= code <= 255:
+            yield f"restart.fatalExitCodes: want codes of 1 to 255, got {code}"
+    for budget in settings.rungs:
         where = f"restart.rungs[{budget.rung}]"
-        yield from _broken(
-            (
-                (
-                    budget.limit is None or budget.limit >= 0,
-                    f"{where}.limit: want at least 0, got {budget.limit}",
-                ),
-                (budget.window_s > 0, f"{where}.windowSeconds: want more than 0, got {budget.window_s}"),
-            )
-        )
+        if budget.limit is not None and budget.limit < 0:
+            yield f"{where}.limit: want at least 0, got {budget.limit}"
+        if budget.window_s <= 0:
+            yield f"{where}.windowSeconds: want more than 0, got {budget.window_s}"
 
 
-def _timeout_violations(timeouts: Timeouts) -> Iterator[str]:
-    """Yield what is wrong with the time boxes."""
-    soft_s, hard_s, barrier_s = timeouts.soft_s, timeouts.hard_s, timeouts.barrier_s
-    least_s = timeouts.heartbeat_s + timeouts.termination_grace_s
-    positive = (
-        ("soft", soft_s),
-        ("heartbeat", timeouts.heartbeat_s),
-        ("completion", timeouts.completion_s),
-        ("startup", timeouts.startup_s),
-        ("reconnect", timeouts.reconnect_s),
-    )
-    return _broken(
-        (
-            *(
-                (value > 0, f"timeouts.{name}Seconds: want more than 0 seconds, got {value}")
-                for name, value in positive
-            ),
-            (timeouts.drain_s >= 0, f"timeouts.drainSeconds: want at least 0 seconds, got {timeouts.drain_s}"),
-            (soft_s < hard_s, f"timeouts.softSeconds: want less than timeouts.hardSeconds ({hard_s}), got {soft_s}"),
-            (
-                hard_s < barrier_s,
-                f"timeouts.hardSeconds: want less than timeouts.barrierSeconds ({barrier_s}), got {hard_s}",
-            ),
-            (
-                timeouts.isolation_limit_s > least_s,
-                "timeouts.isolationSeconds: want more than timeouts.heartbeatSeconds + "
-                f"timeouts.terminationGraceSeconds ({least_s:g}), the time to notice and to end, got "
-                f"{timeouts.isolation_limit_s:g}",
-            ),
-        )
-    )
+def _names(settings: JobSettings) -> list[str]:
+    return [layer.name for layer in settings.layers]
 
 
-def _layer_violations(settings: JobSettings, layer: Layer) -> Iterator[str]:
-    """Yield what makes a layer impossible, or no domain of it large enough for a single pod."""
-    where = f"topology.layers[{layer.name}]"
-    all_ranks = (settings.replicas + settings.spares) * settings.ranks_per_pod
-    if layer.min_ranks < 1:
-        yield f"{where}.minRanks: want at least 1, got {layer.min_ranks}"
-    elif layer.min_ranks > all_ranks:
-        yield (
-            f"{where}.minRanks: want at most (replicas + spares.count) x ranksPerPod ({all_ranks}), since no domain "
-            f"can have more, got {layer.min_ranks}"
-        )
-    if layer.max_ranks is None:
-        return
-    if layer.max_ranks < layer.min_ranks:
-        yield f"{where}.maxRanks: want at least minRanks ({layer.min_ranks}), got {layer.max_ranks}"
-    is_whole = settings.minimum_ranks_per_pod == settings.ranks_per_pod
-    if is_whole and layer.max_ranks < settings.ranks_per_pod:
-        yield (
-            f"{where}.maxRanks: want at least ranksPerPod ({settings.ranks_per_pod}), because pods are kept whole "
-            f"unless world.minRanksPerPod allows otherwise, got {layer.max_ranks}"
-        )
+def _rungs(settings: JobSettings) -> list[str]:
+    return [budget.rung.value for budget in settings.rungs]
+
+
+def _more_than_none(seconds: float) -> str:
+    return f"want more than 0 seconds, got {seconds}"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -37,6 +38,8 @@ _USUAL: dict[type, dict[str, Any]] = {
     kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
     for kind in (messages.WorkerState, messages.Fault)
 }
+_USUAL[Layer] = {"name": "", "label": ""}
+"""The layers of a script have neither; all else is always written."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 

@@ -1,4 +1,4 @@
-"""`python -m unbroken_operator`: runs until it is told to end."""
+"""`python -m unbroken_operator`: runs until SIGTERM or SIGINT, or until another operator leads."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,22 @@ from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters import logs
+from unbroken_operator.adapters.discovery import is_served, wait_for_api
 from unbroken_operator.adapters.endpoints import serving
-from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeNotServed
-from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease
 from unbroken_operator.adapters.metrics import OperatorMetrics
-from unbroken_operator.adapters.permissions import rights, telling_missing_rights
-from unbroken_operator.adapters.quarantine_taints import Mode, QuarantineKeeper
+from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
+from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.adapters.rendezvous_client import RendezvousClient
 from unbroken_operator.adapters.webhook import reviewing
-from unbroken_operator.api import layout
 from unbroken_operator.config import Config, parse
+from unbroken_operator.decisions.quarantine import Mode
 from unbroken_operator.decisions.snapshot import OperatorOptions
 from unbroken_operator.handlers import run_operator
-from unbroken_operator.jobs import Jobs, has_native_sidecars
+from unbroken_operator.jobs import Jobs
 
 logger = logging.getLogger(__name__)
-
-RETRY_S = 1.0
 
 
 STATUS_LEASE_LOST = 3
@@ -64,13 +62,13 @@ async def run(config: Config) -> int:
             lease = Lease(electorate, config.lease, identity, config.lease_s)
 
         def is_ready() -> bool:
-            # One who waits for the lease is ready to take over.
+            # A replica that waits for the lease is ready to take over.
             return ready.is_set() or (lease is not None and lease.is_in_touch and not lease.may_act)
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
         wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is Mode.ON)
-        await stack.enter_async_context(telling_missing_rights(kube, wanted))
+        await stack.enter_async_context(reporting_missing_rights(kube, wanted))
         await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
@@ -102,7 +100,7 @@ async def _lead(lease: Lease, work: Callable[[], Coroutine[None, None, None]], f
 async def _until_stopped(
     what: Coroutine[None, None, None], stop: asyncio.Event, ready: asyncio.Event | None = None
 ) -> None:
-    """Run to the end, or until told to stop; what is ready then ends by itself."""
+    """Run to the end, or until `stop` is set; once ready, `what` sees that itself and ends."""
     work = asyncio.create_task(what, name="operator")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +118,7 @@ async def _work(
     metrics: OperatorMetrics,
     flags: Flags,
 ) -> None:
-    is_native = await _wait_for_api(kube, config.namespaces)
+    is_native = await wait_for_api(kube, config.namespaces)
     options = OperatorOptions(
         config.sidecar_image,
         has_native_sidecars=is_native,
@@ -128,7 +126,7 @@ async def _work(
         encrypts=config.encrypts,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
-    quarantine = QuarantineKeeper(
+    quarantine = QuarantineTaints(
         kube,
         jobs.nodes,
         jobs.blames,
@@ -146,7 +144,7 @@ async def _work(
             config.namespaces,
             flags.stop,
             flags.ready,
-            is_served=lambda: _is_served(kube, config.namespaces),
+            is_served=lambda: is_served(kube, config.namespaces),
         )
     finally:
         if keeping is not None:
@@ -158,46 +156,6 @@ async def _work(
 def _stop_on_signals(stop: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-
-async def _is_served(kube: Kube, namespaces: tuple[str, ...]) -> bool:
-    try:
-        await _look_for_jobs(kube, namespaces)
-    except KubeError:
-        return False
-    return True
-
-
-async def _look_for_jobs(kube: Kube, namespaces: tuple[str, ...]) -> None:
-    """Raise KubeError unless the API server serves jobs, and says so.
-
-    One that has just started may serve them before it tells of them. kopf asks what there is only once, and would watch
-    nothing from then on.
-    """
-    await kube.peek(collection_path(layout.PLURAL, namespaces[0] if namespaces else None, layout.API_VERSION))
-    groups = (await kube.get("/apis")).get("groups") or ()
-    kinds = (await kube.get(f"/apis/{layout.API_VERSION}")).get("resources") or ()
-    if layout.GROUP not in {group["name"] for group in groups} or layout.PLURAL not in {kind["name"] for kind in kinds}:
-        raise KubeNotServed(f"GET /apis: the API server serves {layout.PLURAL}, and does not say so yet")
-
-
-async def _wait_for_api(kube: Kube, namespaces: tuple[str, ...]) -> bool:
-    """Wait for the API server and the CRD; return whether the cluster has native sidecars."""
-    trouble = ""
-    while True:
-        try:
-            is_native = await has_native_sidecars(kube)
-            await _look_for_jobs(kube, namespaces)
-        except (KubeNotFound, KubeNotServed):
-            found = f"no CRD {layout.CRD_NAME}, install crds/resilienttrainingjobs.yaml"
-        except KubeError as error:
-            found = str(error)
-        else:
-            return is_native
-        if found != trouble:
-            logger.warning("waiting for the API server error=%s", found)
-        trouble = found
-        await asyncio.sleep(RETRY_S)
 
 
 def _make_room() -> None:

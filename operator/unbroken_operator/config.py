@@ -9,29 +9,13 @@ from pathlib import Path
 from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
-from unbroken_operator.adapters.quarantine_taints import Mode
+from unbroken_operator.adapters.listening import Address
+from unbroken_operator.adapters.webhook import Webhook
 from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
-from unbroken_operator.decisions.quarantine import Limits
+from unbroken_operator.decisions.quarantine import Limits, Mode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
 DEFAULT_LIMITS = Limits()
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class Webhook:
-    """Where reviews of jobs are served."""
-
-    listen: Address
-    certificates: Path
-    """Folder with tls.crt and tls.key, which may come late and be replaced."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +44,27 @@ class Config:
 
 def parse(arguments: list[str] | None = None) -> Config:
     """Read the command line. Exits with a usage message; raises InputError for what is well-formed but wrong."""
+    options = _parser().parse_args(arguments)
+    _check(options)
+    return Config(
+        namespaces=tuple(dict.fromkeys(options.namespace or ())),
+        kubeconfig=_kubeconfig(options.kubeconfig),
+        sidecar_image=options.sidecar_image,
+        metrics_listen=_address("--metrics-listen", options.metrics_listen),
+        liveness_listen=_address("--liveness", options.liveness),
+        is_json_log=options.log_format == "json",
+        log_level=options.log_level.upper(),
+        force_delete_after_s=options.force_delete_after_seconds,
+        encrypts=not options.no_encryption,
+        lease=_lease(options.lease),
+        lease_s=options.lease_seconds,
+        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
+        quarantine=Mode(options.quarantine),
+        quarantine_limits=_limits(options),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m unbroken_operator", description="Runs ResilientTrainingJobs on a Kubernetes cluster."
     )
@@ -87,6 +92,12 @@ def parse(arguments: list[str] | None = None) -> Config:
         action="store_true",
         help="let the parts of new jobs speak in clear, where something else encrypts, such as a service mesh",
     )
+    _add_lease_and_webhook(parser)
+    _add_quarantine(parser)
+    return parser
+
+
+def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease",
         metavar="NAMESPACE/NAME",
@@ -104,34 +115,18 @@ def parse(arguments: list[str] | None = None) -> Config:
     parser.add_argument(
         "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; taken anew when they change"
     )
-    _add_quarantine(parser)
-    options = parser.parse_args(arguments)
-    namespaces = tuple(dict.fromkeys(options.namespace or ()))
-    for name in namespaces:
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in options.namespace or ():
         if not re.match(DNS_LABEL, name):
-            raise InputError(f"--namespace: want the name of a namespace, got {name!r}")
+            raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
-        raise InputError("--sidecar-image: want an image, got an empty string")
+        raise InputError("--sidecar-image: must not be empty")
     if not options.force_delete_after_seconds >= 0:
-        raise InputError(f"--force-delete-after-seconds: want at least 0, got {options.force_delete_after_seconds}")
+        raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
-        raise InputError(f"--lease-seconds: want 1 to 3600, got {options.lease_seconds}")
-    return Config(
-        namespaces=namespaces,
-        kubeconfig=_kubeconfig(options.kubeconfig),
-        sidecar_image=options.sidecar_image,
-        metrics_listen=_address("--metrics-listen", options.metrics_listen),
-        liveness_listen=_address("--liveness", options.liveness),
-        is_json_log=options.log_format == "json",
-        log_level=options.log_level.upper(),
-        force_delete_after_s=options.force_delete_after_seconds,
-        encrypts=not options.no_encryption,
-        lease=_lease(options.lease),
-        lease_s=options.lease_seconds,
-        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
-        quarantine=Mode(options.quarantine),
-        quarantine_limits=_limits(options),
-    )
+        raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
 
 
 def _add_quarantine(parser: argparse.ArgumentParser) -> None:
@@ -165,11 +160,11 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
 def _limits(options: argparse.Namespace) -> Limits:
     # Below, faults that are long forgotten would count; every node would be an offender at 0.
     if not 1 <= options.quarantine_score <= 1000:
-        raise InputError(f"--quarantine-score: want 1 to 1000, got {options.quarantine_score:g}")
+        raise InputError(f"--quarantine-score: must be 1 to 1000, got {options.quarantine_score:g}")
     if not 1 <= options.quarantine_max_nodes <= 1000:
-        raise InputError(f"--quarantine-max-nodes: want 1 to 1000, got {options.quarantine_max_nodes}")
+        raise InputError(f"--quarantine-max-nodes: must be 1 to 1000, got {options.quarantine_max_nodes}")
     if not 60 <= options.quarantine_seconds <= 30 * DAY_S:
-        raise InputError(f"--quarantine-seconds: want 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
+        raise InputError(f"--quarantine-seconds: must be 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
     return Limits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
 
 
@@ -178,7 +173,7 @@ def _webhook(listen: str | None, folder: str | None) -> Webhook | None:
     if address is None and not folder:
         return None
     if address is None or not folder:
-        raise InputError("--webhook-listen, --webhook-certificates: want both or none, got one")
+        raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
     return Webhook(address, Path(folder))
 
 
@@ -187,7 +182,7 @@ def _lease(text: str | None) -> LeaseName | None:
         return None
     namespace, _, name = text.partition("/")
     if not re.match(DNS_LABEL, namespace) or not re.match(DNS_LABEL, name):
-        raise InputError(f"--lease: want NAMESPACE/NAME, such as unbroken-system/unbroken-operator, got {text!r}")
+        raise InputError(f"--lease: must be NAMESPACE/NAME, such as unbroken-system/unbroken-operator, got {text!r}")
     return LeaseName(namespace, name)
 
 
@@ -199,7 +194,7 @@ def _kubeconfig(option: str | None) -> str | None:
         return None
     expanded = Path(path).expanduser()
     if not expanded.is_file():
-        raise InputError(f"--kubeconfig: want a file, got {path!r}")
+        raise InputError(f"--kubeconfig: no such file: {path!r}")
     return str(expanded)
 
 
@@ -208,5 +203,5 @@ def _address(option: str, text: str | None) -> Address | None:
         return None
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 <= int(port) <= 65_535 or not host:
-        raise InputError(f"{option}: want ADDRESS:PORT, such as 0.0.0.0:9090, got {text!r}")
+        raise InputError(f"{option}: must be ADDRESS:PORT, such as 0.0.0.0:9090, got {text!r}")
     return Address(host.strip("[]"), int(port))

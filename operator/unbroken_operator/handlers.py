@@ -1,7 +1,8 @@
-"""The kopf operator: it watches ResilientTrainingJobs and hands every event on. The only module that imports kopf.
+"""The kopf operator: its handlers hand every event of a ResilientTrainingJob to the job's worker.
 
-Only `on.event` is used: kopf then writes nothing to the jobs, neither annotations nor finalizers, so that a job can be
-deleted while no operator runs; owner references remove what belongs to it.
+The only module that imports kopf. Jobs have `on.event` handlers alone: kopf then writes nothing to them, neither
+annotations nor finalizers, so that a job can be deleted while no operator runs; owner references remove what belongs
+to it. docs/design/0016-what-kopf-does.md says what kopf does here, what it does not, and what that was measured by.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import kopf
@@ -45,39 +47,49 @@ class NoDiffBase(kopf.DiffBaseStorage):
         """Keep nothing."""
 
 
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
+@dataclass
+class OperatorMemo:
+    """What the handlers work with; kopf hands each of them a copy."""
+
+    kubeconfig: str | None
+    observe: Callable[[str | None, dict[str, Any]], None]
+    """Takes the kind of an event, and the job."""
+    release: Callable[[], None]
+    """Lets go of the thread that waits for the stop flag."""
+
+
+registry = kopf.OperatorRegistry()
+"""Not kopf's default one, which tests and other operators in a process would share."""
+
+
+@kopf.on.startup(registry=registry)
+async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    """Make kopf ask for as little as it can: no copy of each job, no Events of its own, no right to watch CRDs."""
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False
-    # The job's own resource is all that it must find: no right to watch CRDs and namespaces is needed.
-    settings.scanning.disabled = True
     settings.watching.server_timeout = SERVER_TIMEOUT_S
     settings.watching.connect_timeout = 10.0
     settings.networking.request_timeout = 60.0
     # kopf starts over after the last one, so that jobs are seen again soon after the API server is back.
     settings.networking.error_backoffs = (0.5, 1.0, 2.0, 3.0, 5.0)
-    return settings
 
 
-def _registry(
-    observe: Callable[[str | None, dict[str, Any]], None], kubeconfig: str | None, let_go: Callable[[], None]
-) -> kopf.OperatorRegistry:
-    registry = kopf.OperatorRegistry()
+@kopf.on.login(registry=registry, retries=3, backoff=1.0)
+async def log_in(memo: OperatorMemo, **_: Any) -> kopf.ConnectionInfo:
+    """Connect as the rest of the operator does, with a token that is fresh."""
+    return _connection_info(await load_connection(memo.kubeconfig))
 
-    @kopf.on.login(registry=registry, retries=3, backoff=1.0)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return _connection_info(await load_connection(kubeconfig))
 
-    @kopf.on.event(layout.GROUP, layout.VERSION, layout.PLURAL, registry=registry)
-    async def observe_job(event: kopf.RawEvent, **_: Any) -> None:
-        observe(event["type"], dict(event["object"]))
+@kopf.on.event(layout.GROUP, layout.VERSION, layout.PLURAL, registry=registry)
+async def observe_job(event: kopf.RawEvent, memo: OperatorMemo, **_: Any) -> None:
+    """Wake the job's worker, or start or end it."""
+    memo.observe(event["type"], dict(event["object"]))
 
-    @kopf.on.cleanup(registry=registry)
-    async def end(**_: Any) -> None:
-        # Who waits for the flag is one of those that kopf waits 5 s for.
-        let_go()
 
-    return registry
+@kopf.on.cleanup(registry=registry)
+async def clean_up(memo: OperatorMemo, **_: Any) -> None:
+    """Release the thread that waits for the stop flag: it is one of those for which kopf waits 5 s."""
+    memo.release()
 
 
 def _connection_info(connection: Connection) -> kopf.ConnectionInfo:
@@ -90,6 +102,13 @@ def _connection_info(connection: Connection) -> kopf.ConnectionInfo:
         private_key_path=connection.private_key_path,
         insecure=connection.is_insecure,
     )
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    # Read before start-up handlers run. The job's own resource is all that kopf must find.
+    settings.scanning.disabled = True
+    return settings
 
 
 async def run_operator(
@@ -143,8 +162,9 @@ async def _watch_jobs(
     async def watch() -> None:
         try:
             await kopf.operator(
-                registry=_registry(observe, kubeconfig, halt.set),
+                registry=registry,
                 settings=_settings(),
+                memo=OperatorMemo(kubeconfig, observe, halt.set),
                 namespaces=namespaces,
                 clusterwide=not namespaces,
                 standalone=True,

@@ -20,7 +20,6 @@ from unbroken_operator.worker import JobWorker
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 300.0
-NATIVE_SIDECARS_SINCE = (1, 29)
 
 
 class Jobs:
@@ -134,7 +133,7 @@ class Jobs:
             logger.error("worker ended by a bug job=%s/%s", *key, exc_info=task.exception())
 
     async def _sweep(self) -> None:
-        """Compare with the API server now and then: kopf's watch does not tell of a job deleted while it was cut."""
+        """Compare with the API server now and then: kopf reports no job that was deleted while its watch was broken."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
@@ -150,10 +149,3 @@ class Jobs:
                 worker.wake()
             for job in jobs:
                 self.observe(None, job)
-
-
-async def has_native_sidecars(kube: Kube) -> bool:
-    """Return whether the API server keeps the restartPolicy of init containers. Raises KubeError."""
-    version = await kube.get("/version")
-    numbers = tuple(int("".join(filter(str.isdigit, str(version.get(key, "0")))) or 0) for key in ("major", "minor"))
-    return numbers >= NATIVE_SIDECARS_SINCE

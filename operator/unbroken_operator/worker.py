@@ -18,7 +18,7 @@ from typing import Any
 from unbroken_operator.adapters.backoff import after_failure_s
 from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable
 from unbroken_operator.adapters.executor import Executor, Services
-from unbroken_operator.adapters.job_secret import SecretKeeper
+from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import Target
 from unbroken_operator.adapters.stores import JobKey, version_of
@@ -28,9 +28,9 @@ from unbroken_operator.decisions.actions import (
     CreateSecret,
     CreateService,
     Decision,
-    Mend,
     PatchPod,
     PushObservation,
+    Revert,
     without_lost_fields,
 )
 from unbroken_operator.decisions.lifecycle import job_outcome
@@ -65,8 +65,8 @@ class JobWorker:
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
-        self._keeper = SecretKeeper(shared.kube, self.key, self.uid, shared.options.encrypts)
-        self._executor = Executor(shared, self._keeper, self._poller, self._memory)
+        self._secret = JobSecret(shared.kube, self.key, self.uid, shared.options.encrypts)
+        self._executor = Executor(shared, self._secret, self._poller, self._memory)
 
     def wake(self) -> None:
         """Plan soon."""
@@ -127,8 +127,8 @@ class JobWorker:
                 refusals = await self._executor.apply(decision.actions)
             finally:
                 for action in decision.actions:
-                    if isinstance(action, Mend | PatchPod):
-                        self._memory.mend(action.key, time.monotonic())
+                    if isinstance(action, Revert | PatchPod):
+                        self._memory.note_revert(action.key, time.monotonic())
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
             if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
@@ -141,7 +141,7 @@ class JobWorker:
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
         if not self.job["metadata"].get("deletionTimestamp"):
-            await self._keeper.refresh(FRESH_SECRET_S if self._keeper.is_foreign else secret_age_s)
+            await self._secret.refresh(FRESH_SECRET_S if self._secret.is_foreign else secret_age_s)
             await self._executor.refresh_foreign_service()
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
@@ -151,7 +151,7 @@ class JobWorker:
             job=self.job,
             pods=pods,
             nodes=shared.nodes.nodes,
-            secret=self._keeper.view,
+            secret=self._secret.view,
             service=shared.services.of_job(self.key) or self._executor.foreign_service,
             now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             options=shared.options,
@@ -176,11 +176,11 @@ class JobWorker:
             and not pod.is_terminal
             and not pod.is_deleting
         ]
-        if not candidates or not self._keeper.token:
+        if not candidates or not self._secret.token:
             return None
         pod = max(candidates, key=lambda pod: pod.ordinal)
         host = layout.rendezvous_host(self.key[1], self.key[0])
-        return Target(pod.uid, pod.name, pod.ip, self._keeper.token, self._keeper.authority, host)
+        return Target(pod.uid, pod.name, pod.ip, self._secret.token, self._secret.authority, host)
 
     async def _back_off(self, error: KubeError, num_errors: int) -> None:
         self._shared.metrics.reconcile_errors.inc()

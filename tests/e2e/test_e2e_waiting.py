@@ -38,7 +38,7 @@ def test_job_without_nodes_outlives_its_startup_timeout_says_why_and_starts_when
             await bench.apply(namespace, document)
             seen = await observer.wait("the wait", told_to_wait, LIMIT_S)
             assert f": 0/{len(nodes)} nodes are available" in condition(seen, "PodsReady")["message"]
-            assert f"want a node with label {LABEL}=late, seen none" in condition(seen, "PodsReady")["message"]
+            assert f"no node has the label {LABEL}=late (seen none)" in condition(seen, "PodsReady")["message"]
             # Nothing tells of a timeout that does not come: its time has to pass.
             over_at_s = time.monotonic() + STARTUP_S + 4
             while time.monotonic() < over_at_s:

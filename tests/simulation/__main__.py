@@ -1,9 +1,11 @@
-"""Run random fault schedules: python -m tests.simulation [--seeds 0:1000] [--seed 17 --story 200]."""
+"""Run random fault schedules: python -m tests.simulation [--seeds 0:1000] [--seed 17] [--log-actions FILE]."""
 
 import argparse
 import sys
 import time
+from pathlib import Path
 
+from tests.simulation.action_log import write_log
 from tests.simulation.runner import run_seed
 
 
@@ -12,6 +14,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Random faults in virtual time.")
     parser.add_argument("--seeds", default="0:1000", help="first:last, the last excluded (default 0:1000)")
     parser.add_argument("--seed", type=int, help="run only this one, and tell its story")
+    parser.add_argument("--log-actions", type=Path, help="write digests of what the coordinator does (action_log.py)")
     options = parser.parse_args()
     if options.seed is not None:
         result = run_seed(options.seed)
@@ -19,6 +22,9 @@ def main() -> int:
         print(result.failure or f"seed {options.seed}: {result.outcome}")
         return 1 if result.failure else 0
     first, last = map(int, options.seeds.split(":"))
+    if options.log_actions is not None:
+        write_log(options.log_actions, range(first, last))
+        return 0
     started_s = time.perf_counter()
     results = [run_seed(seed) for seed in range(first, last)]
     failed = [result for result in results if result.failure]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unbroken_core.coordination.events import Action, AgentReported, Event, Send, Tick
+from unbroken_core.coordinator.events import Action, AgentReported, Event, Send, Tick
+from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.messages import Finish, Interrupt, Plan, Policy, Recovery, Respawn, Welcome
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Rung, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
     from tests.simulation.world import World
-
-    from unbroken_core.coordination.state import Interruption
 
 
 class Violation(AssertionError):
@@ -41,8 +40,8 @@ class Ledger:
         self.has_taken_over = False
         self.doomed: set[tuple[str, int, int]] = set()
         """Places and incarnations that the job rung was to start again; an agent that was away hears of it later."""
-        self.job_rung_of: Interruption | None = None
-        """The last interruption that came to the job rung."""
+        self.job_rung_of: float | None = None
+        """When the last interruption began that came to the job rung."""
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
         self.num_recoveries = 0
@@ -84,7 +83,7 @@ class Ledger:
         self._check_waits(event)
         self._check_moves(actions)
         if coordinator is not None and coordinator.phase is JobPhase.RUNNING:
-            self.ran.add(coordinator._job.iteration)
+            self.ran.add(coordinator._job.world.iteration)
         self._check_blame()
         self.rung = self._running_rung()
         self._note_job_rung()
@@ -103,10 +102,10 @@ class Ledger:
 
     def _note_job_rung(self) -> None:
         """Note whose processes are to be started again; one recovery may come to that several times."""
-        interruption = None if self.world.coordinator is None else self.world.coordinator._job.interruption
-        if interruption is None or interruption.job_rung_began is None or interruption is self.job_rung_of:
+        phase = None if self.world.coordinator is None else self.world.coordinator._job.phase
+        if not isinstance(phase, Interrupted) or phase.job_rung_began is None or phase.at_s == self.job_rung_of:
             return
-        self.job_rung_of = interruption
+        self.job_rung_of = phase.at_s
         pods = self.world.pods.values()
         self.doomed = {(pod.uid, worker.local_rank, worker.incarnation) for pod in pods for worker in pod.workers}
 
@@ -337,14 +336,15 @@ class Ledger:
         orders = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Interrupt)]
         planned = [order for order in orders if order.cause in (Cause.POD_LEAVING, Cause.CAPACITY_RETURNED)]
         coordinator = self.world.coordinator
-        move = None if coordinator is None else coordinator._job.move
+        phase = None if coordinator is None else coordinator._job.phase
+        move = phase.move if isinstance(phase, Running) else None
         if move is not None and self.world.now_s > move.until_s:
             raise Violation(f"a move waits since {self.world.now_s - move.until_s:.1f} s after its time")
         incident = None if coordinator is None else coordinator._job.history.running
         if not planned or coordinator is None or incident is None or incident.iteration_before != planned[0].iteration:
             return  # In the next iterations of a recovery other faults may come.
         iteration = planned[0].iteration
-        if iteration != coordinator._job.iteration:
+        if iteration != coordinator._job.world.iteration:
             return  # Who comes back is told of the one that it knows.
         entries = self.world.entries.get(iteration, {})
         if not planned[0].detail.startswith("moves after step"):
@@ -397,7 +397,7 @@ class Ledger:
     def _is_stillborn(self, pod: Pod, plan: Plan) -> bool:
         """Whether a rank of this pod has no process, so that nobody makes a step in this iteration.
 
-        The rendezvous does not wait for the other workers of such a pod (`Census.leaving`), unless pods may be split:
+        The rendezvous does not wait for the other workers of such a pod (`Members.leaving`), unless pods may be split:
         they may enter before they hear that the iteration is over.
         """
         coordinator = self.world.coordinator

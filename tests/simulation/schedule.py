@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from unbroken_core.layers import Layer
 from unbroken_core.messages import Policy
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget
+from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker

@@ -12,10 +12,11 @@ from functools import partial
 from tests.simulation.invariants import Ledger, Violation
 from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
+from tests.simulation.state_invariants import check_state
 from tests.simulation.training import Training
 
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import (
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import (
     AgentDisconnected,
     AgentJoined,
     AgentReported,
@@ -27,6 +28,7 @@ from unbroken_core.coordination.events import (
 )
 from unbroken_core.messages import (
     AgentMessage,
+    Heartbeat,
     Hello,
     Observation,
     Plan,
@@ -214,8 +216,11 @@ class World:
             return
         if not isinstance(event, Tick):
             self.tell("-> ", event)
-        phase = coordinator.phase
+        phase, numbers = coordinator.phase, coordinator.past
         actions = coordinator.step(event, self.now_s)
+        is_quiet = isinstance(event, AgentReported) and isinstance(event.message, Heartbeat) and not actions
+        if not is_quiet:
+            check_state(coordinator, self.now_s, *numbers)
         if coordinator.phase is not phase:
             self._ambush(coordinator.phase)
             status = coordinator.status(self.now_s, str)

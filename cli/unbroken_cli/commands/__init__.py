@@ -1,1 +1,1 @@
-"""One module a subcommand of `unbroken`."""
+"""One module for each subcommand of `unbroken`, and what they share. Text and drawings are made elsewhere."""

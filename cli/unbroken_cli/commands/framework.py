@@ -103,7 +103,7 @@ def read_jobs(arguments: argparse.Namespace) -> list[Job]:
 def read_job_status(arguments: argparse.Namespace) -> JobStatus:
     """Ask the rendezvous that the options name. Raises InputError and CommandError."""
     if arguments.token_file is None:
-        raise InputError("--url: want --token-file with it, the file with the job's token")
+        raise InputError("--url: needs --token-file, the file with the job's token")
     status = read_status(arguments.url, arguments.token_file, arguments.ca_file)
     if arguments.job not in (None, status.job):
         raise InputError(f"JOB: the rendezvous {arguments.url} serves {status.job!r}, got {arguments.job!r}")
@@ -115,7 +115,7 @@ def connect(arguments: argparse.Namespace) -> "Cluster":
     try:
         from unbroken_cli.sources.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
     except ImportError as error:
-        raise InputError(f"the package {error.name} is missing; want it: pip install 'unbroken[cli]'") from error
+        raise InputError(f"the package {error.name} is missing: pip install 'unbroken[cli]'") from error
     return Cluster.connect(arguments.kubeconfig, arguments.context)
 
 
@@ -123,7 +123,7 @@ def find_job(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any
     """Return the object of the job that the options name. Raises InputError and CommandError."""
     name = arguments.job
     if name is None:
-        raise InputError("JOB: want the name of a job, got none; `unbroken status -A` lists them")
+        raise InputError("JOB: is required; `unbroken status -A` lists them")
     if arguments.all_namespaces:
         return _only([item for item in cluster.jobs(None) if item["metadata"]["name"] == name], name)
     namespace = arguments.namespace or cluster.namespace
@@ -138,7 +138,7 @@ def _only(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
         raise CommandError(f"job {name!r}: no namespace has one; `unbroken status -A` lists all jobs")
     if len(found) > 1:
         names = ", ".join(sorted(item["metadata"]["namespace"] for item in found))
-        raise InputError(f"job {name!r}: it is in several namespaces ({names}); want one of them with -n")
+        raise InputError(f"job {name!r}: it is in several namespaces ({names}); choose one with -n")
     return found[0]
 
 

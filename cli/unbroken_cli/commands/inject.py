@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unbroken_cli.commands.framework import connect, find_job, make_parser, now, run
 from unbroken_cli.errors import CommandError
-from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_words
+from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_cli.job import Fault, Job
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import why_lines
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
     made = make_parser("inject", "Break a running job on purpose, to see it recover.", is_in_cluster=True)
     made.add_argument("--fault", required=True, choices=tuple(KINDS), metavar="KIND", help=kinds)
-    made.add_argument("--pod", help="whom to hit (the last active pod)")
+    made.add_argument("--pod", help="the pod to hit (the last active pod)")
     made.add_argument("--local-rank", type=int, default=0, metavar="N", help="which of its workers (%(default)s)")
     made.add_argument("--yes", action="store_true", help="do it, also to a job that is not annotated for it")
     made.add_argument(
@@ -55,24 +55,24 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     check_state(item)
     namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
     victim = choose_victim(kind, cluster.pods(namespace, name, kind.component), arguments.pod)
-    whom = f"worker {arguments.local_rank} of pod {victim.pod}" if kind.signal else f"pod {victim.pod}"
-    check_consent(item, arguments.yes, f"hit {whom} on node {victim.node or '?'} with {kind.name} ({kind.help})")
+    target = f"worker {arguments.local_rank} of pod {victim.pod}" if kind.signal else f"pod {victim.pod}"
+    check_consent(item, arguments.yes, f"hit {target} on node {victim.node or '?'} with {kind.name} ({kind.help})")
     before = job_from_objects(item)
-    pid = _do(cluster, arguments, namespace, kind, victim)
-    value: dict[str, Any] = {"job": name, "namespace": namespace, "fault": kind.name, **_told(victim, arguments, pid)}
-    lines = [f"{kind.name}: {whom} on node {victim.node or '?'}" + f", process {pid}" * bool(pid)]
+    pid = _inject(cluster, arguments, namespace, kind, victim)
+    value: dict[str, Any] = {"job": name, "namespace": namespace, "fault": kind.name, **_result(victim, arguments, pid)}
+    lines = [f"{kind.name}: {target} on node {victim.node or '?'}" + f", process {pid}" * bool(pid)]
     if arguments.wait is None:
         return [*lines, f"  see: unbroken status {name} -n {namespace}"], value
-    job, fault = _recovered(cluster, before, arguments.wait)
+    job, fault = _wait_for_recovery(cluster, before, arguments.wait)
     return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
 
 
-def _told(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> dict[str, Any]:
+def _result(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> dict[str, Any]:
     worker = {} if pid is None else {"localRank": arguments.local_rank, "pid": pid}
     return {"pod": victim.pod, "node": victim.node, **worker}
 
 
-def _do(
+def _inject(
     cluster: "Cluster", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
 ) -> int | None:
     """Return the process that was hit, None for a pod."""
@@ -80,26 +80,32 @@ def _do(
         cluster.delete_pod(namespace, victim.pod, victim.uid, kind.grace_s)
         return None
     place = [f"--{key}={value}" for key in ("kubeconfig", "context") if (value := getattr(arguments, key)) is not None]
-    return _kubectl([*place, "--namespace", namespace, *exec_words(kind, victim, arguments.local_rank)])
+    return _kubectl([*place, "--namespace", namespace, *exec_arguments(kind, victim, arguments.local_rank)])
 
 
-def _kubectl(words: Sequence[str]) -> int:
+def _kubectl(arguments: Sequence[str]) -> int:
     program = shutil.which("kubectl")
     if program is None:
-        raise InputError("kubectl: want it in PATH to reach into a pod, got none; faults of whole pods need none")
+        raise InputError(
+            "kubectl: not found in PATH, and needed to reach into a pod; faults of whole pods do not need it"
+        )
     try:
-        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=_EXEC_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=_EXEC_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise CommandError(
             f"kubectl exec did not end in {_EXEC_TIMEOUT_S:.0f} s; the fault may have happened"
         ) from error
     if done.returncode or not done.stdout.strip().isdecimal():
         said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-        raise CommandError(f"kubectl exec ended with {done.returncode}: {said}; want create on pods/exec, and python")
+        raise CommandError(
+            f"kubectl exec ended with {done.returncode}: {said}; you need create on pods/exec, and the pod needs Python"
+        )
     return int(done.stdout)
 
 
-def _recovered(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fault]:
+def _wait_for_recovery(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fault]:
     """Return the first recovery that was not there before, as soon as it is over. Raises CommandError."""
     known = {fault.started_at for fault in before.faults}
     deadline_s = time.monotonic() + limit_s
@@ -109,7 +115,5 @@ def _recovered(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fa
             if fault.started_at not in known and fault.is_recovered:
                 return job, fault
         if job.state == "Failed" or time.monotonic() >= deadline_s:
-            raise CommandError(
-                f"{job.title}: want a recovery within {limit_s:g} s, got state {job.state}: {job.message}"
-            )
+            raise CommandError(f"{job.title}: no recovery within {limit_s:g} s, state {job.state}: {job.message}")
         time.sleep(_LOOK_S)

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from unbroken_cli.commands.framework import connect, find_job, make_parser
 from unbroken_cli.errors import CommandError
-from unbroken_cli.page_proxy.server import Answer, Door
-from unbroken_cli.page_proxy.upstream import API_PORT, Access, InCluster, PortForward, ask
+from unbroken_cli.page_proxy.server import Answer, PageProxy
+from unbroken_cli.page_proxy.upstream import API_PORT, Access, ClusterRendezvous, PortForward, ask
 from unbroken_core.errors import InputError
 
 Ask = Callable[[str], Answer]
@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = made.parse_args(argv)
     signal.signal(signal.SIGTERM, _end)
     try:
-        with _way(arguments) as way:
-            _serve(arguments, way)
+        with _reach(arguments) as ask_page:
+            _serve(arguments, ask_page)
     except (InputError, CommandError) as error:
         print(f"{made.prog}: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
@@ -46,10 +46,10 @@ def _end(_number: int, _frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _serve(arguments: argparse.Namespace, way: Ask) -> None:
-    first = way("/page/status")
+def _serve(arguments: argparse.Namespace, ask_page: Ask) -> None:
+    first = ask_page("/page/status")
     if first.status != 200:
-        hints = {401: ": want the token of this job", 404: ": it has no page; is it of an earlier release?"}
+        hints = {401: ": give the token of this job", 404: ": it has no page; is it of an earlier release?"}
         raise CommandError(f"the rendezvous answers {first.status}{hints.get(first.status, '')}")
     try:
         job = str(json.loads(first.body)["status"]["job"])
@@ -58,14 +58,14 @@ def _serve(arguments: argparse.Namespace, way: Ask) -> None:
     if arguments.job not in (None, job):
         raise InputError(f"JOB: the rendezvous {arguments.url} serves {job!r}, got {arguments.job!r}")
 
-    def tell(link: str) -> None:
+    def show_link(link: str) -> None:
         _print(arguments, job, link, "for another browser")
 
-    door = Door(way, arguments.port, tell)
-    _print(arguments, job, door.link, "opens once; Ctrl-C ends it")
+    proxy = PageProxy(ask_page, arguments.port, show_link)
+    _print(arguments, job, proxy.link, "opens once; Ctrl-C ends it")
     if arguments.open:
-        webbrowser.open(door.link)
-    door.serve()
+        webbrowser.open(proxy.link)
+    proxy.serve()
 
 
 def _print(arguments: argparse.Namespace, job: str, link: str, note: str) -> None:
@@ -74,7 +74,7 @@ def _print(arguments: argparse.Namespace, job: str, link: str, note: str) -> Non
 
 
 @contextmanager
-def _way(arguments: argparse.Namespace) -> Iterator[Ask]:
+def _reach(arguments: argparse.Namespace) -> Iterator[Ask]:
     """Yield what asks the job's rendezvous."""
     if arguments.url is not None:
         yield lambda path: ask(_access(arguments), path)
@@ -83,8 +83,8 @@ def _way(arguments: argparse.Namespace) -> Iterator[Ask]:
     metadata = find_job(cluster, arguments)["metadata"]
     namespace, name = metadata["namespace"], f"{metadata['name']}-rendezvous"
     place = [f"--{key}={value}" for key in ("kubeconfig", "context") if (value := getattr(arguments, key)) is not None]
-    words = [*place, "--namespace", namespace, "port-forward", "--address", "127.0.0.1", f"service/{name}"]
-    inside = InCluster(lambda: cluster.secret(namespace, name), PortForward([*words, f":{API_PORT}"]))
+    forward = [*place, "--namespace", namespace, "port-forward", "--address", "127.0.0.1", f"service/{name}"]
+    inside = ClusterRendezvous(lambda: cluster.secret(namespace, name), PortForward([*forward, f":{API_PORT}"]))
     try:
         yield inside.ask
     finally:
@@ -94,11 +94,11 @@ def _way(arguments: argparse.Namespace) -> Iterator[Ask]:
 def _access(arguments: argparse.Namespace) -> Access:
     """Read the files at each question: they may be replaced."""
     if arguments.token_file is None:
-        raise InputError("--url: want --token-file with it, the file with the job's token")
+        raise InputError("--url: needs --token-file, the file with the job's token")
     texts = []
     for option, file in (("--token-file", arguments.token_file), ("--ca-file", arguments.ca_file)):
         try:
             texts.append(None if file is None else file.read_text().strip())
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{option} {file}: want a file that can be read, got {error}") from error
+            raise InputError(f"{option} {file}: cannot be read: {error}") from error
     return Access(arguments.url, texts[0] or "", texts[1])

@@ -37,4 +37,4 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"--html {file}: {error.strerror}; want a file that can be written") from error
+        raise InputError(f"--html {file}: {error.strerror}; choose a file that can be written") from error

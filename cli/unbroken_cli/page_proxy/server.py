@@ -1,6 +1,6 @@
-"""The door to a job's live page: it lets a person's browser in, to look, and asks the rendezvous for it.
+"""A proxy on this machine for a job's live page: it lets one browser in, and asks the rendezvous for it.
 
-    browser ──http, cookie──> door, on this machine's loopback ──https, the job's token──> rendezvous
+    browser ──http, cookie──> proxy on loopback ──https, the job's token──> rendezvous
 
 The browser never sees the job's token. It shows a ticket, which is good once, and is given a cookie for it; both end
 with the command. Only what the page reads can be asked for. docs/security.md says what that keeps out.
@@ -55,8 +55,8 @@ class Request:
     """Sec-Fetch-Site: who has made the browser ask; "" from browsers that do not say."""
 
 
-class Keys:
-    """The ticket that opens the door next, and the cookies of those that are inside."""
+class Sessions:
+    """The next ticket, and the cookies of the browsers that have used one."""
 
     def __init__(self, port: int) -> None:
         self.hosts = (f"{HOST}:{port}", f"localhost:{port}")
@@ -74,7 +74,7 @@ class Keys:
             self._sessions.append(secrets.token_urlsafe(32))
             return f"{self.cookie_name}={self._sessions[-1]}; HttpOnly; SameSite=Strict; Path=/"
 
-    def know(self, cookies: str) -> bool:
+    def has_cookie(self, cookies: str) -> bool:
         """Return whether a Cookie header has one of those that were given."""
         pairs = (part.strip().partition("=") for part in cookies.split(";"))
         shown = [value for name, _, value in pairs if name == self.cookie_name]
@@ -86,44 +86,44 @@ def _is_same(shown: str, wanted: str) -> bool:
     return hmac.compare_digest(shown.encode(errors="replace"), wanted.encode())
 
 
-def admit(request: Request, keys: Keys) -> Answer | None:
-    """Return what the browser gets at the door; None: it may read what it asks for."""
+def admit(request: Request, sessions: Sessions) -> Answer | None:
+    """Return the answer to a request that must not reach the rendezvous; None where it may."""
     for check in (_foreign_host, _entry, _foreign_site, _unknown_browser, _unknown_path):
-        answer = check(request, keys)
+        answer = check(request, sessions)
         if answer is not None:
             return answer
     return None
 
 
-def _foreign_host(request: Request, keys: Keys) -> Answer | None:
-    if request.host in keys.hosts:
+def _foreign_host(request: Request, sessions: Sessions) -> Answer | None:
+    if request.host in sessions.hosts:
         return None
     # A name that somebody else has pointed here (DNS rebinding).
-    return _refusal(403, f"want http://{keys.hosts[0]}, got the host {request.host[:100]!r}")
+    return _refusal(403, f"use http://{sessions.hosts[0]}, not the host {request.host[:100]!r}")
 
 
-def _entry(request: Request, keys: Keys) -> Answer | None:
+def _entry(request: Request, sessions: Sessions) -> Answer | None:
     if not request.path.startswith(_ENTRY):
         return None
-    cookie = keys.redeem(request.path.removeprefix(_ENTRY))
+    cookie = sessions.redeem(request.path.removeprefix(_ENTRY))
     if cookie is None:
-        return _refusal(401, "this link is not good any more: want the newest one that `unbroken page` has printed")
+        return _refusal(401, "this link has been used: open the newest one that `unbroken page` printed")
     return Answer(200, _WELCOME, "text/html; charset=utf-8", cookie)
 
 
-def _foreign_site(request: Request, _keys: Keys) -> Answer | None:
+def _foreign_site(request: Request, _keys: Sessions) -> Answer | None:
     if request.site in ("", "none", "same-origin"):
         return None
-    return _refusal(403, "want a request of this page's own, got another site's")
+    return _refusal(403, "refused: another site made this request")
 
 
-def _unknown_browser(request: Request, keys: Keys) -> Answer | None:
-    if keys.know(request.cookies):
+def _unknown_browser(request: Request, sessions: Sessions) -> Answer | None:
+    if sessions.has_cookie(request.cookies):
         return None
-    return _refusal(401, "want the link that `unbroken page` has printed: it opens the page in one browser")
+    return _refusal(401, "open the link that `unbroken page` printed: it lets one browser in")
 
 
-def _unknown_path(request: Request, _keys: Keys) -> Answer | None:
+def _unknown_path(request: Request, _keys: Sessions) -> Answer | None:
     if request.path == "/":
         return Answer(302, b"", location="/page/")
     return None if _READABLE.fullmatch(request.path) else _refusal(404, "there is only /page/")
@@ -133,7 +133,7 @@ def _refusal(status: int, text: str) -> Answer:
     return Answer(status, f"{text}\n".encode())
 
 
-class Door:
+class PageProxy:
     """Listens on the loopback until it is closed."""
 
     def __init__(self, ask: Callable[[str], Answer], port: int, on_entry: Callable[[str], None]) -> None:
@@ -146,14 +146,14 @@ class Door:
         except OSError as error:
             raise CommandError(f"--port {port}: cannot listen on {HOST}:{port}: {error.strerror}") from error
         self.port = int(self._server.server_address[1])
-        self.keys = Keys(self.port)
+        self.sessions = Sessions(self.port)
         self._ask = ask
         self._on_entry = on_entry
 
     @property
     def link(self) -> str:
         """What opens the page, once."""
-        return f"http://{HOST}:{self.port}{_ENTRY}{self.keys.ticket}"
+        return f"http://{HOST}:{self.port}{_ENTRY}{self.sessions.ticket}"
 
     def serve(self) -> None:
         """Serve until `close`, or until an exception is raised in this thread."""
@@ -166,7 +166,7 @@ class Door:
 
     def answer(self, request: Request) -> Answer:
         """Return what a browser gets."""
-        found = admit(request, self.keys)
+        found = admit(request, self.sessions)
         if found is not None:
             if found.cookie:
                 self._on_entry(self.link)
@@ -202,14 +202,14 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(door: Door) -> type[BaseHTTPRequestHandler]:
+def _handler(proxy: PageProxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = _IDLE_S
 
         def do_GET(self) -> None:
             fields = self.headers
-            answer = door.answer(
+            answer = proxy.answer(
                 Request(
                     self.path,
                     fields.get("Host", ""),

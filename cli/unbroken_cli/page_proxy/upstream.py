@@ -1,4 +1,4 @@
-"""How the door reaches a job's rendezvous: at a URL, or in the cluster through `kubectl port-forward`."""
+"""How the proxy reaches a job's rendezvous: at a URL, or in the cluster through `kubectl port-forward`."""
 
 import base64
 import contextlib
@@ -57,13 +57,13 @@ def _connection(access: Access) -> http.client.HTTPConnection:
         parts = urllib.parse.urlsplit(access.url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {access.url!r}: {error}") from error
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or host is None:
-        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {access.url!r}")
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}")
     if parts.scheme == "http":
         return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
     if access.authorities is None:
-        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
+        raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
     return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=_trust(access.authorities))
 
 
@@ -77,12 +77,12 @@ def _trust(authorities: str) -> ssl.SSLContext:
 class PortForward:
     """A `kubectl port-forward` to a job's rendezvous, started again when it has ended. Any thread may ask it."""
 
-    def __init__(self, words: Sequence[str]) -> None:
-        """`words`: what kubectl is told. Raises InputError without kubectl."""
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """`arguments` are kubectl's. Raises InputError without kubectl."""
         program = shutil.which("kubectl")
         if program is None:
-            raise InputError("kubectl: want it in PATH to reach the rendezvous, got none; or see --url")
-        self._command = [program, *words]
+            raise InputError("kubectl: not found in PATH, and needed to reach the rendezvous; or see --url")
+        self._command = [program, *arguments]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -134,13 +134,13 @@ class PortForward:
         is_known.wait(_FORWARD_S)
         if not found:
             self._end()
-            words = " ".join(said) or f"it said nothing within {_FORWARD_S:g} s"
-            raise CommandError(f"kubectl port-forward: {words}; want create on pods/portforward")
+            text = " ".join(said) or f"no output within {_FORWARD_S:g} s"
+            raise CommandError(f"kubectl port-forward: {text}; you need create on pods/portforward")
         return found[0]
 
 
-class InCluster:
-    """The rendezvous of a job in the cluster: its Secret, read again when it was replaced, and a way to its port."""
+class ClusterRendezvous:
+    """The rendezvous of a job in the cluster: its Secret, read again when it was replaced, and its forwarded port."""
 
     def __init__(self, read_secret: Callable[[], Mapping[str, Any]], forward: PortForward) -> None:
         self._read_secret = read_secret
@@ -158,7 +158,7 @@ class InCluster:
     def _ask(self, path: str) -> Answer:
         authorities = secret_value(self._secret, "ca.crt")
         scheme = "http" if authorities is None else "https"
-        # By the name that the certificate bears for this way.
+        # The certificate has this name for connections through port-forward.
         url = f"{scheme}://localhost:{self._forward.port()}"
         try:
             return ask(Access(url, secret_value(self._secret, "token") or "", authorities), path)
@@ -180,4 +180,4 @@ def secret_value(secret: Mapping[str, Any], key: str) -> str | None:
     try:
         return base64.b64decode(text, validate=True).decode().strip()
     except ValueError as error:
-        raise CommandError(f"Secret {secret['metadata']['name']}: {key}: want base64 of text") from error
+        raise CommandError(f"Secret {secret['metadata']['name']}: {key}: not base64 of text") from error

@@ -1,1 +1,1 @@
-"""Where facts about a job are read: the API server, the rendezvous."""
+"""Where a job is read: the API server or its rendezvous; either way it becomes a `Job`. No text for people."""

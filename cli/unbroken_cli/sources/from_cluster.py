@@ -43,8 +43,8 @@ def _container(item: JsonObject) -> str:
 
 
 def _condition(item: JsonObject) -> Condition:
-    keys = ("type", "status", "reason", "message", "lastTransitionTime")
-    return Condition(*(str(item.get(key, "")) for key in keys))
+    sessions = ("type", "status", "reason", "message", "lastTransitionTime")
+    return Condition(*(str(item.get(key, "")) for key in sessions))
 
 
 def _note(event: JsonObject) -> Note:

@@ -1,7 +1,7 @@
 """Jobs, pods and Events from the API server, with the user's own kubeconfig and rights.
 
-The only module that knows the `kubernetes` package. Every call is bounded in time, and every failure is one sentence:
-a CommandError.
+The only module that imports the `kubernetes` package. It is not the operator's client: a command makes a few calls and
+ends, so it needs no asyncio. Every call is bounded in time, and every failure is one sentence: a CommandError.
 """
 
 import json
@@ -41,7 +41,7 @@ class Cluster:
         """Read the kubeconfig ($KUBECONFIG or ~/.kube/config when None). Raises InputError that says what is wrong."""
         where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
         if not any(Path(part).expanduser().is_file() for part in where.split(os.pathsep) if part):
-            raise InputError(f"kubeconfig: want a file, see --kubeconfig and $KUBECONFIG; {where} does not exist")
+            raise InputError(f"kubeconfig: {where} does not exist; see --kubeconfig and $KUBECONFIG")
         configuration = Configuration()
         try:
             contexts, active = list_kube_config_contexts(kubeconfig)
@@ -143,15 +143,13 @@ def _refusal(status: int | None, body: Any, what: str, server: str, method: str)
     if status == 404 and "could not find the requested resource" not in message and "page not found" not in str(body):
         return NotThere(f"{what}: there is none on {server}")
     if status == 404:
-        return CommandError(f"{what}: {server} does not know ResilientTrainingJob; want Unbroken's CRD installed there")
+        return CommandError(f"{what}: {server} does not know ResilientTrainingJob; install Unbroken's CRD there")
     if status == 403:
         lacks = "read them" if method == "GET" else "delete it"
         role = "get and list on them" if method == "GET" else "delete on pods"
-        return CommandError(f"{what}: you may not {lacks} on {server}: {message}; want a role with {role}")
+        return CommandError(f"{what}: you may not {lacks} on {server}: {message}; you need a role with {role}")
     if status == 409:
         return CommandError(f"{what}: it is another one by now; nothing was done: {message}")
     if status == 401:
-        return CommandError(
-            f"{what}: {server} does not accept your credentials (401); want a kubeconfig that is not expired"
-        )
+        return CommandError(f"{what}: {server} does not accept your credentials (401); is your kubeconfig expired?")
     return CommandError(f"{what}: {server} answers {status}: {message}")

@@ -18,13 +18,13 @@ _MAX_BYTES = 64 << 20
 def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
     """Return what the rendezvous says. Raises InputError for a wrong argument, CommandError for no answer."""
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"--url: want http://ADDRESS:PORT or https://..., got {url!r}")
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {url!r}")
     if url.startswith("https://") and ca_file is None:
-        raise InputError("--url https://...: want --ca-file with it, the job's authority (ca.crt of its Secret)")
+        raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
     try:
         token = token_file.read_text().strip()
     except OSError as error:
-        raise InputError(f"--token-file {token_file}: {error.strerror}; want the file with the job's token") from error
+        raise InputError(f"--token-file {token_file}: {error.strerror}; give the file with the job's token") from error
     context = None if ca_file is None else _trust(ca_file)
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"})
@@ -32,7 +32,7 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
             status: JobStatus = wire.decode(response.read(_MAX_BYTES), JobStatus)
             return status
     except urllib.error.HTTPError as error:
-        hint = "; want the token of this job, see --token-file" if error.code == 401 else ""
+        hint = "; give the token of this job with --token-file" if error.code == 401 else ""
         raise CommandError(f"rendezvous {url}: it answers {error.code}{hint}") from error
     except WireError as error:
         raise CommandError(f"rendezvous {url}: unreadable answer: {error}; is it of another release?") from error
@@ -44,6 +44,6 @@ def _trust(ca_file: Path) -> ssl.SSLContext:
     try:
         return client_context(ca_file.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--ca-file {ca_file}: want certificates in PEM, got {error}") from error
+        raise InputError(f"--ca-file {ca_file}: not certificates in PEM: {error}") from error
     except InputError as error:
         raise InputError(f"--ca-file {ca_file}: {error}") from error

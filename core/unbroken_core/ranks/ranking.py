@@ -11,9 +11,9 @@ The tree is built when the first ranks are handed out, or taken over.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from unbroken_core.layers import replacement_depth
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.tree import RankTree, TreePlan, explain
-from unbroken_core.ranks.tree.layers import replacement_depth
 from unbroken_core.ranks.tree.places import OrderKey, Place, natural_key
 from unbroken_core.ranks.worlds import (
     UNKNOWN,
@@ -192,7 +192,7 @@ class Ranking:
         is_first = pending.tree is not self._tree
         tree = self._tree = pending.tree
         cut = cut_of(tree, pending.plan, pending.outcome, is_first)
-        self._last_plan = replace(pending.plan, draft=None)
+        self._last_plan = replace(pending.plan, take_back=None)
         for uid in self._returned:
             if uid in tree.places:
                 cut.ranks[uid] = ranks_of(tree, uid)
@@ -314,7 +314,7 @@ class Ranking:
 
     def _take_back(self) -> None:
         pending, self._pending = self._pending, None
-        if pending is not None and pending.tree is self._tree and pending.plan.draft is not None:
+        if pending is not None and pending.tree is self._tree and pending.plan.take_back is not None:
             pending.tree.undo(pending.plan)
 
     def _settle(self, uid: str, seat: _Seat) -> None:
@@ -336,6 +336,7 @@ class Ranking:
             order=pod_order,
             keeps_whole=not (self.rules.may_split or self.rules.has_code),
             fills_gaps=self.rules.fills_gaps,
+            unit=1 if self.rules.may_split else self.rules.ranks_per_pod,
         )
         tree.world_rule = self._world_rule(tree)
         for uid, seat in self._seats.items():
@@ -359,7 +360,7 @@ class Ranking:
     def _hold(self, key: Hashable, tree: RankTree, plan: TreePlan) -> Outcome:
         if tree is not self._tree and not plan.shortfall:
             self._let_spares_grow(tree)
-        outcome = self._judge(tree, plan)
+        outcome = self._outcome_of(tree, plan)
         self._pending = _Pending(key, tree, plan, outcome)
         return outcome
 
@@ -368,7 +369,7 @@ class Ranking:
         if replacement_depth(self._layers) == 0:
             tree.let_spares_grow()
 
-    def _judge(self, tree: RankTree, plan: TreePlan) -> Outcome:
+    def _outcome_of(self, tree: RankTree, plan: TreePlan) -> Outcome:
         rules, num_ranks = self.rules, self._line_size
         if plan.shortfall:
             healthy = tree.root.healthy

@@ -10,16 +10,15 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Policy, PolicyLayer
-from unbroken_core.ranks.tree import TreeLayer
-from unbroken_core.ranks.tree.layers import layer_violations
+from unbroken_core.layers import Layer, layer_violations
+from unbroken_core.messages import Policy
 from unbroken_core.ranks.tree.renumbering import divisible_active_world_size, max_active_world_size
-from unbroken_core.settings import JobSettings, Layer
+from unbroken_core.settings import JobSettings
 
-_ROOT = PolicyLayer(replace_from=True)
+_ROOT = Layer(replace_from=True)
 """The job as a whole, as the spec has it."""
 
 
@@ -34,7 +33,7 @@ class Rules:
     max_ranks: int | None
     divisible_by: int
     layers: tuple[Layer, ...]
-    root: PolicyLayer = _ROOT
+    root: Layer = _ROOT
     """What holds for the job as a whole, beside its size."""
     fills_gaps: bool = False
     sizes: tuple[tuple[int, int], ...] = ()
@@ -50,11 +49,7 @@ class Rules:
         asked = policy or Policy()
         root = asked.layers[0] if asked.layers else _ROOT
         limits = [limit for limit in (settings.max_ranks, asked.max_ranks, root.max_ranks) if limit is not None]
-        inner = tuple(
-            Layer(f"layers[{depth}]", "", layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
-            for depth, layer in enumerate(asked.layers)
-            if depth
-        )
+        inner = tuple(replace(layer, name=f"layers[{depth}]") for depth, layer in enumerate(asked.layers) if depth)
         rules = cls(
             replicas=settings.replicas,
             minimum_replicas=settings.minimum_replicas,
@@ -112,21 +107,17 @@ class Rules:
                 break
         return size
 
-    def tree_layers(self) -> list[TreeLayer]:
+    def tree_layers(self) -> list[Layer]:
         """Return the layers of the job's tree: the job, those of spec or script, the pod."""
-        unit = 1 if self.may_split else self.ranks_per_pod
         root = self.root
         minimum = max(self.minimum_replicas * self.minimum_ranks_per_pod, root.min_ranks)
         maximum = self.full_ranks if root.max_ranks is None else min(self.full_ranks, root.max_ranks)
         # A chain of layers that allow something begins at the pod.
         closes_gaps = self.layers[-1].close_gaps if self.layers else root.close_gaps
         return [
-            TreeLayer("job", minimum, maximum, root.replace_from, root.close_gaps, unit),
-            *(
-                TreeLayer(layer.name, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps, unit)
-                for layer in self.layers
-            ),
-            TreeLayer("pod", self.minimum_ranks_per_pod, None, True, closes_gaps, unit),
+            replace(root, name="job", min_ranks=minimum, max_ranks=maximum),
+            *self.layers,
+            Layer("pod", min_ranks=self.minimum_ranks_per_pod, close_gaps=closes_gaps),
         ]
 
     def _violations(self) -> Iterator[str]:

@@ -8,12 +8,6 @@ MAX_ABSENCE_S = 15.0
 """While the API server is away: jobs go on soon after it is back."""
 MAX_BESIDE_S = 1.6
 """Own part of the delay when the server has said how long it wants."""
-MAX_RETRY_S = 300.0
-
-
-def retry_delay_s(num_failures: int) -> float:
-    """Return how long to wait after so many failures in a row: 2, 8, 32, 128, then 300 seconds."""
-    return 0.0 if num_failures <= 0 else min(2.0 * 4.0 ** min(num_failures - 1, 8), MAX_RETRY_S)
 
 
 def after_failure_s(error: KubeError, num_failures: int, spread: float) -> float:

@@ -1,27 +1,19 @@
-"""An authority of one job and the certificate of its rendezvous, by which agents know that they speak to no other."""
+"""An authority of one job and the certificate of its rendezvous, by which agents recognise it."""
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from unbroken_operator.decisions.objects.credentials import Certificates
+
 _BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 # RFC 5280, 4.1.2.5: what has no date of expiry. The authority ends with its job, its key is thrown away at once, and
 # a host whose clock is wrong must not be shut out of a job that trains.
 _END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """All in PEM."""
-
-    authority: str
-    certificate: str
-    key: str
 
 
 def make_certificates(names: Sequence[str]) -> Certificates:

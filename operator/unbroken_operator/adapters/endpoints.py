@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from unbroken_core.errors import InputError
-from unbroken_operator.config import Address
+from unbroken_operator.adapters.listening import Address, listening
 
 
 @contextlib.asynccontextmanager
@@ -32,13 +31,5 @@ async def serving(
     application.add_routes([web.get("/healthz", health), web.get("/readyz", readiness)])
     if has_metrics:
         application.add_routes([web.get("/metrics", metrics)])
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, address.host, address.port).start()
-        except OSError as error:
-            raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
+    async with listening(application, address):
         yield
-    finally:
-        await runner.cleanup()

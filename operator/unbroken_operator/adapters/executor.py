@@ -16,7 +16,7 @@ from unbroken_operator.adapters.errors import (
     KubeUnavailable,
     RendezvousUnreachable,
 )
-from unbroken_operator.adapters.job_secret import SecretKeeper
+from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
@@ -30,10 +30,10 @@ from unbroken_operator.decisions.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
-    Mend,
     PatchPod,
     PostEvent,
     PushObservation,
+    Revert,
     WriteStatus,
     lost_fields,
 )
@@ -66,11 +66,11 @@ class Services:
 class Executor:
     """Acts for one job."""
 
-    def __init__(self, shared: Services, keeper: SecretKeeper, poller: Poller, memory: JobMemory) -> None:
+    def __init__(self, shared: Services, secret: JobSecret, poller: Poller, memory: JobMemory) -> None:
         self._shared = shared
-        self._key = keeper.key
-        self._uid = keeper.uid
-        self._keeper = keeper
+        self._key = secret.key
+        self._uid = secret.uid
+        self._secret = secret
         self._poller = poller
         self._memory = memory
         self.foreign_service: ServiceView | None = None
@@ -133,7 +133,7 @@ class Executor:
             case WriteStatus():
                 await self._write_status(action)
             case CreateSecret():
-                await self._keeper.create(action.manifest)
+                await self._secret.create(action.manifest)
             case CreateService():
                 await self._create_service(action)
             case CreatePod():
@@ -141,14 +141,14 @@ class Executor:
             case _:
                 await self._dispatch_change(action)
 
-    async def _dispatch_change(self, action: DeletePod | PatchPod | Mend | DeleteJob) -> None:
+    async def _dispatch_change(self, action: DeletePod | PatchPod | Revert | DeleteJob) -> None:
         match action:
             case DeletePod():
                 await self._delete_pod(action)
             case PatchPod():
                 await self._patch_pod(action)
-            case Mend():
-                await self._mend(action)
+            case Revert():
+                await self._revert(action)
             case DeleteJob():
                 await self._delete_job(action)
             case _:
@@ -187,7 +187,7 @@ class Executor:
         except KubeRefused as error:
             # An Event is a courtesy: a job must not stop because a namespace does not take any.
             logger.warning("event was refused job=%s/%s error=%s", *self._key, error)
-        self._memory.tell(str(action.manifest["metadata"]["name"]))
+        self._memory.note_posted(str(action.manifest["metadata"]["name"]))
 
     async def _write_status(self, action: WriteStatus) -> None:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
@@ -230,7 +230,7 @@ class Executor:
     async def look_for_unsure_pods(self) -> None:
         """Take in the pods whose creation was not answered: else others would be made in their place. Raises KubeError.
 
-        The watch tells of them as well, but perhaps later.
+        The watch reports them as well, but perhaps later.
         """
         for name in sorted(self._unsure):
             with contextlib.suppress(KubeNotFound):
@@ -284,11 +284,11 @@ class Executor:
         except (KubeNotFound, KubeConflict):
             self._shared.pods.forget(self._key, action.name, action.uid)
 
-    async def _mend(self, action: Mend) -> None:
-        """Set back; the watch tells of what became of an object that is not that one any more."""
+    async def _revert(self, action: Revert) -> None:
+        """Revert a change. If the object has been replaced, the watch reports what is there now."""
         path = f"{self._path(action.resource)}/{action.name}"
         fields = ",".join(action.fields)
-        logger.info("set back what was changed by hand job=%s/%s name=%s fields=%s", *self._key, action.name, fields)
+        logger.info("revert a change by hand job=%s/%s name=%s fields=%s", *self._key, action.name, fields)
         try:
             metadata: dict[str, Any] = {"uid": action.uid, **action.patch.get("metadata", {})}
             if action.owner is not None:
@@ -299,8 +299,8 @@ class Executor:
         except (KubeNotFound, KubeConflict):
             return
         except KubeRefused as error:
-            # The job can do without: a role of an earlier release of the chart, or a policy.
-            logger.warning("setting back was refused job=%s/%s error=%s", *self._key, error)
+            # The job can do without it. The chart's role may be of an earlier release, or a policy forbids it.
+            logger.warning("revert was refused job=%s/%s error=%s", *self._key, error)
             return
         if action.resource == "services":
             self._shared.services.upsert(item)

@@ -1,4 +1,7 @@
-"""Keeps a store like the API server's: list, then watch, and list again when the place in history is lost."""
+"""Keeps a store like the API server's: list, then watch, and list again when the place in history is lost.
+
+Not kopf's watch, which never reports what went while it was broken (docs/design/0016-what-kopf-does.md).
+"""
 
 import asyncio
 import logging
@@ -65,7 +68,7 @@ class Informer:
                 logger.log(level, "watch failed, listing again path=%s in_s=%.1f error=%s", self._path, delay_s, error)
                 await asyncio.sleep(delay_s)
             except Exception:
-                # The boundary of one watch: an object that nobody thought of must not make the operator blind.
+                # The boundary of one watch: an unexpected object must not make the operator blind.
                 logger.exception("watch failed by a bug, listing again path=%s in_s=%.0f", self._path, MAX_DELAY_S)
                 await asyncio.sleep(MAX_DELAY_S)
 

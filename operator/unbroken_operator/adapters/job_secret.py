@@ -6,18 +6,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.stores import JobKey
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.objects.manifests import certificates_of, missing_keys, token_of, with_credentials
+from unbroken_operator.decisions.objects.credentials import (
+    Certificates,
+    certificates_of,
+    missing_keys,
+    token_of,
+    with_credentials,
+)
 from unbroken_operator.decisions.snapshot import SecretView, controller_uid, is_orphan
 
 logger = logging.getLogger(__name__)
 
 
-class SecretKeeper:
+class JobSecret:
     """Knows the job's Secret, its token and its certificates."""
 
     def __init__(self, kube: Kube, key: JobKey, uid: str, encrypts: bool) -> None:
@@ -83,7 +89,7 @@ class SecretKeeper:
         if self.is_foreign:
             return
         if certificates_of(item) is None and certificates is not None:
-            advice = "delete it, and it is made again as it was"
+            advice = "delete it, and the operator recreates it as it was"
             logger.error("secret has lost its certificates job=%s/%s; %s", *self.key, advice)
         self._certificates = certificates
         if token:

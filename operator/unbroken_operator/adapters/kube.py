@@ -1,6 +1,9 @@
-"""The API server, as JSON objects by path. The only module that knows the `kubernetes` package.
+"""The API server, as JSON objects by path. The only module that imports the `kubernetes` package.
 
-Every call is bounded in time, and fails with one of the classes of `errors`.
+Every call is bounded in time, and fails with one of the classes of `errors`. The package's typed clients and its watch
+are not used: a plan reads a few fields of a pod, and to make a typed one takes a hundred times as long as to read its
+JSON. The command line has a client of its own, without asyncio and with errors for people; the two share no package but
+core, which does no input or output.
 """
 
 import asyncio
@@ -175,7 +178,7 @@ class Kube:
         except ValueError as error:
             raise KubeUnavailable(f"{method} {path}: unreadable answer: {_text(error)}") from error
         if not isinstance(parsed, dict):
-            raise KubeUnavailable(f"{method} {path}: want a JSON object, got {type(parsed).__name__}")
+            raise KubeUnavailable(f"{method} {path}: expected a JSON object, got {type(parsed).__name__}")
         return parsed
 
     async def _request(
@@ -224,7 +227,7 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
             await load_kube_config(kubeconfig, client_configuration=configuration, persist_config=False)
     except (ConfigException, OSError) as error:
         where = "service account of this pod" if kubeconfig is None else f"kubeconfig {kubeconfig}"
-        raise InputError(f"{where}: {error}; want a cluster to work in, see --kubeconfig") from error
+        raise InputError(f"{where}: {error}; name a cluster with --kubeconfig") from error
     return configuration
 
 

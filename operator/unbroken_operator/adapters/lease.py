@@ -4,8 +4,8 @@
                                                           │ ^──────────────────renewed──────────────────────────┤
                                                           └────────────another holder───────> lost <────────────┘
 
-No clock of one host is compared with another's: who waits counts from when it saw the Lease change last. An API server
-that is away takes the lead from nobody: the leader keeps what it remembers of its jobs, and goes on when it is back.
+No clock of one host is compared with another's: a waiting replica counts from when it last saw the Lease change. An API
+server that is away costs no leader its lead: it keeps what it remembers of its jobs, and goes on afterwards.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ API_VERSION = "coordination.k8s.io/v1"
 RENEWALS = 4
 """In the time of a lease."""
 LOOKS = 8
-"""In the time of a lease, of one who waits for it."""
+"""In the time of a lease, by a replica that waits for it."""
 ACTING = 2 / 3
 """Part of a lease's time in which its holder may act: the rest is for what is on its way when it ends."""
 
@@ -42,7 +42,7 @@ class LeaseName:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one who waits knows of the Lease."""
+    """What a waiting replica knows of the Lease."""
 
     version: str
     """Resource version."""
@@ -123,7 +123,7 @@ class Lease:
             logger.warning("lease is not released, it runs out lease=%s error=%s", self._name, error)
 
     async def _attempt(self, step: Callable[[], Awaitable[bool]]) -> bool:
-        """Do one step in bounded time; False as well when it fails. A trouble that lasts is told once."""
+        """Do one step in bounded time; False as well when it fails. Trouble that lasts is logged once."""
         trouble, is_done = "", False
         try:
             async with asyncio.timeout(self._duration_s * ACTING):
@@ -157,7 +157,7 @@ class Lease:
         return True
 
     async def _renew(self) -> bool:
-        """Renew the Lease; return whether another one has it, who is in `_seen` then."""
+        """Renew the Lease; return whether another one has it; `_seen` then names it."""
         sent_s = _clock_s()
         try:
             await self._write({"renewTime": _now()}, sent_s)

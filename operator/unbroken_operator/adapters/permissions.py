@@ -1,6 +1,6 @@
-"""What the operator may not do of what it has to: asked at the start, and said in one line with what to do.
+"""Reports missing RBAC rights at start-up, in one line that says what to do.
 
-Without that a missing right shows as a watch that fails again and again, or much later, when a first pod is lost.
+Else a missing right shows as a watch that fails again and again, or much later, when a first pod is lost.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from unbroken_operator.api import layout
 logger = logging.getLogger(__name__)
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-"""Every user that is logged in may ask there what it may do itself."""
+"""Every authenticated user may ask there for its own rights."""
 LOOK_S = 60.0
 """Between looks while something is missing."""
 RETRY_S = 5.0
@@ -33,7 +33,7 @@ _IN_JOBS_NAMESPACES = (
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
 _FOR_TAINTS = (("", "nodes", ("get", "patch")),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
-"""Verb, and whether it is for the one Lease only: one that does not exist yet has no name to the API server."""
+"""Verb, and whether it is limited to this Lease: to the API server, a new object has no name yet."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def rights(namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: 
             yield Right("coordination.k8s.io", "leases", verb, lease.namespace, name)
 
 
-def words(missing: Iterable[Right]) -> str:
-    """Return the rights in words: `list, watch pods in namespace ml`."""
+def describe(missing: Iterable[Right]) -> str:
+    """Return the rights as text: `list, watch pods in namespace ml`."""
     verbs: dict[tuple[str, str, str | None, str], list[str]] = {}
     for right in missing:
         verbs.setdefault((right.group, right.resource, right.namespace, right.name), []).append(right.verb)
@@ -103,8 +103,8 @@ async def missing_rights(kube: Kube, wanted: Iterable[Right]) -> tuple[Right, ..
     return tuple(found)
 
 
-async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
-    """Say what is missing, once for each change, until nothing is. Of an API server that is away others tell."""
+async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
+    """Log what is missing, once for each change, until nothing is. Others log an API server that is away."""
     known: tuple[Right, ...] = ()
     while True:
         try:
@@ -114,7 +114,7 @@ async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
             continue
         if missing and missing != known:
             logger.error(
-                "permissions are missing, want rbac.create of the chart, or roles with these rights=%s", words(missing)
+                "permissions are missing: set rbac.create in the chart, or grant these rights=%s", describe(missing)
             )
         if not missing:
             if known:
@@ -125,9 +125,9 @@ async def tell_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def telling_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
-    """Do so beside what else is done, while the context lasts."""
-    telling = asyncio.create_task(tell_missing_rights(kube, tuple(wanted)), name="permissions")
+async def reporting_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
+    """Do so in the background while the context lasts."""
+    telling = asyncio.create_task(report_missing_rights(kube, tuple(wanted)), name="permissions")
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Follows the status of one job's rendezvous. That it does not answer is a normal state."""
+"""Follows the status of one job's rendezvous. No answer is a normal state."""
 
 import asyncio
 import logging

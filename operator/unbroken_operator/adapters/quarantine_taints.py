@@ -1,16 +1,15 @@
-"""Carries out what `quarantine` judges: looks now and then, and writes the taint and the mark of nodes."""
+"""Carries out what `decide_quarantine` says: writes taints and marks of nodes, every few seconds."""
 
 import asyncio
 import datetime
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
 from typing import Any
 
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.quarantine import JobsView, Limits, Offender, judge
+from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, Offender, decide_quarantine
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
@@ -18,15 +17,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 15.0
 
 
-class Mode(str, Enum):
-    """What becomes of a judgement."""
-
-    OFF = "off"
-    DRY_RUN = "dry-run"
-    ON = "on"
-
-
-class QuarantineKeeper:
+class QuarantineTaints:
     """One for all jobs."""
 
     def __init__(
@@ -45,7 +36,7 @@ class QuarantineKeeper:
         self._mode = mode
         self._limits = limits
         self._may_act = may_act
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Names of offenders about which there is nothing new to say."""
 
     async def run(self) -> None:
@@ -62,26 +53,26 @@ class QuarantineKeeper:
 
     async def look(self, now: str) -> None:
         """Judge once and act on it. Raises KubeError."""
-        judgement = judge(self._nodes(), self._jobs(), now, self._limits)
+        decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
         is_on = self._mode is Mode.ON
-        self._tell(judgement.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
+        self._report(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
         if not is_on:
-            self._tell(judgement.quarantine, "node would be quarantined, see --quarantine")
-        self._told &= {offender.name for offender in (*judgement.over_limit, *judgement.quarantine)}
+            self._report(decision.quarantine, "node would be quarantined, see --quarantine")
+        self._reported &= {offender.name for offender in (*decision.over_limit, *decision.quarantine)}
         if not is_on or not self._may_act():
             return
-        for name in judgement.release:
+        for name in decision.release:
             await self._write(name, None)
             logger.info("node released node=%s", name)
-        for offender in judgement.quarantine:
+        for offender in decision.quarantine:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
 
-    def _tell(self, offenders: Iterable[Offender], what: str) -> None:
+    def _report(self, offenders: Iterable[Offender], what: str) -> None:
         for offender in offenders:
-            if offender.name not in self._told:
+            if offender.name not in self._reported:
                 logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
-                self._told.add(offender.name)
+                self._reported.add(offender.name)
 
     async def _write(self, name: str, mark: str | None) -> None:
         path = f"{collection_path('nodes')}/{name}"

@@ -75,8 +75,8 @@ class RendezvousClient:
             raise RendezvousUnreachable(f"rendezvous {target.pod} sent what is not a status: {error}") from error
         if status.protocol != PROTOCOL:
             raise RendezvousUnreachable(
-                f"rendezvous {target.pod} speaks protocol {status.protocol}; want {PROTOCOL}, "
-                "an operator and a sidecar image of the same version"
+                f"rendezvous {target.pod} speaks protocol {status.protocol}, this operator {PROTOCOL}: "
+                "use an operator and a sidecar image of the same version"
             )
         return status
 

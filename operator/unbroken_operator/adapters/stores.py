@@ -1,6 +1,6 @@
 """What the operator knows of pods, services and nodes: views from the watches and from the operator's own writes.
 
-The own writes matter: without them a plan that runs before the watch has told of a new pod would create it twice.
+Own writes count at once: a plan that ran before the watch reported a new pod would create it twice.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -23,7 +23,7 @@ def version_of(item: Mapping[str, Any]) -> int:
 
 
 class PodStore:
-    """Pods of all jobs. `on_change` is told the job whose pods changed."""
+    """Pods of all jobs. `on_change` gets the job whose pods changed."""
 
     def __init__(self, on_change: Callable[[JobKey], None]) -> None:
         self._on_change = on_change
@@ -31,7 +31,7 @@ class PodStore:
         self._gone: OrderedDict[str, int | None] = OrderedDict()
         """Versions at which pods left the watch, by uid; None where the pod itself is known to be gone."""
         self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
-        """By name: pods that left the watch without having been told to end. The job's label may be all they lost."""
+        """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Owners of training pods that are no more and were seen to end, by uid."""
         self._num_ended: Counter[str] = Counter()
@@ -45,7 +45,7 @@ class PodStore:
         return tuple(view for _, (_, view) in sorted(self._pods.get(key, {}).items()))
 
     def vanished(self, key: JobKey) -> tuple[PodView, ...]:
-        """Return the pods that left the watch without having been told to end."""
+        """Return the pods that left the watch without being deleted first."""
         return tuple(self._vanished.get(key, {}).values())
 
     def explain(self, key: JobKey, name: str) -> None:
@@ -173,7 +173,7 @@ class ServiceStore:
 
 
 class NodeStore:
-    """All nodes. `on_change` is told the name of a node whose labels or readiness changed."""
+    """All nodes. `on_change` gets the name of a node that changed."""
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change

@@ -10,12 +10,12 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
 
-from unbroken_core.errors import InputError
-from unbroken_operator.config import Address, Webhook
+from unbroken_operator.adapters.listening import Address, listening
 from unbroken_operator.decisions.review import answer
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,15 @@ LOOK_S = 10.0
 """Between looks at the certificate's files."""
 ReviewObserver = Callable[[str], None]
 """Told the outcome of each review: allowed, refused or unreadable."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Where reviews of jobs are served."""
+
+    listen: Address
+    certificates: Path
+    """Folder with tls.crt and tls.key, which may come late and be replaced."""
 
 
 class Certificate:
@@ -75,7 +84,7 @@ async def reviewing(
     application = make_application(namespaces, on_review)
     keeping = asyncio.create_task(certificate.keep(), name="certificate")
     try:
-        async with _listening(application, webhook.listen, certificate.context):
+        async with listening(application, webhook.listen, certificate.context):
             yield
     finally:
         keeping.cancel()
@@ -100,17 +109,3 @@ def make_application(namespaces: tuple[str, ...], on_review: ReviewObserver) -> 
     application = web.Application(client_max_size=MAX_BYTES)
     application.add_routes([web.post(PATH, review)])
     return application
-
-
-@contextlib.asynccontextmanager
-async def _listening(application: web.Application, address: Address, context: ssl.SSLContext) -> AsyncIterator[None]:
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, address.host, address.port, ssl_context=context).start()
-        except OSError as error:
-            raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
-        yield
-    finally:
-        await runner.cleanup()

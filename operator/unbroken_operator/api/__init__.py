@@ -1,1 +1,4 @@
-"""What users and programs see of a job in the API server: models and their schema. No decisions."""
+"""What users and programs see of a job in the API server: the CRD's models, its schema and reference, and names.
+
+No decisions, and nothing that talks to anybody.
+"""

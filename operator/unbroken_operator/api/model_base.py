@@ -1,10 +1,13 @@
 """What all models of the API are made of: the strict base, CEL rules, and types of fields that several of them have."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from unbroken_core.settings import Rule
 
 LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -16,6 +19,11 @@ NO_PATTERN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 def rule(expression: str, message: str, field_path: str = "") -> dict[str, str]:
     """Return one CEL rule of the schema; `field_path` names the field to blame."""
     return {"rule": expression, "message": message} | ({"fieldPath": field_path} if field_path else {})
+
+
+def cel_rules(found: Iterable[Rule[Any]], field_path: str = "") -> list[dict[str, str]]:
+    """Return the rules of a job's settings that the API server is to check, too; the field to blame is each one's."""
+    return [rule(item.cel, item.cel_message, field_path or f".{item.field}") for item in found if item.cel]
 
 
 def rules(*items: dict[str, str]) -> dict[str, Any]:

@@ -8,8 +8,17 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
-from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, rule, rules
+from unbroken_core.settings import (
+    LAYER_FITS_JOB,
+    LAYER_FITS_PODS,
+    LAYER_LIMITS,
+    MAX_PODS,
+    MAX_RANKS_PER_POD,
+    RESTART_RULES,
+    SIZE_RULES,
+    TIMEOUT_RULES,
+)
+from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, cel_rules, rule, rules
 from unbroken_operator.api.pod_models import Logs, Rendezvous, Sidecar, Template
 from unbroken_operator.api.recovery_models import NodeSignals, Restart, Timeouts
 
@@ -77,9 +86,7 @@ class Topology(Model):
             json_schema_extra={
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name"],
-                "items_rules": rules(
-                    rule("!has(self.maxRanks) || self.maxRanks >= self.minRanks", "maxRanks must be at least minRanks")
-                ),
+                "items_rules": rules(rule(LAYER_LIMITS.cel, LAYER_LIMITS.cel_message)),
             },
         ),
     ] = ()
@@ -103,49 +110,9 @@ class Spec(Model):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "!has(self.minReplicas) || self.minReplicas <= self.replicas",
-                "minReplicas must be at most replicas",
-                ".minReplicas",
-            ),
-            rule(
-                "!has(self.world) || !has(self.world.minRanksPerPod) || self.world.minRanksPerPod <= self.ranksPerPod",
-                "world.minRanksPerPod must be at most ranksPerPod",
-                ".world.minRanksPerPod",
-            ),
-            rule(
-                "!has(self.world) || self.world.divisibleBy <= self.replicas * self.ranksPerPod",
-                "world.divisibleBy must be at most replicas x ranksPerPod",
-                ".world.divisibleBy",
-            ),
-            rule(
-                "!has(self.world) || !has(self.world.maxRanks) || self.world.maxRanks >= self.world.divisibleBy",
-                "world.maxRanks must be at least world.divisibleBy",
-                ".world.maxRanks",
-            ),
-            rule(
-                "!has(self.topology) || self.topology.layers.all(layer, !has(layer.maxRanks) || "
-                "layer.maxRanks >= self.ranksPerPod || (has(self.world) && has(self.world.minRanksPerPod) && "
-                "self.world.minRanksPerPod < self.ranksPerPod))",
-                "topology.layers[].maxRanks must be at least ranksPerPod, because pods are kept whole unless "
-                "world.minRanksPerPod allows otherwise",
-                ".topology.layers",
-            ),
-            rule(
-                "!has(self.topology) || self.topology.layers.all(layer, layer.minRanks <= "
-                "(self.replicas + (has(self.spares) ? self.spares.count : 0)) * self.ranksPerPod)",
-                "topology.layers[].minRanks must be at most (replicas + spares.count) x ranksPerPod",
-                ".topology.layers",
-            ),
-            rule(
-                "!has(self.restart) || !has(self.restart.growBackSeconds) || "
-                "(self.restart.rungs.exists(rung, rung.name == 'in-process') && "
-                "self.restart.rungs.exists(rung, rung.name == 'pod') && "
-                "(!has(self.timeouts) || self.timeouts.drainSeconds > 0))",
-                "restart.growBackSeconds needs in-process and pod among restart.rungs, and timeouts.drainSeconds "
-                "above 0",
-                ".restart.growBackSeconds",
-            ),
+            *cel_rules(SIZE_RULES),
+            *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
+            *cel_rules(RESTART_RULES),
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
                 "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
@@ -183,20 +150,7 @@ class Spec(Model):
     ] = Restart()
     timeouts: Annotated[
         Timeouts,
-        Field(
-            json_schema_extra=rules(
-                rule(
-                    "self.softSeconds < self.hardSeconds",
-                    "softSeconds must be less than hardSeconds",
-                    ".softSeconds",
-                ),
-                rule(
-                    "self.hardSeconds < self.barrierSeconds",
-                    "hardSeconds must be less than barrierSeconds",
-                    ".hardSeconds",
-                ),
-            )
-        ),
+        Field(json_schema_extra=rules(*cel_rules(TIMEOUT_RULES))),
     ] = Timeouts()
     node_signals: NodeSignals = NodeSignals()
     sidecar: Sidecar = Sidecar()

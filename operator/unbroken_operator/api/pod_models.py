@@ -134,7 +134,7 @@ class TemplateSpec(Model):
         | rules(
             rule(
                 "has(self.containers[0].command) && self.containers[0].command.size() > 0",
-                "containers[0].command: want the command that starts the training, got none "
+                "containers[0].command: is required: the command that starts the training "
                 "(an image's own entrypoint cannot be put under the launcher)",
             )
         ),

@@ -39,7 +39,8 @@ def custom_resource_definition() -> dict[str, Any]:
         _column("State", "string", ".status.state", "The job in one word"),
         _column("Active", "integer", ".status.ranks.active", "Active ranks"),
         _column("Spare", "integer", ".status.ranks.spare", "Spare ranks"),
-        _column("Iteration", "integer", ".status.iteration", "Current run of the training function"),
+        # Only with -o wide: beside ranks and restarts it reads like training steps.
+        _column("Iteration", "integer", ".status.iteration", "Current run of the training function", priority=1),
         _column("Restarts", "integer", ".status.restarts.total", "Recoveries so far"),
         _column("Last Cause", "string", ".status.lastInterruption.cause", "Why the job was last interrupted"),
         _column("ETTR", "number", ".status.ettr", "Share of the time that made progress"),
@@ -89,7 +90,7 @@ def _root_schema() -> dict[str, Any]:
     name_rule = rule(
         f"self.metadata.name.size() <= {layout.MAX_JOB_NAME} && "
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        f"metadata.name: want at most {layout.MAX_JOB_NAME} lowercase letters, digits and '-', beginning with a "
+        f"metadata.name: must be at most {layout.MAX_JOB_NAME} lowercase letters, digits and '-', beginning with a "
         "letter, since pods and a Service are named after it",
     )
     return {
@@ -118,8 +119,9 @@ def _without_defaults(schema: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _column(name: str, kind: str, path: str, description: str) -> dict[str, Any]:
-    return {"name": name, "type": kind, "jsonPath": path, "description": description}
+def _column(name: str, kind: str, path: str, description: str, priority: int = 0) -> dict[str, Any]:
+    column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    return {**column, "priority": priority} if priority else column
 
 
 def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

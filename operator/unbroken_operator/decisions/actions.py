@@ -18,7 +18,7 @@ class PushObservation:
 
 @dataclass(frozen=True)
 class PostEvent:
-    """Create a Kubernetes Event; its name is that of the fact, so that one fact is told once."""
+    """Create a Kubernetes Event; its name is that of the fact, so that each fact is posted once."""
 
     manifest: Mapping[str, Any]
 
@@ -72,13 +72,13 @@ class PatchPod:
 
     @property
     def key(self) -> str:
-        """What is set to what: asked for again and again, somebody else sets it to something else."""
+        """Which field gets which value. If the same is asked for again and again, another writer undoes it."""
         return f"{self.uid}/{sorted(self.labels.items())}/{sorted(self.annotations.items())}"
 
 
 @dataclass(frozen=True)
-class Mend:
-    """Set back what somebody else changed of one of the job's objects, if it still has this uid."""
+class Revert:
+    """Revert what another writer changed in one of the job's objects, if it still has this uid."""
 
     resource: str
     """services or pods."""
@@ -93,13 +93,13 @@ class Mend:
 
     @property
     def key(self) -> str:
-        """What is set back."""
+        """Which fields are reverted."""
         return f"{self.uid}/{','.join(self.fields)}"
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Delete the job itself, if nobody has changed it since this resource version; what belongs to it goes with it."""
+    """Delete the job, unless it changed since this resource version; its objects go with it."""
 
     uid: str
     resource_version: str
@@ -115,7 +115,7 @@ Action = Union[
     CreatePod,
     DeletePod,
     PatchPod,
-    Mend,
+    Revert,
     DeleteJob,
 ]
 
@@ -140,3 +140,11 @@ def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
         action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
     )
     return Decision(actions, decision.check_after_s)
+
+
+@dataclass(frozen=True)
+class Ordinals:
+    """Numbers of the next pods."""
+
+    pod: int
+    rendezvous: int

@@ -11,8 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts, violations
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 
@@ -124,14 +125,14 @@ def _causes(error: ValidationError) -> list[Any]:
 def _describe(error: Any) -> str:
     where = "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown field; want one that `kubectl explain rtj.spec` lists"
+        return f"{where}: unknown field; see `kubectl explain rtj.spec`"
     if error["type"] == "missing":
-        return f"{where}: want a value, got none"
+        return f"{where}: is required"
     seen = repr(error["input"])
     if error["type"] in ("too_short", "too_long"):
         limits = error["ctx"]
         wanted = f"at least {limits['min_length']}" if "min_length" in limits else f"at most {limits['max_length']}"
-        return f"{where}: want {wanted} items, got {len(error['input'])}"
+        return f"{where}: must have {wanted} items, got {len(error['input'])}"
     return (
         f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}, got {seen if len(seen) <= 80 else seen[:77] + '...'}"
     )
@@ -140,13 +141,13 @@ def _describe(error: Any) -> str:
 def _name_violations(name: str) -> Iterator[str]:
     if len(name) > layout.MAX_JOB_NAME:
         yield (
-            f"metadata.name: want at most {layout.MAX_JOB_NAME} characters, since pods are named after it, "
+            f"metadata.name: must have at most {layout.MAX_JOB_NAME} characters, since pods are named after it, "
             f"got {len(name)}"
         )
     is_service_name = name[:1].isalpha() and all(char.isascii() and (char.isalnum() or char == "-") for char in name)
     if not is_service_name or name != name.lower() or name.endswith("-"):
         yield (
-            "metadata.name: want lowercase letters, digits and '-', beginning with a letter, since a Service is "
+            "metadata.name: must be lowercase letters, digits and '-', beginning with a letter, since a Service is "
             f"named after it, got {name!r}"
         )
 
@@ -166,7 +167,7 @@ def _template_violations(spec: Spec) -> Iterator[str]:
     where = "spec.template.spec"
     if not pod.containers[0].command:
         yield (
-            f"{where}.containers[0].command: want the command that starts the training, got none "
+            f"{where}.containers[0].command: is required: the command that starts the training "
             "(an image's own entrypoint cannot be put under the launcher)"
         )
     for kind, items in (
@@ -176,16 +177,16 @@ def _template_violations(spec: Spec) -> Iterator[str]:
     ):
         for index, item in enumerate(items):
             if item.get("name") in layout.RESERVED_NAMES:
-                yield f"{where}.{kind}[{index}].name: want a name that the operator does not use, got {item['name']!r}"
+                yield f"{where}.{kind}[{index}].name: is reserved for the operator: {item['name']!r}"
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
-        yield f"{where}.containers: want distinct names, got {names}"
+        yield f"{where}.containers: names must differ, got {names}"
     yield from _variable_violations((pod.containers[0].model_extra or {}).get("env"), f"{where}.containers[0].env")
 
 
 def _variable_violations(variables: Any, where: str) -> Iterator[str]:
     if variables is not None and not isinstance(variables, list):
-        yield f"{where}: want a list of variables, got {type(variables).__name__}"
+        yield f"{where}: must be a list of variables, got {type(variables).__name__}"
     for index, variable in enumerate(_objects(variables)):
         name = variable.get("name")
         if name in _USERS_VARIABLES or not isinstance(name, str):
@@ -200,7 +201,7 @@ def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator
     names = {"ranksPerPod": "ranksPerPod", "layers": "topology.layers", "isInProcess": "restart.rungs (in-process)"}
     for key, seen in accepted_facts(spec).items():
         if key in before and before[key] != seen:
-            yield f"spec.{names[key]}: cannot change after the job was admitted; want {before[key]}, got {seen}"
+            yield f"spec.{names[key]}: cannot change after the job was admitted (from {before[key]} to {seen})"
 
 
 def _objects(items: Any) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
         layer.label: tuple(name for name in nodes if layer.label not in snapshot.nodes[name].labels)
         for layer in settings.layers
     }
-    # What only seems to contradict, because a label is missing, is told as that.
+    # With a label missing, labels only seem to contradict each other: the missing one is reported.
     known = [Place(name, domains[name], settings.ranks_per_pod) for name in nodes if all(domains[name])]
     return Assessment(
         outcome=outcome,
@@ -100,7 +100,7 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
     """Return what the rendezvous should know about the pods."""
     pods = {}
     for pod in sorted(snapshot.trainers(), key=lambda pod: pod.ordinal):
-        # A pod that succeeded has been told to: its connection ends by itself.
+        # A pod that succeeded was ended on purpose: its connection closes by itself.
         pods[pod.uid] = PodObservation(
             pod=pod.name,
             node=pod.node,

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unbroken_operator.api.models import CleanPodPolicy, Spec
-from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod
+from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import Outcome, ttl_left_s
-from unbroken_operator.decisions.reporting.status import Ordinals
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
-LAST_WORDS_S = 10.0
+RENDEZVOUS_END_S = 10.0
 """A rendezvous that is being deleted has so long to end before the training pods are: its kubelet gives it 5."""
 UNFINISHED_S = 2.0
 """A pod that never had a node is marked and removed in one go; an API server that dies in between leaves it marked."""
@@ -35,7 +34,7 @@ def suspended(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> Obj
         if not pod.is_deleting:
             actions.append(DeletePod(pod.name, pod.uid, _SUSPENDED))
         if not pod.is_terminal and pod.uid not in assessment.lost:
-            wait_s = max(wait_s, LAST_WORDS_S - snapshot.memory.deleting_for_s.get(pod.uid, 0.0))
+            wait_s = max(wait_s, RENDEZVOUS_END_S - snapshot.memory.deleting_for_s.get(pod.uid, 0.0))
     if wait_s <= 0:
         actions += [
             DeletePod(pod.name, pod.uid, _SUSPENDED)
@@ -98,7 +97,7 @@ def force_wait_s(snapshot: Snapshot, assessment: Assessment) -> float:
 
 
 def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[PodView, float, str]]:
-    """Yield deleted pods that nobody takes away: after how many seconds that is to be done, and why."""
+    """Yield deleted pods that no kubelet removes, after how many seconds to force them away, and why."""
     for pod in (*snapshot.trainers(), *snapshot.rendezvous_pods()):
         if not pod.is_deleting:
             continue

@@ -1,12 +1,12 @@
-"""Pure: what somebody else changed of the job's objects is set back or told, once, and nothing is fought over.
+"""Pure: changes that others made to the job's objects are reverted or reported, and no fight is begun.
 
     Service             leads to the rendezvous again
     pods                get owner, component, role and topology back
-    Secret              is told of: who may write Secrets may read them, too, so the operator's roles have no such right
-    finalizers, the     are told of: they are somebody's wish. A pod without the job's label is no pod of the job, as
-    job's label         with a ReplicaSet, whose users look at a sick pod in peace that way
+    Secret              is reported: a right to write Secrets is one to read them, and the operator's roles lack it
+    finalizers, the     are reported: somebody wants them. A pod without the job's label is no pod of the job, as
+    job's label         with a ReplicaSet: users take a sick pod aside that way
 
-What is changed again after it was set back is left for ever longer: somebody insists, perhaps another controller.
+Changes that come back are reverted with increasing back-off: another controller may insist on them.
 """
 
 import json
@@ -16,73 +16,73 @@ from typing import Any
 
 from unbroken_core.reasons import Reason
 from unbroken_core.settings import JobSettings
-from unbroken_operator.adapters.backoff import retry_delay_s
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.actions import Action, Mend, PatchPod, PostEvent
+from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, Revert
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.objects.manifests import owner_reference, service
 from unbroken_operator.decisions.reporting.events import event
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import Memory, PodView, ServiceView, Snapshot
 
 NUM_FREE_STAMPS = 5
 """A role that comes and goes with recoveries is no fight yet."""
-NUM_OF_A_FIGHT = 3
+NUM_INSISTED = 3
 OWNER, LABELS = "metadata.ownerReferences", "metadata.labels"
 
 
 @dataclass(frozen=True)
-class Mending:
-    """What is to be set back now, and the seconds until something else may be; 0 for nothing."""
+class Drift:
+    """What to revert now, and the seconds until there may be more; 0 for nothing."""
 
     actions: tuple[Action, ...]
     wait_s: float
 
 
-def mending(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Mending:
-    """Return what to set back. With the Events that tell of it, unless it is a matter of course."""
+def drift(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Drift:
+    """Return what to revert, with Events; stale labels and annotations are corrected without one."""
     actions: list[Action] = []
     waits: list[float] = []
-    for mend in _mends(snapshot, settings):
-        num, wait_s = _held_back(snapshot.memory, mend.key)
+    for revert in _reverts(snapshot, settings):
+        num, wait_s = _held_back(snapshot.memory, revert.key)
         if wait_s > 0:
             waits.append(wait_s)
         else:
-            actions += [*_told(snapshot, mend, num), mend]
+            actions += [*_revert_event(snapshot, revert, num), revert]
     for patch in _stamps(settings, assessment):
         _, wait_s = _held_back(snapshot.memory, patch.key, NUM_FREE_STAMPS)
         if wait_s > 0:
             waits.append(wait_s)
         else:
             actions.append(patch)
-    return Mending(tuple(actions), min(waits, default=0.0))
+    return Drift(tuple(actions), min(waits, default=0.0))
 
 
 def notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
-    """Yield the Events of what somebody did that is not set back, and of which none was posted."""
+    """Yield the Events of changes that are not reverted, as far as none was posted."""
     for manifest in _notices(snapshot):
-        if manifest["metadata"]["name"] not in snapshot.memory.told:
+        if manifest["metadata"]["name"] not in snapshot.memory.posted:
             yield manifest
 
 
 def _held_back(memory: Memory, key: str, num_free: int = 0) -> tuple[int, float]:
     """Return how often this was done lately, and the seconds until it may be done again."""
-    num, since_s = memory.mends.get(key, (0, 0.0))
+    num, since_s = memory.reverts.get(key, (0, 0.0))
     return num, max(0.0, retry_delay_s(num - num_free) - since_s)
 
 
-def _mends(snapshot: Snapshot, settings: JobSettings) -> Iterator[Mend]:
+def _reverts(snapshot: Snapshot, settings: JobSettings) -> Iterator[Revert]:
     owner = owner_reference(settings.job, settings.uid)
     if snapshot.service is not None:
-        yield from _service_mend(snapshot.service, service(settings), owner)
+        yield from _service_revert(snapshot.service, service(settings), owner)
     for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
         fields = tuple(name for name, is_wrong in ((OWNER, pod.is_orphan), (LABELS, pod.is_mislabelled)) if is_wrong)
         if fields and not pod.is_deleting:
             labels = {layout.COMPONENT_LABEL: pod.component} if pod.is_mislabelled else {}
             patch = {"metadata": {"labels": labels}} if labels else {}
-            yield Mend("pods", pod.name, pod.uid, fields, patch, owner if pod.is_orphan else None)
+            yield Revert("pods", pod.name, pod.uid, fields, patch, owner if pod.is_orphan else None)
 
 
-def _service_mend(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str, Any]) -> Iterator[Mend]:
+def _service_revert(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str, Any]) -> Iterator[Revert]:
     labels, wanted = made["metadata"]["labels"], made["spec"]
     fields: list[str] = [OWNER] if seen.is_orphan else []
     patch: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def _service_mend(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str
     spec = dict(_service_changes(seen.spec, wanted))
     if fields or spec:
         fields += [f"spec.{name}" for name in spec]
-        yield Mend(
+        yield Revert(
             "services",
             seen.name,
             seen.uid,
@@ -103,7 +103,7 @@ def _service_mend(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str
 
 
 def _service_changes(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what to merge into the spec; ports and other things that somebody added harm nobody."""
+    """Yield what to merge into the spec; added ports and other fields do no harm."""
     if seen.get("type") == "ExternalName":
         yield from (("type", "ClusterIP"), ("externalName", None))
     selector = seen.get("selector") or {}
@@ -116,17 +116,19 @@ def _service_changes(seen: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iter
         yield "publishNotReadyAddresses", True
 
 
-def _told(snapshot: Snapshot, mend: Mend, num: int) -> Iterator[PostEvent]:
-    what = f"{'Service' if mend.resource == 'services' else 'Pod'} {mend.name}"
-    fields = ", ".join(mend.fields)
-    by = snapshot.service.changed_by if snapshot.service is not None and mend.resource == "services" else ""
+def _revert_event(snapshot: Snapshot, revert: Revert, num: int) -> Iterator[PostEvent]:
+    what = f"{'Service' if revert.resource == 'services' else 'Pod'} {revert.name}"
+    fields = ", ".join(revert.fields)
+    by = snapshot.service.changed_by if snapshot.service is not None and revert.resource == "services" else ""
     whom = f"somebody else (last written by {by})" if by else "somebody else"
-    message, key = f"{what}: {fields} changed by {whom}; set back", ("mended", mend.key)
-    if num >= NUM_OF_A_FIGHT:
-        message = f"{what}: {fields} changed by {whom} again and again; set back ever more seldom. Want it left alone"
-        key = ("fight", mend.key)
+    message, key = f"{what}: {fields} changed by {whom}; reverted", ("mended", revert.key)
+    if num >= NUM_INSISTED:
+        message = (
+            f"{what}: {fields} changed by {whom} again and again; reverted with increasing back-off. Leave it alone"
+        )
+        key = ("fight", revert.key)
     manifest = event(snapshot, key, Reason.CHANGED_BY_HAND.value, "Warning", message)
-    if manifest["metadata"]["name"] not in snapshot.memory.told:
+    if manifest["metadata"]["name"] not in snapshot.memory.posted:
         yield PostEvent(manifest)
 
 
@@ -135,7 +137,7 @@ def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     if secret is not None and secret.is_orphan and secret.owner_uid == snapshot.uid:
         message = (
             f"Secret {secret.name}: {OWNER} changed by somebody else: it would stay when the job is deleted. "
-            "Delete it, and it is made again with what is in it"
+            "Delete it, and the operator recreates it with its content"
         )
         yield event(snapshot, ("orphan", secret.uid), Reason.CHANGED_BY_HAND.value, "Warning", message)
     for pod in (*snapshot.rendezvous_pods(), *snapshot.trainers()):
@@ -153,7 +155,7 @@ def _notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 def _released(pod: PodView) -> str:
     where = f" on node {pod.node}" if pod.node else ""
     return (
-        f"pod {pod.name} has lost the label {layout.JOB_LABEL}: it counts as deleted and is replaced, but runs on"
+        f"pod {pod.name} has lost the label {layout.JOB_LABEL}: it counts as deleted and is replaced, but keeps running"
         f"{where} until it is deleted, or the job is"
     )
 

@@ -37,7 +37,7 @@ class Outcome:
         return self.reason == Reason.DEADLINE_EXCEEDED.value
 
 
-def heard(snapshot: Snapshot) -> Snapshot:
+def without_ended_report(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without a report that counts no more: of a coordinator that suspension or deadline has ended.
 
     What it says while its pods end, such as that none is left, is no fault.
@@ -72,7 +72,7 @@ def job_outcome(snapshot: Snapshot, spec: Spec | None = None) -> Outcome | None:
 
 
 def is_suspended(snapshot: Snapshot, spec: Spec) -> bool:
-    """Whether no pod may be made: it is asked for, or pods of before a suspension have not ended yet."""
+    """Whether no pod may be created: the spec says so, or pods from before a suspension have not ended yet."""
     return spec.suspend or (is_suspension_recorded(snapshot) and bool(ending_pods(snapshot)))
 
 
@@ -90,7 +90,7 @@ def was_suspended(snapshot: Snapshot) -> bool:
 def ending_pods(snapshot: Snapshot) -> tuple[PodView, ...]:
     """Return the job's pods that run, wait or end: all but failed ones, which stay for their logs.
 
-    One that has ended, and that only somebody's finalizer keeps, has freed its node.
+    A pod that has ended and that only a finalizer keeps has freed its node.
     """
     owned = (*snapshot.rendezvous_pods(), *snapshot.trainers())
     there = [pod for pod in owned if not (pod.is_deleting and pod.has_ended and pod.finalizers)]

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
-from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import Memory, PodView, Refusal
 
 MAX_RECOVERIES = 200
 """So many are remembered, more than any sensible budget allows in its window."""
-MENDS_S = 600.0
-"""What was set back is remembered for so long: a change after that is no fight."""
-MAX_TOLD = 500
+REVERTS_S = 600.0
+"""How long a revert is remembered: a change after that is no fight."""
+MAX_POSTED = 500
 
 
 @dataclass
@@ -37,9 +37,9 @@ class JobMemory:
     recovered: dict[tuple[int, int], tuple[Rung, float, Cause] | None] = field(default_factory=dict)
     """Rung, time and cause of each recovery that has ended, by generation and number; None for what was over before."""
     has_report: bool = False
-    mended: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """How often what was set back, and when last, by key of the action."""
-    told: dict[str, None] = field(default_factory=dict)
+    reverted: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """How often what was reverted, and when last, by key of the action."""
+    posted: dict[str, None] = field(default_factory=dict)
     """Names of Events, oldest first."""
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
@@ -63,16 +63,16 @@ class JobMemory:
         self.refusals = refusals
         self.refused_at = now_s
 
-    def mend(self, key: str, now_s: float) -> None:
-        """Remember that this was set back, or that it was tried."""
-        self.mended = {name: found for name, found in self.mended.items() if now_s - found[1] <= MENDS_S}
-        self.mended[key] = (self.mended.get(key, (0, 0.0))[0] + 1, now_s)
+    def note_revert(self, key: str, now_s: float) -> None:
+        """Remember that this was reverted, or that it was tried."""
+        self.reverted = {name: found for name, found in self.reverted.items() if now_s - found[1] <= REVERTS_S}
+        self.reverted[key] = (self.reverted.get(key, (0, 0.0))[0] + 1, now_s)
 
-    def tell(self, event: str) -> None:
+    def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""
-        self.told[event] = None
-        while len(self.told) > MAX_TOLD:
-            del self.told[next(iter(self.told))]
+        self.posted[event] = None
+        while len(self.posted) > MAX_POSTED:
+            del self.posted[next(iter(self.posted))]
 
     def remember_sent(self, pod_uid: str, generation: int, observation: Observation) -> None:
         """Remember the Observation that a rendezvous took."""
@@ -92,8 +92,8 @@ class JobMemory:
             num_refused_rounds=self.num_refused_rounds,
             since_refusal_s=now_s - self.refused_at,
             uses=tuple((used[2], RungUse(used[0], now_s - used[1])) for used in self.recovered.values() if used),
-            mends={key: (num, now_s - at) for key, (num, at) in self.mended.items() if now_s - at <= MENDS_S},
-            told=frozenset(self.told),
+            reverts={key: (num, now_s - at) for key, (num, at) in self.reverted.items() if now_s - at <= REVERTS_S},
+            posted=frozenset(self.posted),
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:
@@ -115,7 +115,7 @@ class JobMemory:
         self.joined |= members
 
     def _count_failures(self, pods: list[PodView], now_s: float) -> None:
-        # A pod that was told to end says nothing about the template either.
+        # A pod that is being deleted says nothing about the template either.
         fresh = {pod.uid for pod in pods if pod.phase == "Failed" and not pod.is_deleting} - self.failed
         self.failed |= fresh
         # What failed before this process looked may have trained for days: it says nothing about the template.

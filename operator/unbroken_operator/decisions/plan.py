@@ -1,7 +1,7 @@
 """Pure: from one snapshot to the actions that bring the cluster closer to what the job wants.
 
     Observation to the rendezvous      it is on the recovery path, so it goes first
-    Events                             before the status that says that they were told
+    Events                             before the status that records them
     status                             reserves the ordinals of the pods that follow
     Secret, Service, rendezvous, pods  created in the order in which they need each other
     deletions, labels, and what others changed of all this
@@ -12,7 +12,6 @@ Doing the actions again, or stopping after any of them and planning anew, ends i
 from collections.abc import Iterator
 
 from unbroken_core.reasons import Role
-from unbroken_operator.adapters.backoff import retry_delay_s
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
@@ -22,6 +21,7 @@ from unbroken_operator.decisions.actions import (
     CreateService,
     Decision,
     DeletePod,
+    Ordinals,
     PostEvent,
     PushObservation,
     WriteStatus,
@@ -29,16 +29,18 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.admission import Accepted, Refused, admit
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
-from unbroken_operator.decisions.drift import mending, notices
-from unbroken_operator.decisions.lifecycle import deadline_left_s, heard
-from unbroken_operator.decisions.node_signals import moves, num_extra
+from unbroken_operator.decisions.drift import drift, notices
+from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.moves import moves, num_extra
+from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
-from unbroken_operator.decisions.reporting.status import Ordinals, earlier, next_status, status_patch
+from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
-from unbroken_operator.decisions.spreading import Preference, spare_preferences
-from unbroken_operator.decisions.suspects import shunned
+from unbroken_operator.decisions.spreading import spare_preferences
+from unbroken_operator.decisions.suspects import avoided_nodes
 from unbroken_operator.decisions.updates import not_started
 
 
@@ -46,22 +48,22 @@ def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
-    snapshot = heard(snapshot)
+    snapshot = without_ended_report(snapshot)
     verdict = admit(snapshot.job)
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, Refused):
         status = next_status(snapshot, verdict, None, ordinals)
-        return Decision(tuple(_words(snapshot, status)))
+        return Decision(tuple(_reports(snapshot, status)))
     assessment = assess(snapshot, verdict)
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
     push = _push(snapshot, verdict, assessment)
     waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
-    return Decision((*push, *_words(snapshot, status), *objects.actions), check_after_s)
+    return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s)
 
 
-def _words(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
+def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
     for manifest in (*events(snapshot, status), *notices(snapshot)):
         yield PostEvent(manifest)
     patch = status_patch(snapshot.status, status)
@@ -113,10 +115,10 @@ def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free
     actions += new_pods
     actions += _deletions(snapshot, verdict, assessment)
     actions += moves(snapshot, verdict.settings, assessment)
-    mended = mending(snapshot, verdict.settings, assessment)
-    actions += mended.actions
+    changed = drift(snapshot, verdict.settings, assessment)
+    actions += changed.actions
     ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
-    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), mended.wait_s) if wait > 0]
+    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), changed.wait_s) if wait > 0]
     return Objects(tuple(actions), ordinals, min(checks, default=None))
 
 
@@ -152,14 +154,14 @@ def _new_pods(
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
     if verdict.settings.layers and verdict.spec.spares.spread is Spread.DOMAINS:
-        if Role.ACTIVE in roles or _has_homeless_actives(assessment):
+        if Role.ACTIVE in roles or _has_unscheduled_actives(assessment):
             # Where spares are missed is known once the active pods have nodes. They also take no room before those.
             roles = [role for role in roles if role is Role.ACTIVE]
         spares = [index for index, role in enumerate(roles) if role is Role.SPARE]
         lost = _lost_actives(snapshot, assessment)
         found = spare_preferences(verdict.settings, assessment, lost, len(spares))
         preferences = dict(zip(spares, found, strict=True))
-    shun = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {})
+    avoided = avoided_nodes(snapshot, _node_selector(verdict))
     return [
         CreatePod(
             training_pod(
@@ -169,19 +171,23 @@ def _new_pods(
                 role,
                 snapshot.options_of_job,
                 preferences=preferences.get(index, ()),
-                shunned=shun,
+                avoided_nodes=avoided,
             )
         )
         for index, role in enumerate(roles)
     ]
 
 
-def _has_homeless_actives(assessment: Assessment) -> bool:
+def _node_selector(verdict: Accepted) -> dict[str, str]:
+    return (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {}
+
+
+def _has_unscheduled_actives(assessment: Assessment) -> bool:
     return any(not pod.node and assessment.role(pod) is Role.ACTIVE for pod in assessment.alive)
 
 
 def _lost_actives(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
-    """Return the pods that are gone and of which the rendezvous has not yet said who has their ranks."""
+    """Return the lost pods whose ranks the rendezvous has not reassigned yet."""
     report = assessment.report
     if report is None or report.iteration < 0:
         return []
@@ -210,7 +216,7 @@ def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) ->
     for pod in trainers:
         if pod.uid in assessment.lost and not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, f"node {pod.node} is lost")
-    forbidden = shunned(snapshot, (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {}).forbidden
+    forbidden = avoided_nodes(snapshot, _node_selector(verdict)).forbidden
     for pod in assessment.alive:
         if not pod.node and not set(pod.avoids) <= set(forbidden):
             yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")

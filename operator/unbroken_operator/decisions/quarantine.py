@@ -1,4 +1,4 @@
-"""Pure: which nodes are kept from getting pods because they failed jobs again and again, and for how long.
+"""Pure: which nodes get no pods for a while, because jobs failed on them again and again.
 
     jobs' suspectNodes ──score of all jobs──> quarantined (taint and mark, at most so many nodes) ──time──> released
                                                    │                                                          ^
@@ -9,6 +9,7 @@ The mark is an annotation with the time and the reason: it outlives operators an
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from unbroken_operator.api import layout
@@ -18,6 +19,14 @@ from unbroken_operator.decisions.suspects import AVOIDED, score_now
 
 EXEMPT = "never"
 """Value of the node's label that keeps it from being quarantined."""
+
+
+class Mode(str, Enum):
+    """What becomes of a decision."""
+
+    OFF = "off"
+    DRY_RUN = "dry-run"
+    ON = "on"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Offender:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class QuarantineDecision:
     """What is to be done now."""
 
     quarantine: tuple[Offender, ...] = ()
@@ -56,7 +65,9 @@ class Judgement:
     """Would be quarantined if there were not as many already."""
 
 
-def judge(nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: Limits) -> Judgement:
+def decide_quarantine(
+    nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: Limits
+) -> QuarantineDecision:
     """Return what is to be done; nothing once it is done."""
     marked = {name: node for name, node in nodes.items() if _marked_at(node)}
     over = [name for name, node in marked.items() if seconds_between(_marked_at(node), now) >= limits.duration_s]
@@ -68,7 +79,7 @@ def judge(nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, lim
         if score >= limits.score and _may_be_quarantined(nodes.get(name))
     ]
     room = max(0, limits.max_nodes - num_held)
-    return Judgement(tuple(offenders[:room]), tuple(sorted(over)), tuple(offenders[room:]))
+    return QuarantineDecision(tuple(offenders[:room]), tuple(sorted(over)), tuple(offenders[room:]))
 
 
 def is_quarantined(node: NodeView) -> bool:
@@ -77,7 +88,7 @@ def is_quarantined(node: NodeView) -> bool:
 
 
 def _marked_at(node: NodeView) -> str:
-    """Return the time of the mark, "" for none. What is no time is somebody else's mark, and stays."""
+    """Return the time of the mark, "" for none. A mark without a valid time is not ours, and stays."""
     words = node.quarantined.split(" ", 1)
     try:
         seconds_between(words[0], words[0])
@@ -88,7 +99,7 @@ def _marked_at(node: NodeView) -> str:
 
 def _may_be_quarantined(node: NodeView | None) -> bool:
     if node is None or node.quarantined or is_quarantined(node):
-        # A mark without a taint: somebody has released it, and knows better until the time is over.
+        # A mark without a taint: a person released the node, which counts until the time is over.
         return False
     return node.labels.get(layout.QUARANTINE) != EXEMPT
 

@@ -1,7 +1,7 @@
 """Pure: the answer to an AdmissionReview of a ResilientTrainingJob, by the checks that the operator makes itself.
 
-It refuses what a request brings, never what was there before: a job that an earlier release let in can be labelled,
-suspended and deleted, and whoever changes it reads in a warning what is wrong with it.
+It refuses what a request changes, never what was there before: a job admitted by an earlier release can be labelled,
+suspended and deleted; a warning says what is wrong with it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ KIND = "AdmissionReview"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API server is told."""
+    """What is answered to the API server."""
 
     uid: str
     """That of the request."""
@@ -40,7 +40,7 @@ class Answer:
 
 
 def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
-    """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another's to judge.
+    """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another operator's.
 
     Raises InputError for what is no review of a ResilientTrainingJob.
     """
@@ -50,7 +50,7 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
     if request.get("operation") not in ("CREATE", "UPDATE"):
         return Answer(request["uid"], "")
     if not isinstance(item, dict) or not isinstance(before, dict | None):
-        raise InputError(f"AdmissionReview.request.object: want a {layout.KIND}, got {type(item).__name__}")
+        raise InputError(f"AdmissionReview.request.object: expected a {layout.KIND}, got {type(item).__name__}")
     job = _as_stored(item, before, request)
     words = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
@@ -68,14 +68,14 @@ def _request(review: Any) -> dict[str, Any]:
     found = review if isinstance(review, dict) else {}
     if (found.get("apiVersion"), found.get("kind")) != (API_VERSION, KIND):
         seen = f"{found.get('kind')} of {found.get('apiVersion')}"
-        raise InputError(f"body: want an {KIND} of {API_VERSION}, got {seen[:200]}")
+        raise InputError(f"body: expected an {KIND} of {API_VERSION}, got {seen[:200]}")
     request = found.get("request")
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
-        raise InputError("AdmissionReview.request.uid: want a text, got none")
+        raise InputError("AdmissionReview.request.uid: must be a string")
     resource = request.get("resource")
     name = resource.get("resource") if isinstance(resource, dict) else None
     if name != layout.PLURAL:
-        raise InputError(f"AdmissionReview.request.resource: want {layout.PLURAL}, got {str(name)[:200]}")
+        raise InputError(f"AdmissionReview.request.resource: expected {layout.PLURAL}, got {str(name)[:200]}")
     return request
 
 

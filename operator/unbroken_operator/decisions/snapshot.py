@@ -10,7 +10,7 @@ from unbroken_operator.api import layout
 
 TERMINAL_PHASES = ("Failed", "Succeeded")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-"""Taint with which Kubernetes is told that a node is off."""
+"""Taint that asserts to Kubernetes that a node is off."""
 
 _WAITING_REASONS = {
     "ErrImagePull": Reason.IMAGE_PULL_FAILED,
@@ -63,13 +63,13 @@ class PodView:
     end: str = ""
     """How the containers of a failed pod ended, for people."""
     is_orphan: bool = False
-    """Whether somebody has taken its owner reference away."""
+    """Whether its owner reference was removed."""
     is_mislabelled: bool = False
     """Whether its component is known by its annotations only."""
     finalizers: tuple[str, ...] = ()
     """Of others: ours have none."""
     has_ended: bool = False
-    """Whether its kubelet has told that no container of it runs any more, nor will again; or it never had a node."""
+    """Whether its kubelet reported that all containers ended for good, or it never had a node."""
 
     @property
     def is_terminal(self) -> bool:
@@ -92,11 +92,11 @@ class NodeView:
     conditions: Mapping[str, str] = field(default_factory=dict)
     """Status by type."""
     quarantined: str = ""
-    """When and why it was quarantined, or had been when somebody took the taint away; "" for neither."""
+    """When and why it was quarantined, also after a person removed the taint; "" for neither."""
 
     @property
     def is_out_of_service(self) -> bool:
-        """Whether somebody vouches by a taint that nothing runs there any more."""
+        """Whether a taint asserts that nothing runs there any more."""
         return any(key == OUT_OF_SERVICE for key, _effect in self.taints)
 
 
@@ -108,7 +108,7 @@ class ObjectView:
     uid: str
     owner_uid: str
     is_orphan: bool = False
-    """Whether somebody has taken its owner reference away."""
+    """Whether its owner reference was removed."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class SecretView(ObjectView):
     """The Secret of a job."""
 
     has_certificates: bool = True
-    """Else the job speaks in clear: the operator was told so when it made the Secret, or the user took them out."""
+    """Else the job's traffic is not encrypted: the operator's options say so, or a user removed them."""
     lacks: tuple[str, ...] = ()
     """Keys that pods read and that are not there any more, or cannot be read."""
 
@@ -174,9 +174,9 @@ class Memory:
     since_refusal_s: float = 0.0
     uses: tuple[tuple[Cause, RungUse], ...] = ()
     """Recoveries of all coordinators that ended while this process looked, oldest first."""
-    mends: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """How often what was set back lately, and the seconds since the last time, by key of the action."""
-    told: frozenset[str] = frozenset()
+    reverts: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """How often each change was reverted lately, and the seconds since the last time, by key of the action."""
+    posted: frozenset[str] = frozenset()
     """Names of Events that need not be posted again."""
 
 
@@ -205,7 +205,7 @@ class Snapshot:
     unreachable_because: str = ""
     memory: Memory = Memory()
     released: tuple[PodView, ...] = ()
-    """Training pods that live without the job's label, which somebody took off."""
+    """Training pods that run on after their job label was removed."""
 
     @property
     def uid(self) -> str:
@@ -245,7 +245,7 @@ class Snapshot:
 
 
 def controller_uid(item: Mapping[str, Any]) -> str:
-    """Return the uid of an object's controller, or of the job that it was made for when somebody took that away."""
+    """Return the uid of an object's controller; of the job that it was made for if it has none any more."""
     for reference in item["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
             return str(reference["uid"])

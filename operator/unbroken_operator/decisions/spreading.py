@@ -10,25 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.places import natural_key
 from unbroken_core.reasons import Role
-from unbroken_core.settings import JobSettings, Layer
+from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.snapshot import PodView
 
 Path = tuple[str, ...]
 MAX_CHOICES = 8
-"""Domains that one spare pod is told to prefer: the neediest may have no room."""
+"""How many domains one spare pod prefers: the neediest may have no room."""
 _BEST, _FALLING, _LEAST, _AROUND = 100, 0.8, 20, 10
-
-
-@dataclass(frozen=True)
-class Preference:
-    """Labels of nodes that suit a pod, and how well: a weight from 1 to 100."""
-
-    labels: tuple[tuple[str, str], ...]
-    weight: int
 
 
 @dataclass(frozen=True)

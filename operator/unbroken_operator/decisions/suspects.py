@@ -1,10 +1,9 @@
 """Pure: the memory of nodes on which pods of the job failed, and where new pods are not to run because of it.
 
-It decays, so that a node that was mended is used again, and it lies in the status, so that it outlives the operator.
+It decays, so that a repaired node is used again. It is kept in the status, so that it outlives the operator.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from unbroken_core.messages import JobStatus, Recovery
@@ -12,6 +11,7 @@ from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.decisions.lifecycle import seconds_between
+from unbroken_operator.decisions.objects.affinity import AvoidedNodes
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 HALF_LIFE_S = 1800.0
@@ -28,24 +28,14 @@ _WEIGHTS = {
     Cause.PROCESS_SIGNAL: 0.5,
     Cause.HARD_TIMEOUT: 0.5,
 }
-"""Exceptions and exit codes are the script's, deletions somebody's wish."""
-
-
-@dataclass(frozen=True)
-class Shunned:
-    """Values of the label kubernetes.io/hostname of nodes where new pods are not to run."""
-
-    avoided: tuple[str, ...] = ()
-    """Only where there is no other."""
-    forbidden: tuple[str, ...] = ()
-    """Not at all."""
+"""Exceptions and exit codes come from the script, deletions from a person."""
 
 
 def next_suspects(status: Mapping[str, Any], report: JobStatus, now: str) -> list[dict[str, Any]]:
     """Return status.suspectNodes with the recoveries that have ended since the stored history was written."""
     stored = {item["name"]: dict(item) for item in status.get("suspectNodes") or ()}
-    told = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
-    fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in told]
+    recorded = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
+    fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in recorded]
     blamed = [item for item in fresh if item.node and item.cause in _WEIGHTS]
     if not blamed:
         return list(stored.values())
@@ -88,7 +78,7 @@ def pardoned(snapshot: Snapshot, pods: Iterable[PodView]) -> list[dict[str, Any]
     ]
 
 
-def shunned(snapshot: Snapshot, node_selector: Mapping[str, str]) -> Shunned:
+def avoided_nodes(snapshot: Snapshot, node_selector: Mapping[str, str]) -> AvoidedNodes:
     """Return where new pods are not to run: nodes that just failed, and those that have done so again and again.
 
     Nothing is forbidden while no other node could take a pod: then a bad node is better than none.
@@ -103,7 +93,7 @@ def shunned(snapshot: Snapshot, node_selector: Mapping[str, str]) -> Shunned:
         for node in snapshot.nodes.values()
     )
     dubious = sorted(name for name, score in scores.items() if score >= AVOIDED and name in snapshot.nodes)
-    return Shunned(_hostnames(snapshot, dubious), _hostnames(snapshot, bad) if has_others else ())
+    return AvoidedNodes(_hostnames(snapshot, dubious), _hostnames(snapshot, bad) if has_others else ())
 
 
 def _hostnames(snapshot: Snapshot, names: Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ RestartError(Exception)
 ├── InternalError       a promise of our own code is broken: a bug
 └── NoAgentError        no agent to speak to: the message says how to start the script
 RestartAbort(BaseException)   no further restart; leaves every handler of the script
+StaleStateError(BaseException)   this process cannot have its new rank: another one takes its place
 """
 
 from unbroken_core.errors import UnbrokenError
@@ -17,6 +18,13 @@ class RestartError(UnbrokenError):
 
 class RestartAbort(BaseException):
     """The job is over, or must not be restarted: ends the wrapped call on this worker."""
+
+
+class StaleStateError(BaseException):
+    """torch in this process may still hold something of a former rank; the message says what. A new process follows.
+
+    Leaves every handler of the script: whoever swallowed it would train, and write checkpoints, with wrong offsets.
+    """
 
 
 class HealthCheckError(RestartError):

@@ -19,7 +19,7 @@ class Mode(enum.Enum):
 
 @dataclass
 class State:
-    """Ranks are 0-based; see unbroken_core.ids for the three kinds."""
+    """Ranks of three kinds, 0-based: among all living workers, among the active ones, and at first."""
 
     rank: int | None
     """Among all living workers. The active ones come first, so for them it is the active rank. Spares have

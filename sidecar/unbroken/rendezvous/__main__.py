@@ -20,7 +20,7 @@ from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_c
 from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -1,21 +1,21 @@
 """The job's metrics: what users watch. Labels are from closed sets, or have a limited number of values at a time."""
 
-from bisect import bisect_left
+import itertools
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
-from unbroken_core.recoveries.history import History
+from unbroken_core.recovery.history import History
 from unbroken_core.settings import JobSettings
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -27,9 +27,22 @@ class RecoveryMeter(Collector):
     """Counts each finished recovery once. All series are there from the start: the first count is seen as a rise."""
 
     def __init__(self) -> None:
-        self._restarts = {(rung, cause): 0 for rung in Rung for cause in Cause}
-        self._counts = {phase: [0] * (len(BUCKETS_S) + 1) for phase in Phase}
-        self._sums_s = dict.fromkeys(Phase, 0.0)
+        # A second series for each of them, which nothing here reads.
+        disable_created_metrics()
+        self._restarts = Counter(
+            "unbroken_restarts", "Recoveries by the rung that they needed.", ["rung", "cause"], registry=None
+        )
+        self._seconds = Histogram(
+            "unbroken_recovery_seconds",
+            "Seconds of each phase of a recovery.",
+            ["phase"],
+            buckets=BUCKETS_S,
+            registry=None,
+        )
+        for rung, cause in itertools.product(Rung, Cause):
+            self._restarts.labels(rung.value, cause.value)
+        for phase in Phase:
+            self._seconds.labels(phase.value)
         self._last_number = 0
         self._last_progress = 0
 
@@ -40,7 +53,7 @@ class RecoveryMeter(Collector):
                 continue
             if incident.number > self._last_number:
                 self._last_number = incident.number
-                self._restarts[incident.rung, incident.culprit.cause] += 1
+                self._restarts.labels(incident.rung.value, incident.culprit.cause.value).inc()
                 for phase in Phase:
                     if phase is not Phase.FIRST_PROGRESS and phase.value in incident.phase_s:
                         self._observe(phase, incident.phase_s[phase.value])
@@ -50,26 +63,12 @@ class RecoveryMeter(Collector):
                 self._observe(Phase.FIRST_PROGRESS, progress_s)
 
     def _observe(self, phase: Phase, seconds: float) -> None:
-        self._counts[phase][bisect_left(BUCKETS_S, seconds)] += 1
-        self._sums_s[phase] += seconds
+        self._seconds.labels(phase.value).observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""
-        restarts = CounterMetricFamily(
-            "unbroken_restarts", "Recoveries by the rung that they needed.", labels=["rung", "cause"]
-        )
-        for (rung, cause), count in self._restarts.items():
-            restarts.add_metric([rung.value, cause.value], count)
-        yield restarts
-        seconds = HistogramMetricFamily(
-            "unbroken_recovery_seconds", "Seconds of each phase of a recovery.", labels=["phase"]
-        )
-        for phase in Phase:
-            counts = self._counts[phase]
-            bounds = [*(str(float(bound)) for bound in BUCKETS_S), "+Inf"]
-            buckets = [(bound, float(sum(counts[: number + 1]))) for number, bound in enumerate(bounds)]
-            seconds.add_metric([phase.value], buckets, self._sums_s[phase])
-        yield seconds
+        yield from self._restarts.collect()
+        yield from self._seconds.collect()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
+from unbroken.rendezvous.tree_drawing import svg_picture
 from unbroken_core.messages import JobStatus
-from unbroken_core.ranks.tree import RankTree, picture, svg_picture
+from unbroken_core.ranks.tree import RankTree, picture
 from unbroken_core.ranks.worlds import shown_name
 
 MAX_DRAWN_WORKERS = 1024

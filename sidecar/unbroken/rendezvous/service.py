@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from unbroken.network.peer import Peer, text_frame
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import (
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import (
     AgentDisconnected,
     AgentJoined,
     AgentReported,

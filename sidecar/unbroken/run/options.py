@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Layer, RungBudget, Timeouts
+from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget, Timeouts
 
 MAX_LOCAL_PODS = 250
 _EPILOG = """

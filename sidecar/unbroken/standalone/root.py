@@ -39,7 +39,7 @@ from unbroken.standalone.messages import (
     Waiting,
     prove,
 )
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.settings import JobSettings, RungBudget

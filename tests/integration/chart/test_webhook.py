@@ -106,7 +106,7 @@ def test_kubectl_is_told_what_is_wrong_with_a_job_and_nobody_is_held_up_without_
 
                     await eventually(is_admitted, "the job is admitted")
                     changed = await kubectl("apply", item=a_job(ranksPerPod=2))
-                    assert "spec.ranksPerPod: cannot change after the job was admitted; want 1, got 2" in changed.stderr
+                    assert "spec.ranksPerPod: cannot change after the job was admitted (from 1 to 2)" in changed.stderr
                     assert "refused job=" in running.log.read_text()
                 passed = await kubectl("apply", item=bad)
                 assert passed.returncode == 0, passed.stderr

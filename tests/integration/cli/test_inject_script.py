@@ -56,4 +56,4 @@ def test_the_signal_reaches_the_newest_worker_of_that_rank_in_that_pod_and_nobod
         assert [process.poll() for process in (earlier, foreign)] == [None, None]
         missing = inject(pod, signal.SIGKILL, 7)
         assert missing.returncode == 1
-        assert missing.stderr == "want a worker with local rank 7 that runs, got those with ['0', '1']\n"
+        assert missing.stderr == "no worker with local rank 7 runs; those that run have ['0', '1']\n"

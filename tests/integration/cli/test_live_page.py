@@ -23,9 +23,10 @@ from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_cli.page_proxy.server import Answer, Door
+from unbroken_cli.page_proxy.server import Answer, PageProxy
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
-from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.layers import Layer
+from unbroken_core.settings import JobSettings, Timeouts
 
 ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -104,7 +105,7 @@ def see(tab: Tab, expression: str, what: str) -> Any:
         try:
             return tab.look(expression)
         except BrowserError:
-            return None  # The door leads on to the page: a question on the way finds neither.
+            return None  # The proxy leads on to the page: a question on the way finds neither.
 
     return wait_until(look, what, describe=lambda: str(tab.look("document.body.innerText")))
 
@@ -201,8 +202,8 @@ def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> 
 
 def test_thousands_of_pods_are_told_by_their_domains_and_those_in_trouble_by_name(browser: Browser) -> None:
     status = _large_status(4096)
-    with _door(lambda: status) as door:
-        tab = browser.open(door.link)
+    with _proxy(lambda: status) as proxy:
+        tab = browser.open(proxy.link)
         see(tab, is_state("Training"), "the page")
         assert tab.look("document.querySelectorAll('*').length") < 4000
         assert tab.look("document.querySelectorAll('.domain .domain').length") == 128
@@ -230,8 +231,8 @@ def test_thousands_of_pods_are_told_by_their_domains_and_those_in_trouble_by_nam
 
 def test_model_places_lost_ranks_where_they_were_and_keeps_what_a_former_rendezvous_told(browser: Browser) -> None:
     answer = _large_status(8)
-    with _door(lambda: answer) as door:
-        tab = browser.open(door.link)
+    with _proxy(lambda: answer) as proxy:
+        tab = browser.open(proxy.link)
         see(tab, is_state("Training"), "the page")
         tab.look(
             f"import('/page/model.js').then((model) => {{ window.model = model; window.first = {json.dumps(answer)} }})"
@@ -268,12 +269,14 @@ def test_model_places_lost_ranks_where_they_were_and_keeps_what_a_former_rendezv
 
 def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, job: PageJob) -> None:
     from unbroken_cli.errors import CommandError
-    from unbroken_cli.page_proxy.upstream import InCluster, PortForward
+    from unbroken_cli.page_proxy.upstream import ClusterRendezvous, PortForward
 
     wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
     with kubectl_standin(tmp_path, STANDIN_TARGET=job.listen) as asked:
         secrets = iter(("d3Jvbmc=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="))
-        inside = InCluster(lambda: {"data": {"token": next(secrets)}}, PortForward(["port-forward", "service/x"]))
+        inside = ClusterRendezvous(
+            lambda: {"data": {"token": next(secrets)}}, PortForward(["port-forward", "service/x"])
+        )
         try:
             # The first token is wrong: the Secret was replaced, and is read again.
             assert inside.ask("/page/status").status == 200
@@ -288,14 +291,14 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
         assert asked.read_text() == "port-forward service/x\n" * 2
     with (
         kubectl_standin(tmp_path, STANDIN_ERROR="error: forbidden"),
-        pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; want create")),
+        pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; you need create")),
     ):
         PortForward(["port-forward"]).port()
 
 
 @contextmanager
-def _door(answer: Callable[[], dict[str, Any]]) -> Iterator[Door]:
-    """Open a door to the page's files and a status of the test's own."""
+def _proxy(answer: Callable[[], dict[str, Any]]) -> Iterator[PageProxy]:
+    """Open a proxy for the page's files and a status of the test's own."""
 
     def ask(path: str) -> Answer:
         name = path.partition("?")[0].removeprefix("/page/")
@@ -305,11 +308,11 @@ def _door(answer: Callable[[], dict[str, Any]]) -> Iterator[Door]:
         kind = kinds.get(name.rpartition(".")[2], "text/html")
         return Answer(200, (ASSETS / (name or "index.html")).read_bytes(), f"{kind}; charset=utf-8")
 
-    door = Door(ask, 0, lambda _link: None)
-    thread = threading.Thread(target=door.serve)
+    proxy = PageProxy(ask, 0, lambda _link: None)
+    thread = threading.Thread(target=proxy.serve)
     thread.start()
-    yield door
-    door.close()
+    yield proxy
+    proxy.close()
     thread.join(LIMIT_S)
 
 

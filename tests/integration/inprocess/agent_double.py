@@ -24,7 +24,7 @@ from unbroken_core.pod import stamps
 from unbroken_core.pod.pod_messages import Attach, Enter, FromWorker, Leave, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
-from .forked import ZYGOTE, request
+from .forked import ZYGOTE, Zygote, request
 
 T = TypeVar("T")
 WORKLOADS = "tests.integration.inprocess.workloads"
@@ -71,6 +71,11 @@ class Policy:
     event `hangs` does not count, in which a busy machine may be slow to bring the workers together."""
     alone_s: float | None = None
     """Workers leave when the double is away for so long."""
+    layouts: tuple[tuple[int, ...], ...] = ()
+    """Local ranks of the active workers of each iteration, in the order of their ranks; the last one stays. Empty: all
+    that live, in the order of their former ranks."""
+    does_renew: bool = False
+    """Whether a fault ends every process, so that each iteration runs in new ones."""
     hard_s: float | None = None
     """End a worker whose stamp is older than this once all others have left the interrupted iteration, however long a
     busy machine takes over that."""
@@ -88,11 +93,19 @@ class Event:
 class AgentDouble:
     """Start it as a context manager; `run` starts the workers and returns when all have ended."""
 
-    def __init__(self, folder: Path, function: str, policy: Policy, variables: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        function: str,
+        policy: Policy,
+        variables: dict[str, str] | None = None,
+        forks_from: Zygote = ZYGOTE,
+    ) -> None:
         self.folder = folder
         self.policy = policy
         self.function = function
         self.variables = variables or {}
+        self._forks_from = forks_from
         self.workers = {rank: Worker(rank) for rank in range(policy.num_workers)}
         self.iteration = -1
         self.phase = JobPhase.FORMING
@@ -203,7 +216,7 @@ class AgentDouble:
         page = stamps.pack_header(self.policy.num_workers).ljust(stamps.page_bytes(self.policy.num_workers), b"\0")
         (self.folder / "stamps").write_bytes(page)
         await self._listen()
-        reader, self._zygote = await asyncio.open_unix_connection(str(ZYGOTE.address))
+        reader, self._zygote = await asyncio.open_unix_connection(str(self._forks_from.address))
         self._tasks.append(asyncio.create_task(self._read_zygote(reader)))
         for worker in self.workers.values():
             self._spawn(worker)
@@ -325,6 +338,8 @@ class AgentDouble:
         self.leaves.append(leave)
         for worker in self._living():
             self._send(worker, leave)
+            if self.policy.does_renew:
+                _end(worker)
         self._decide()
 
     def _decide(self) -> None:
@@ -353,8 +368,7 @@ class AgentDouble:
         self.iteration += 1
         if self.iteration:
             self.recovery_s.append(time.monotonic() - self._interrupted_s)
-        active = sorted(living, key=lambda worker: (worker.rank is None, worker.rank, worker.local_rank))
-        active = active[: self.policy.num_active]
+        active = self._choose(living)
         for worker in living:
             worker.rank = None
         for rank, worker in enumerate(active):
@@ -376,6 +390,14 @@ class AgentDouble:
             self._send(worker, plan, *([Leave(self.iteration, Cause.POD_LOST, None, "test")] if is_passed_over else []))
         if is_passed_over:
             self.phase = JobPhase.INTERRUPTED
+
+    def _choose(self, living: list[Worker]) -> list[Worker]:
+        """Return the active workers of the next iteration, in the order of their ranks."""
+        layouts = self.policy.layouts
+        if layouts:
+            return [self.workers[local_rank] for local_rank in layouts[min(self.iteration, len(layouts) - 1)]]
+        active = sorted(living, key=lambda worker: (worker.rank is None, worker.rank, worker.local_rank))
+        return active[: self.policy.num_active]
 
     def release(self, outcome: JobPhase, message: str = "done") -> None:
         """Let all workers go; call it in the loop."""

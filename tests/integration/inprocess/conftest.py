@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from .forked import ZYGOTE
+from .forked import MUCH_OF_TORCH, ZYGOTE
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _zygote() -> Iterator[None]:
     yield
     ZYGOTE.close()
+    MUCH_OF_TORCH.close()

@@ -22,7 +22,9 @@ ROOT = HERE.parents[2]
 class Zygote:
     """The process that has imported torch, and the socket at which it takes requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """`modules`: what its workers find imported, beside torch."""
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
 
@@ -35,7 +37,7 @@ class Zygote:
         path = self._folder / "z"
         if self._process is None:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, str(HERE / "zygote.py"), str(path)]
+            command = [sys.executable, str(HERE / "zygote.py"), str(path), *self._modules]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         process = self._process
         wait_until(lambda: path.exists() or process.poll() is not None, "the zygote's socket")
@@ -53,6 +55,13 @@ class Zygote:
 
 
 ZYGOTE = Zygote()
+MUCH_OF_TORCH = Zygote(
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+)
 
 
 def request(number: int, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> bytes:

@@ -1,6 +1,6 @@
 """`python` for workers, without the second that the import of torch takes: forks one a request.
 
-    python zygote.py SOCKET       listens there; ends, with all workers, at the end of standard input
+    python zygote.py SOCKET [MODULE ...]   imports these, listens there; ends, with all workers, at the end of its input
 
 Each connection is a client of its own, whose workers are killed when it hangs up. It sends lines {"id": 1, "argv":
 ["script.py", ...] or ["-m", "module", ...], "environment": {...}, "output": "file"}; it gets {"id": 1, "pid": 7} and
@@ -8,6 +8,7 @@ later {"id": 1, "exit_code": 0} (-N when signal N ended it). A worker has that e
 standard output and error to the file.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -173,6 +174,8 @@ def run(argv: list[str], environment: dict[str, str], output: str) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     Zygote(sys.argv[1]).run()
     # What torch does at the end of a process takes seconds.
     os._exit(0)

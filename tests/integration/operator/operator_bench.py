@@ -23,12 +23,11 @@ from tests.waiting import eventually
 from unbroken_core.conventions.tls import server_context
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.wire import decode, encode
-from unbroken_operator.adapters.certificates import Certificates
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
 from unbroken_operator.api.schema import custom_resource_definition, without_cel
-from unbroken_operator.decisions.objects.manifests import certificates_of, token_of
+from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, token_of
 
 JsonObject = dict[str, Any]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

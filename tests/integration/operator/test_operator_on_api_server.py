@@ -12,7 +12,7 @@ from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.adapters.errors import KubeNotFound, KubeRefused
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.objects.manifests import token_of
+from unbroken_operator.decisions.objects.credentials import token_of
 
 from .operator_bench import Bench, bench, operator, ready_node
 

@@ -16,11 +16,12 @@ from unbroken_core.messages import Observation, PodObservation
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.wire import settings_to_json
 from unbroken_operator.adapters import rendezvous_client
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.adapters.rendezvous_client import RendezvousClient, Target
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import Accepted, admit
+from unbroken_operator.decisions.objects.credentials import Certificates
 
 TOKEN = "0123456789abcdef" * 4
 HOST = "digits-rendezvous.ml.svc"

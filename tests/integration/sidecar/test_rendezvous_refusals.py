@@ -29,7 +29,7 @@ from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.messages import PROTOCOL, Heartbeat, Hello, JobStatus, Plan, RendezvousMessage, Welcome, WorkerState
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.settings import JobSettings

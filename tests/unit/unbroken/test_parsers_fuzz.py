@@ -18,6 +18,7 @@ from unbroken.network.token import TokenFile
 from unbroken.rendezvous.restored_state import GenerationFile
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.layers import Layer
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
@@ -38,7 +39,7 @@ from unbroken_core.pod.pod_messages import Attach, Processes, ProcessState, Work
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, stack_path
 from unbroken_core.pod.stamps import page_bytes, unpack_slot
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
-from unbroken_core.settings import JobSettings, Layer, Timeouts
+from unbroken_core.settings import JobSettings, Timeouts
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STATE = WorkerState(0, 1, WorkerPhase.RUNNING, 3, "", 0, Fault(Cause.EXCEPTION, 3, "ValueError: x", 0.5, ("a:1 in f",)))

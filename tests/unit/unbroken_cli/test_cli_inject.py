@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_words
+from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_core.errors import InputError
 
 JsonObject = dict[str, Any]
@@ -34,11 +34,19 @@ def test_the_last_active_pod_that_runs_is_hit_unless_another_is_named() -> None:
 @pytest.mark.parametrize(
     ("pods", "wanted", "message"),
     [
-        (PODS[2:], None, "want an active trainer pod that runs, got digits-11 (spare Running), digits-12 (active Pend"),
-        (PODS, "digits-12", "want pod 'digits-12' to run, got"),
-        (PODS, "others-0", "want pod 'others-0' to run, got"),
-        ([], None, "want an active trainer pod that runs, got none"),
-        ([PODS[0] | {"metadata": PODS[0]["metadata"] | {"deletionTimestamp": "x"}}], None, "got digits-2 (active end"),
+        (
+            PODS[2:],
+            None,
+            "needs an active trainer pod that runs; found digits-11 (spare Running), digits-12 (active Pend",
+        ),
+        (PODS, "digits-12", "needs pod 'digits-12' to run; found"),
+        (PODS, "others-0", "needs pod 'others-0' to run; found"),
+        ([], None, "needs an active trainer pod that runs; found none"),
+        (
+            [PODS[0] | {"metadata": PODS[0]["metadata"] | {"deletionTimestamp": "x"}}],
+            None,
+            "found digits-2 (active end",
+        ),
     ],
 )
 def test_a_victim_that_is_not_there_is_refused_with_those_that_are(
@@ -50,14 +58,16 @@ def test_a_victim_that_is_not_there_is_refused_with_those_that_are(
 
 
 def test_a_worker_is_reached_by_the_interpreter_of_its_own_container() -> None:
-    words = exec_words(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
+    words = exec_arguments(KINDS["hang"], choose_victim(KINDS["hang"], PODS, None), 1)
     assert words[:6] == ["exec", "digits-10", "--container", "trainer", "--", "python3.12"]
     assert words[-2:] == [str(int(signal.SIGSTOP)), "1"]
 
 
 def test_nothing_is_broken_without_a_word_of_the_user_or_the_owner() -> None:
     job: JsonObject = {"metadata": {"name": "digits", "namespace": "ml"}}
-    with pytest.raises(InputError, match="it would hit pod digits-0; nothing was done: want --yes, or a job that may"):
+    with pytest.raises(
+        InputError, match=r"it would hit pod digits-0; nothing was done\. Add --yes, or let everybody break this job"
+    ):
         check_consent(job, False, "hit pod digits-0")
     check_consent(job, True, "")
     job["metadata"]["annotations"] = {"unbroken.dev/allow-faults": "true"}
@@ -69,6 +79,6 @@ def test_nothing_is_broken_without_a_word_of_the_user_or_the_owner() -> None:
 
 @pytest.mark.parametrize("state", ["Forming", "Recovering", "Complete", None])
 def test_a_job_that_does_not_train_is_left_alone(state: str | None) -> None:
-    with pytest.raises(InputError, match=f"want state Running, got {state or 'none'}"):
+    with pytest.raises(InputError, match=f"must be Running, is {state or 'none'}"):
         check_state({"metadata": {"name": "digits"}, "status": {"state": state}})
     check_state({"metadata": {"name": "digits"}, "status": {"state": "Running"}})

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken_cli.report import html_report
 
-from .test_cli_words import NOW, condition, job_of, record, running
+from .test_cli_text import NOW, condition, job_of, record, running
 
 EVIL = "</td><script>alert(1)</script><img src=https://example.com/x onerror=y>"
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 from unbroken_core.wire import settings_from_json, settings_to_json
 
 GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
@@ -25,6 +26,7 @@ GOOD = JobSettings("digits", replicas=4, ranks_per_pod=2)
         ({"divisible_by": 9}, "world.divisibleBy: want 1 to replicas x ranksPerPod (8), got 9"),
         ({"divisible_by": 4, "max_ranks": 3}, "world.maxRanks: want at least world.divisibleBy (4), got 3"),
         ({"layers": (Layer("a", "x"), Layer("a", "y"))}, "topology.layers: want distinct names, got ['a', 'a']"),
+        ({"layers": (Layer("", "x"),)}, "topology.layers: want a name for each layer, got ['']"),
         ({"layers": (Layer("a", "x", 0),)}, "topology.layers[a].minRanks: want at least 1, got 0"),
         ({"layers": (Layer("a", "x", 4, 3),)}, "topology.layers[a].maxRanks: want at least minRanks (4), got 3"),
         (

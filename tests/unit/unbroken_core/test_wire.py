@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from unbroken_core import messages
 from unbroken_core.errors import WireError
-from unbroken_core.messages import Heartbeat, Hello, Observation, Report, WorkerState
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Heartbeat, Hello, Observation, Policy, Report, WorkerState
 from unbroken_core.pod import pod_messages
 from unbroken_core.reasons import WorkerPhase
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
@@ -124,6 +125,14 @@ def test_what_is_not_a_message_is_refused(text: str, message: str) -> None:
         decode(text, Union[Heartbeat, Report])
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 400
+
+
+def test_layers_of_a_script_are_sent_without_names() -> None:
+    """Rendezvous of an earlier version refuse fields that they do not know."""
+    policy = Policy(layers=(Layer(min_ranks=2, max_ranks=4, replace_from=False),))
+    text = encode(Report(1, (WorkerState(0, 0, WorkerPhase.READY, policy=policy),)))
+    (layer,) = json.loads(text)["workers"][0]["policy"]["layers"]
+    assert layer == {"min_ranks": 2, "max_ranks": 4, "replace_from": False, "close_gaps": False}
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:

@@ -16,10 +16,10 @@ from unbroken_operator.decisions.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
-    Mend,
     PatchPod,
     PostEvent,
     PushObservation,
+    Revert,
     WriteStatus,
 )
 from unbroken_operator.decisions.plan import plan
@@ -154,8 +154,8 @@ class World:
                 )
             case PostEvent(manifest):
                 self.events.setdefault(manifest["metadata"]["name"], dict(manifest))
-                told = self.memory.told | {manifest["metadata"]["name"]}
-                self.memory = dataclasses.replace(self.memory, told=told)
+                told = self.memory.posted | {manifest["metadata"]["name"]}
+                self.memory = dataclasses.replace(self.memory, posted=told)
             case WriteStatus(patch):
                 self.job["status"] = merge_patch(self.job.get("status") or {}, patch)
                 self.num_status_writes += 1
@@ -163,7 +163,7 @@ class World:
                 self._apply_to_objects(action)
 
     def _apply_to_objects(
-        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | Mend | DeleteJob
+        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | Revert | DeleteJob
     ) -> None:
         match action:
             case CreateSecret(manifest):
@@ -178,8 +178,8 @@ class World:
                 if name in self.pods and self.pods[name]["metadata"]["uid"] == uid:
                     patch = {"metadata": {"labels": labels, "annotations": annotations}}
                     self.pods[name] = merge_patch(self.pods[name], patch)
-            case Mend():
-                self._mend(action)
+            case Revert():
+                self._revert(action)
             case DeleteJob():
                 self._delete_job(action)
             case _:
@@ -205,7 +205,7 @@ class World:
         if (metadata["uid"], metadata["resourceVersion"]) == (action.uid, action.resource_version):
             metadata["deletionTimestamp"] = self.now
 
-    def _mend(self, action: Mend) -> None:
+    def _revert(self, action: Revert) -> None:
         found = self.service_object if action.resource == "services" else self.pods.get(action.name)
         if found is None or found["metadata"]["uid"] != action.uid:
             return

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import Layer
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.decisions.admission import Accepted, Refused, admit
@@ -23,7 +23,7 @@ def template(**fields: Any) -> dict[str, Any]:
     [
         pytest.param(
             {"nonsense": 1},
-            "spec.nonsense: unknown field; want one that `kubectl explain rtj.spec` lists",
+            "spec.nonsense: unknown field; see `kubectl explain rtj.spec`",
             id="unknown",
         ),
         pytest.param({"replicas": "2"}, "spec.replicas: input should be a valid integer, got '2'", id="wrong type"),
@@ -42,20 +42,20 @@ def template(**fields: Any) -> dict[str, Any]:
         pytest.param(
             {"ranksPerPod": 65}, "spec.ranksPerPod: input should be less than or equal to 64, got 65", id="ranksPerPod"
         ),
-        pytest.param({"template": {}}, "spec.template.spec: want a value, got none", id="empty template"),
+        pytest.param({"template": {}}, "spec.template.spec: is required", id="empty template"),
         pytest.param(
             {"template": {"spec": {"containers": []}}},
-            "spec.template.spec.containers: want at least 1 items, got 0",
+            "spec.template.spec.containers: must have at least 1 items, got 0",
             id="no container",
         ),
         pytest.param(
             {"template": {"spec": {"containers": [{"name": "t", "command": ["python"]}]}}},
-            "spec.template.spec.containers[0].image: want a value, got none",
+            "spec.template.spec.containers[0].image: is required",
             id="no image",
         ),
         pytest.param(
             {"template": template(command=[])},
-            "spec.template.spec.containers[0].command: want the command that starts the training, got none "
+            "spec.template.spec.containers[0].command: is required: the command that starts the training "
             "(an image's own entrypoint cannot be put under the launcher)",
             id="no command",
         ),
@@ -67,7 +67,7 @@ def template(**fields: Any) -> dict[str, Any]:
         ),
         pytest.param(
             {"template": template(name="unbroken-agent")},
-            "spec.template.spec.containers[0].name: want a name that the operator does not use, got 'unbroken-agent'",
+            "spec.template.spec.containers[0].name: is reserved for the operator: 'unbroken-agent'",
             id="our container",
         ),
         pytest.param(
@@ -114,9 +114,9 @@ def test_the_user_says_what_workers_are_forked_from() -> None:
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        pytest.param("a" * 47, "want at most 46 characters, since pods are named after it, got 47", id="too long"),
+        pytest.param("a" * 47, "must have at most 46 characters, since pods are named after it, got 47", id="too long"),
         pytest.param("1st", "beginning with a letter", id="digit first"),
-        pytest.param("a.b", "want lowercase letters", id="dot"),
+        pytest.param("a.b", "must be lowercase letters", id="dot"),
     ],
 )
 def test_a_name_that_its_pods_cannot_bear_is_refused(name: str, part: str) -> None:
@@ -134,14 +134,14 @@ def test_all_violations_are_told_together() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"ranksPerPod": 4}, "spec.ranksPerPod: cannot change after the job was admitted; want 2, got 4"),
+        pytest.param({"ranksPerPod": 4}, "spec.ranksPerPod: cannot change after the job was admitted (from 2 to 4)"),
         pytest.param(
             {"topology": {"layers": [{"name": "rack", "label": "x"}]}},
-            "spec.topology.layers: cannot change after the job was admitted; want [], got ['rack=x']",
+            "spec.topology.layers: cannot change after the job was admitted (from [] to ['rack=x'])",
         ),
         pytest.param(
             {"restart": {"rungs": [{"name": "process"}]}},
-            "spec.restart.rungs (in-process): cannot change after the job was admitted; want True, got False",
+            "spec.restart.rungs (in-process): cannot change after the job was admitted (from True to False)",
         ),
     ],
 )

@@ -7,7 +7,8 @@ from cryptography import x509
 from tests.handshake import shakes_hands
 
 from unbroken_core.conventions.tls import client_context, server_context
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
+from unbroken_operator.decisions.objects.credentials import Certificates
 
 NAME = "digits-rendezvous.ml.svc"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_core.settings import JobSettings, Layer, RungBudget, Timeouts, violations
+from unbroken_core.layers import Layer
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from unbroken_operator.generate import CHART_OLD_CRD_PATH, main, stale_files
+from unbroken_operator.generate import CHART_OLD_CRD_PATH, CRD_PATH, main, stale_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,3 +24,10 @@ def test_the_crd_for_old_clusters_has_no_cel_rules() -> None:
     text = (ROOT / CHART_OLD_CRD_PATH).read_text()
     assert "x-kubernetes-validations" not in text
     assert yaml.safe_load(text)["spec"]["names"]["shortNames"] == ["rtj"]
+
+
+def test_only_the_wide_table_of_jobs_shows_the_iteration() -> None:
+    """Beside ranks and restarts it reads like training steps."""
+    crd = yaml.safe_load((ROOT / CRD_PATH).read_text())
+    columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert [column["name"] for column in columns if column.get("priority", 0) > 0] == ["Iteration"]

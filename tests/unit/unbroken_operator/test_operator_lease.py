@@ -232,9 +232,9 @@ def test_the_time_of_another_host_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--lease", "unbroken"], "--lease: want NAMESPACE/NAME"),
-        (["--lease", "a/B"], "--lease: want NAMESPACE/NAME"),
-        (["--lease", "a/b", "--lease-seconds", "0"], "--lease-seconds: want 1 to 3600, got 0"),
+        (["--lease", "unbroken"], "--lease: must be NAMESPACE/NAME"),
+        (["--lease", "a/B"], "--lease: must be NAMESPACE/NAME"),
+        (["--lease", "a/b", "--lease-seconds", "0"], "--lease-seconds: must be 1 to 3600, got 0"),
     ],
 )
 def test_a_wrong_lease_is_refused_at_the_start(arguments: list[str], message: str, tmp_path: Path) -> None:

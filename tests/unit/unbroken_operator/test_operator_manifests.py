@@ -7,17 +7,10 @@ import pytest
 
 from unbroken_core.reasons import Role
 from unbroken_core.wire import settings_from_json
-from unbroken_operator.adapters.certificates import Certificates
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import Accepted, admit
-from unbroken_operator.decisions.objects.manifests import (
-    certificates_of,
-    rendezvous_pod,
-    secret,
-    service,
-    token_of,
-    with_credentials,
-)
+from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, token_of, with_credentials
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import launched_command, training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions
 

@@ -7,10 +7,11 @@ import pytest
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus, RungUse
 from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_operator.adapters.backoff import retry_delay_s
+from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.stores import NodeStore, PodStore
-from unbroken_operator.config import Address, parse
-from unbroken_operator.decisions.memory import MAX_TOLD, MENDS_S, JobMemory
+from unbroken_operator.config import parse
+from unbroken_operator.decisions.memory import MAX_POSTED, REVERTS_S, JobMemory
+from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Refusal, pod_view
 
 from .operator_world import World, a_node, a_recovery
@@ -126,20 +127,20 @@ def test_a_pod_that_was_told_to_end_has_not_vanished() -> None:
 
 def test_what_was_set_back_is_remembered_for_a_while_only() -> None:
     memory = JobMemory()
-    memory.mend("service", 0.0)
-    memory.mend("service", 10.0)
-    assert memory.view(15.0).mends == {"service": (2, 5.0)}
-    assert memory.view(10.0 + MENDS_S + 1).mends == {}
-    memory.mend("service", 10.0 + MENDS_S + 1)
-    assert memory.view(10.0 + MENDS_S + 1).mends == {"service": (1, 0.0)}
+    memory.note_revert("service", 0.0)
+    memory.note_revert("service", 10.0)
+    assert memory.view(15.0).reverts == {"service": (2, 5.0)}
+    assert memory.view(10.0 + REVERTS_S + 1).reverts == {}
+    memory.note_revert("service", 10.0 + REVERTS_S + 1)
+    assert memory.view(10.0 + REVERTS_S + 1).reverts == {"service": (1, 0.0)}
 
 
 def test_only_the_latest_events_are_remembered() -> None:
     memory = JobMemory()
-    for number in range(MAX_TOLD + 1):
-        memory.tell(f"event-{number}")
-    assert len(memory.view(0.0).told) == MAX_TOLD
-    assert "event-0" not in memory.view(0.0).told
+    for number in range(MAX_POSTED + 1):
+        memory.note_posted(f"event-{number}")
+    assert len(memory.view(0.0).posted) == MAX_POSTED
+    assert "event-0" not in memory.view(0.0).posted
 
 
 def test_a_new_list_drops_what_is_gone_and_keeps_what_is_newer_than_the_list() -> None:
@@ -164,11 +165,11 @@ def test_only_labels_and_readiness_of_a_node_are_news() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        pytest.param(["--namespace", "A_b"], "--namespace: want the name of a namespace, got 'A_b'", id="namespace"),
-        pytest.param(["--metrics-listen", "9090"], "--metrics-listen: want ADDRESS:PORT", id="address"),
-        pytest.param(["--liveness", "a:99999"], "--liveness: want ADDRESS:PORT", id="port"),
-        pytest.param(["--force-delete-after-seconds", "nan"], "want at least 0, got nan", id="not a number"),
-        pytest.param(["--sidecar-image", ""], "--sidecar-image: want an image", id="image"),
+        pytest.param(["--namespace", "A_b"], "--namespace: not the name of a namespace: 'A_b'", id="namespace"),
+        pytest.param(["--metrics-listen", "9090"], "--metrics-listen: must be ADDRESS:PORT", id="address"),
+        pytest.param(["--liveness", "a:99999"], "--liveness: must be ADDRESS:PORT", id="port"),
+        pytest.param(["--force-delete-after-seconds", "nan"], "must be at least 0, got nan", id="not a number"),
+        pytest.param(["--sidecar-image", ""], "--sidecar-image: must not be empty", id="image"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_starts(

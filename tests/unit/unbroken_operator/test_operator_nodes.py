@@ -11,9 +11,9 @@ from unbroken_operator.api import layout
 from unbroken_operator.api.recovery_models import NodeSignals
 from unbroken_operator.decisions.actions import DeletePod, PatchPod
 from unbroken_operator.decisions.node_signals import sign_of
-from unbroken_operator.decisions.objects.training_pods import away_from
+from unbroken_operator.decisions.objects.affinity import AvoidedNodes, away_from
 from unbroken_operator.decisions.snapshot import node_view
-from unbroken_operator.decisions.suspects import Shunned, score_now
+from unbroken_operator.decisions.suspects import score_now
 
 from .operator_world import World, a_job, a_node, a_recovery
 
@@ -261,7 +261,7 @@ def test_each_of_the_users_own_terms_is_narrowed() -> None:
     users = {"key": "gpu", "operator": "Exists"}
     key = "requiredDuringSchedulingIgnoredDuringExecution"
     affinity = {"nodeAffinity": {key: {"nodeSelectorTerms": [{"matchExpressions": [users]}, {"matchFields": []}]}}}
-    narrowed = away_from(affinity, Shunned(forbidden=("a",)))
+    narrowed = away_from(affinity, AvoidedNodes(forbidden=("a",)))
     assert narrowed["nodeAffinity"][key]["nodeSelectorTerms"] == [
         {"matchExpressions": [users, NOT_ON_A]},
         {"matchFields": [], "matchExpressions": [NOT_ON_A]},

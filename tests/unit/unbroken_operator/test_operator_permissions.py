@@ -10,7 +10,7 @@ from unbroken_operator.adapters import permissions
 from unbroken_operator.adapters.errors import KubeUnavailable
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import LeaseName
-from unbroken_operator.adapters.permissions import Right, rights, tell_missing_rights, words
+from unbroken_operator.adapters.permissions import Right, describe, report_missing_rights, rights
 
 
 class Reviews:
@@ -42,7 +42,7 @@ def told(
     monkeypatch.setattr(permissions, "RETRY_S", 0.0)
     caplog.set_level("INFO")
     wanted = tuple(rights(("ml",), LeaseName("ops", "unbroken")))
-    asyncio.run(tell_missing_rights(cast(Kube, Reviews(wanted, *rounds)), wanted))
+    asyncio.run(report_missing_rights(cast(Kube, Reviews(wanted, *rounds)), wanted))
     return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
 
 
@@ -57,10 +57,10 @@ def test_all_that_is_missing_is_said_in_one_line_with_what_to_do(
         ("get", "leases"),
     }
     assert told(monkeypatch, caplog, some, some, {("list", "nodes")}, set()) == [
-        "ERROR permissions are missing, want rbac.create of the chart, or roles with these "
+        "ERROR permissions are missing: set rbac.create in the chart, or grant these "
         "rights=patch resilienttrainingjobs/status.unbroken.dev in namespace ml; list, watch pods in namespace ml; "
         "list nodes; get leases.coordination.k8s.io unbroken in namespace ops",
-        "ERROR permissions are missing, want rbac.create of the chart, or roles with these rights=list nodes",
+        "ERROR permissions are missing: set rbac.create in the chart, or grant these rights=list nodes",
         "INFO permissions are complete",
     ]
 
@@ -73,5 +73,6 @@ def test_an_operator_that_may_do_all_says_nothing_and_one_without_an_api_server_
 
 def test_rights_in_all_namespaces_are_said_so() -> None:
     assert (
-        words([Right("", "secrets", "get"), Right("", "secrets", "create")]) == "get, create secrets in all namespaces"
+        describe([Right("", "secrets", "get"), Right("", "secrets", "create")])
+        == "get, create secrets in all namespaces"
     )

@@ -328,7 +328,7 @@ def test_a_domain_that_lies_in_two_is_a_condition_and_one_event_until_the_labels
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelsContradict")
     (event,) = [item for item in world.events.values() if item["reason"] == "TopologyLabelsContradict"]
     assert event["message"] == (
-        "contradicting: example.com/nvlink=n1: want it in one rack, got example.com/rack=r1 on node a and "
+        "contradicting: example.com/nvlink=n1: must be in one rack, but has example.com/rack=r1 on node a and "
         "example.com/rack=r2 on node b. Each of them counts as two domains"
     )
     observed = world.pushed[-1][2].pods
@@ -355,7 +355,7 @@ def test_a_missing_label_is_no_contradiction_and_both_are_told_together() -> Non
     world.settle()
     message = world.job["status"]["conditions"][2]["message"]
     assert message.startswith("missing: label example.com/rack on b. ")
-    assert "; contradicting: example.com/nvlink=n1: want it in one rack, got " in message
+    assert "; contradicting: example.com/nvlink=n1: must be in one rack, but has " in message
 
 
 def test_the_node_of_a_pod_that_has_failed_says_nothing_about_the_topology() -> None:

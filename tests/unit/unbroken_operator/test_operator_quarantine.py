@@ -10,10 +10,10 @@ import pytest
 
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict
-from unbroken_operator.adapters.quarantine_taints import Mode, QuarantineKeeper
+from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.api import layout
 from unbroken_operator.config import parse
-from unbroken_operator.decisions.quarantine import JobsView, Judgement, Limits, judge
+from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, QuarantineDecision, decide_quarantine
 from unbroken_operator.decisions.snapshot import node_view
 
 from .operator_world import a_node, merge_patch
@@ -31,7 +31,7 @@ def blame(job: str, **scores: float) -> JobsView:
 
 
 class Cluster:
-    """Nodes as the API server holds them, and their keeper."""
+    """Nodes as the API server holds them, and what taints them."""
 
     def __init__(self, *names: str, mode: Mode = Mode.ON, limits: Limits = LIMITS) -> None:
         self.items = {name: a_node(name) for name in names}
@@ -42,7 +42,7 @@ class Cluster:
         for item in self.items.values():
             item["metadata"]["resourceVersion"] = "1"
         kube: Any = self
-        self.keeper = QuarantineKeeper(
+        self.taints = QuarantineTaints(
             kube,
             lambda: {name: node_view(item) for name, item in self.items.items()},
             lambda: self.jobs,
@@ -68,10 +68,10 @@ class Cluster:
         return self.items[name]
 
     def look(self, now: str = NOW) -> list[str]:
-        """Let the keeper look until it has nothing to do; return the nodes with the taint."""
+        """Let it look until it has nothing to do; return the nodes with the taint."""
         for _ in range(5):
             before = self.num_writes
-            asyncio.run(self.keeper.look(now))
+            asyncio.run(self.taints.look(now))
             if self.num_writes == before:
                 break
         taints = {name: (item.get("spec") or {}).get("taints") or [] for name, item in self.items.items()}
@@ -149,7 +149,7 @@ def test_dry_run_says_once_what_it_would_do_and_does_nothing(mode: Mode, caplog:
     cluster.jobs = [blame("one", a=3.0)]
     with caplog.at_level(logging.WARNING):
         if mode is Mode.OFF:
-            asyncio.run(cluster.keeper.run())
+            asyncio.run(cluster.taints.run())
         else:
             assert cluster.look() == []
             assert cluster.look() == []
@@ -175,7 +175,7 @@ def test_nothing_is_written_without_the_lease_or_over_another_ones_change() -> N
 def test_scores_decay() -> None:
     nodes = {"a": node_view(a_node("a"))}
     jobs = [blame("one", a=3.0)]
-    assert judge(nodes, jobs, "2026-01-01T12:30:01Z", LIMITS) == Judgement()
+    assert decide_quarantine(nodes, jobs, "2026-01-01T12:30:01Z", LIMITS) == QuarantineDecision()
 
 
 @pytest.mark.parametrize(

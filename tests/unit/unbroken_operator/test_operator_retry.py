@@ -17,7 +17,7 @@ from unbroken_operator.adapters.errors import (
 )
 from unbroken_operator.adapters.executor import NUM_PARALLEL, Executor, Services
 from unbroken_operator.adapters.informer import Informer
-from unbroken_operator.adapters.job_secret import SecretKeeper
+from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.kube import WatchEvent
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
@@ -163,8 +163,8 @@ def _executor(server: Any) -> Executor:
     shared = Services(
         server, client, pods, services, NodeStore(lambda _: None), OperatorOptions("sidecar:1"), OperatorMetrics()
     )
-    keeper = SecretKeeper(server, ("ml", "digits"), "uid-of-digits", encrypts=True)
-    return Executor(shared, keeper, Poller(client, lambda: None, "ml/digits"), JobMemory())
+    secret = JobSecret(server, ("ml", "digits"), "uid-of-digits", encrypts=True)
+    return Executor(shared, secret, Poller(client, lambda: None, "ml/digits"), JobMemory())
 
 
 def _pods(num: int) -> tuple[Action, ...]:

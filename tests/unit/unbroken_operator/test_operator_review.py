@@ -12,10 +12,11 @@ from tests.handshake import shakes_hands
 
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters import webhook
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.decisions.admission import Refused, accepted_facts, admit
+from unbroken_operator.decisions.objects.credentials import Certificates
 from unbroken_operator.decisions.review import Answer, answer
 
 from .operator_world import a_job
@@ -66,7 +67,7 @@ def test_what_cannot_change_after_admission_is_refused_by_the_status_that_is_sto
     after = a_job(ranksPerPod=4)
     for status in ({}, {"accepted": {"ranksPerPod": 4}}):
         refused = answer(a_review(after | {"status": status}, before), ()).refused
-        assert refused == Refused(("spec.ranksPerPod: cannot change after the job was admitted; want 2, got 4",))
+        assert refused == Refused(("spec.ranksPerPod: cannot change after the job was admitted (from 2 to 4)",))
     assert answer(a_review(a_job(replicas=3), before), ()).refused is None
 
 
@@ -106,19 +107,19 @@ def test_a_job_that_gets_its_name_from_the_server_is_checked_by_its_beginning() 
     job["metadata"] = {"generateName": "9-"}
     refused = answer(a_review(job), ()).refused
     assert refused is not None
-    assert refused.message.startswith("metadata.name: want lowercase letters")
+    assert refused.message.startswith("metadata.name: must be lowercase letters")
 
 
 @pytest.mark.parametrize(
     ("review", "message"),
     [
-        (None, "body: want an AdmissionReview of admission.k8s.io/v1, got None of None"),
-        ([1], "body: want an AdmissionReview"),
+        (None, "body: expected an AdmissionReview of admission.k8s.io/v1, got None of None"),
+        ([1], "body: expected an AdmissionReview"),
         (a_review(a_job()) | {"apiVersion": "admission.k8s.io/v1beta1"}, "got AdmissionReview of admission.k8s.io/v1b"),
-        (a_review(a_job()) | {"request": None}, "AdmissionReview.request.uid: want a text, got none"),
-        (a_review(a_job(), resource={"resource": "pods"}), "resource: want resilienttrainingjobs, got pods"),
-        (a_review("text"), "AdmissionReview.request.object: want a ResilientTrainingJob, got str"),
-        (a_review(a_job(), before=["x"]), "AdmissionReview.request.object: want"),
+        (a_review(a_job()) | {"request": None}, "AdmissionReview.request.uid: must be a string"),
+        (a_review(a_job(), resource={"resource": "pods"}), "resource: expected resilienttrainingjobs, got pods"),
+        (a_review("text"), "AdmissionReview.request.object: expected a ResilientTrainingJob, got str"),
+        (a_review(a_job(), before=["x"]), "AdmissionReview.request.object: expected"),
     ],
 )
 def test_what_is_no_review_is_said_to_be_none(review: Any, message: str) -> None:

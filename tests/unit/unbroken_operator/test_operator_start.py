@@ -24,6 +24,8 @@ def test_operator_names_itself_so_that_kopf_does_not_ask_for_the_name_of_the_use
 
     async def run() -> None:
         await handlers.run_operator(cast(Jobs, None), None, (), asyncio.Event(), asyncio.Event(), is_served=always)
+        configure: Any = handlers.configure
+        await configure(settings=seen["settings"])
 
     monkeypatch.setattr(kopf, "operator", operator)
     asyncio.run(run())

@@ -55,7 +55,6 @@ def run_with(
 
     monkeypatch.setattr(kopf, "operator", operator)
     monkeypatch.setattr(handlers, "RESTART_S", 0.0)
-    monkeypatch.setattr(handlers, "_registry", lambda observe, *_: observe)
     return asyncio.run(scenario())
 
 
@@ -63,11 +62,9 @@ def test_a_watch_that_fails_ends_no_worker_and_is_begun_again(monkeypatch: pytes
     """kopf cancels all tasks of its loop that were made while it ran: those of the jobs must not be among them."""
     rounds: list[int] = []
 
-    async def operator(
-        registry: Callable[[str, dict[str, Any]], None], stop_flag: threading.Event, ready_flag: Any, **_: Any
-    ) -> None:
+    async def operator(memo: handlers.OperatorMemo, stop_flag: threading.Event, ready_flag: Any, **_: Any) -> None:
         rounds.append(len(rounds))
-        registry("ADDED", {"name": f"job-{len(rounds)}"})
+        memo.observe("ADDED", {"name": f"job-{len(rounds)}"})
         ready_flag.set_result(None)
         if len(rounds) == 1:
             others = asyncio.all_tasks() - {cast(asyncio.Task[Any], asyncio.current_task())}

@@ -8,7 +8,7 @@ import pytest
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
-from unbroken_operator.decisions.updates import template_digest
+from unbroken_operator.decisions.objects.training_pods import template_digest
 
 from .operator_world import World, a_job
 
@@ -128,7 +128,7 @@ def test_nothing_moves_while_new_pods_fail_and_the_reason_is_shown() -> None:
 
 @pytest.mark.parametrize("policy", ["OnDelete", "Rolling"])
 def test_pods_that_have_not_started_are_made_anew_at_once(policy: str) -> None:
-    """A wrong image, a request that no node has: who mends the template needs to delete nothing."""
+    """A wrong image, a request that no node has: whoever corrects the template needs to delete nothing."""
     world = World(a_job(updatePolicy=policy))
     world.settle()
     change(world)

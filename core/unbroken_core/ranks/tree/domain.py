@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from unbroken_core.ranks.tree.layers import TreeLayer
+from unbroken_core.layers import Layer
 
 _order: Callable[["Domain"], Any] = attrgetter("order")
 
@@ -42,7 +42,7 @@ class Domain:
     )
 
     def __init__(
-        self, name: str, order: Any, parent: "Domain | None", layer: TreeLayer, is_innermost: bool = False
+        self, name: str, order: Any, parent: "Domain | None", layer: Layer, is_innermost: bool = False
     ) -> None:
         self.name = name
         self.order = order

@@ -190,7 +190,7 @@ class Draft:
             barred=tuple(self.barred),
             barred_healthy=tuple(domain.healthy for domain in self.barred),
             broken_spares=tuple(host.path for host in broken),
-            draft=self,
+            take_back=self.roll_back,
         )
 
     def roll_back(self) -> None:

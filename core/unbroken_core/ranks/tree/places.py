@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unbroken_core.ranks.tree.layers import TreeLayer
+from unbroken_core.layers import Layer
 
 OrderKey = tuple[object, ...]
 Order = Callable[[str], OrderKey]
@@ -95,7 +95,7 @@ def misplaced_names(places: Iterable[Place]) -> Iterator[Misplaced]:
                 yield Misplaced(depth, name, first, key, above, place.key)
 
 
-def nesting_violations(layers: Sequence[TreeLayer], places: Iterable[Place]) -> Iterator[str]:
+def nesting_violations(layers: Sequence[Layer], places: Iterable[Place]) -> Iterator[str]:
     """Yield one sentence for each name that lies in two domains of the layer above."""
     for found in misplaced_names(places):
         yield (

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.reasons import RankReason
-
-if TYPE_CHECKING:
-    from unbroken_core.ranks.tree.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,8 @@ class TreePlan:
     """Paths of the innermost domains that were wholly spare, and of which this plan used a part."""
     shortfall: str = ""
     """Why no plan is possible; "" when one is."""
-    draft: Draft | None = field(default=None, repr=False, compare=False)
+    take_back: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    """Puts the tree back as it was; None where the plan changed nothing, or cannot be undone."""
 
     def __len__(self) -> int:
         return len(self.leaves)

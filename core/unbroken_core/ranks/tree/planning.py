@@ -4,9 +4,9 @@ from collections.abc import Collection, Sequence
 from heapq import nlargest
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import UNLIMITED, backfill_depth
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.draft import HOLE, Draft
-from unbroken_core.ranks.tree.layers import UNLIMITED, backfill_depth
 from unbroken_core.ranks.tree.plan import TreePlan
 from unbroken_core.ranks.tree.ports import Ranked
 from unbroken_core.ranks.tree.replacement import Replacement

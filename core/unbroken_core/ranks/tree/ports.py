@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.domain import Domain
-from unbroken_core.ranks.tree.layers import TreeLayer
 
 
 class Ranked(Protocol):
     """The state of a `RankTree`; see there."""
 
-    layers: tuple[TreeLayer, ...]
+    layers: tuple[Layer, ...]
     world_rule: Callable[[int], int] | None
     root: Domain
     host_of: list[Domain]

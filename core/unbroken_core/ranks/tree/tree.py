@@ -6,12 +6,13 @@ comes back before the plan is cut keeps its rank.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer, layer_violations
 from unbroken_core.ranks.tree import planning
 from unbroken_core.ranks.tree.domain import Domain
-from unbroken_core.ranks.tree.layers import TreeLayer, layer_violations
 from unbroken_core.ranks.tree.places import Order, Place, in_tree_order, natural_order
 from unbroken_core.ranks.tree.plan import TreePlan
 
@@ -24,30 +25,34 @@ class RankTree:
 
     def __init__(
         self,
-        layers: Sequence[TreeLayer],
+        layers: Sequence[Layer],
         places: Iterable[Place],
         world_rule: WorldRule | None = None,
         order: Order | None = natural_order,
         keeps_whole: bool = False,
         *,
         fills_gaps: bool = False,
+        unit: int = 1,
     ) -> None:
         """Build the tree; nobody has a rank before `start`.
 
         `order` None keeps the order in which the names first appear. With `keeps_whole`, all places have one size, the
         innermost layer's minimum and the unit of all layers: local order is kept, `rank % size` is the local rank. The
         world's size may cut the last place in two; the next plan puts it together before all else. With `fills_gaps`,
-        the highest ranks take what no spare has taken, in order. Raises InputError for layers that contradict
+        the highest ranks take what no spare has taken, in order. Workers are active by `unit`: the maximum of a layer
+        counts as the next lower multiple. Raises InputError for layers that contradict
         themselves, no worker at all, and places that do not fit the layers or appear twice.
         """
         for message in layer_violations(layers):
             raise InputError(message)
         self.layers = tuple(layers)
+        self._limits = tuple(replace(layer, max_ranks=_multiple(layer.max_ranks, unit)) for layer in layers)
+        """The layers with the maxima that hold."""
         self.world_rule = world_rule
         self.keeps_whole = keeps_whole
         self.fills_gaps = fills_gaps
         self._order = order
-        self.root = Domain(self.layers[0].name, (), None, self.layers[0])
+        self.root = Domain(self.layers[0].name, (), None, self._limits[0])
         self.places: dict[str, Domain] = {}
         self.host_of: list[Domain] = []
         """Innermost domain of each leaf."""
@@ -142,9 +147,9 @@ class RankTree:
 
     def undo(self, plan: TreePlan) -> None:
         """Take the last plan back: ranks are as before it. Raises InputError for any other plan, or after a change."""
-        if plan.number != self._last_number or plan.draft is None:
+        if plan.number != self._last_number or plan.take_back is None:
             raise InputError(f"undo: want the last plan and no change of the tree after it, got plan {plan.number}")
-        plan.draft.roll_back()
+        plan.take_back()
         self._last_number = None
 
     # ------------------------------------------------------------------------------------------------------- changes
@@ -292,14 +297,14 @@ class RankTree:
         planning.recount(self)
 
     def _append(self, parent: Domain, name: str) -> Domain:
-        made = Domain(name, self._order_key(name), parent, self.layers[parent.depth + 1])
+        made = Domain(name, self._order_key(name), parent, self._limits[parent.depth + 1])
         parent.children.append(made)
         parent.by_name[name] = made
         return made
 
     def _new_host(self, place: Place, first: int) -> Domain:
         if place.path:
-            host = Domain(place.path[-1], self._order_key(place.path[-1]), None, self.layers[-1], is_innermost=True)
+            host = Domain(place.path[-1], self._order_key(place.path[-1]), None, self._limits[-1], is_innermost=True)
         else:
             host = self.root
         host.key, host.first, host.size = place.key, first, place.num_workers
@@ -333,7 +338,7 @@ class RankTree:
         for name in place.path[:-1]:
             child = parent.by_name.get(name)
             if child is None:
-                child = Domain(name, self._order_key(name), parent, self.layers[parent.depth + 1])
+                child = Domain(name, self._order_key(name), parent, self._limits[parent.depth + 1])
                 child.refresh()
                 parent.attach(child, self.suspects)
             parent = child
@@ -401,3 +406,7 @@ class RankTree:
             orders.append(node.order)
             node = node.parent
         return (*reversed(orders), leaf - host.first)
+
+
+def _multiple(max_ranks: int | None, unit: int) -> int | None:
+    return None if max_ranks is None else max_ranks - max_ranks % unit

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unbroken_core.errors import InputError
-from unbroken_core.ranks.tree.layers import TreeLayer
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.places import Place
 from unbroken_core.ranks.tree.plan import TreePlan
 from unbroken_core.ranks.tree.tree import RankTree
@@ -27,7 +27,7 @@ class RankedWorld:
 
     def __init__(
         self,
-        layers: Sequence[TreeLayer],
+        layers: Sequence[Layer],
         paths: Mapping[int, tuple[Hashable, ...]],
         world_rule: Callable[[int], int] | None = None,
     ) -> None:

@@ -1,15 +1,12 @@
 """Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
 
-import base64
-import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unbroken_core.messages import Earlier
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import encode, settings_to_json
-from unbroken_operator.adapters.certificates import Certificates
 from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import Model
 from unbroken_operator.api.models import Spec
@@ -55,44 +52,6 @@ def secret(settings: JobSettings) -> Manifest:
         "metadata": object_metadata(settings, layout.rendezvous_name(settings.job), layout.RENDEZVOUS),
         "type": "Opaque",
     }
-
-
-def with_credentials(manifest: Mapping[str, Any], token: str, certificates: Certificates | None) -> Manifest:
-    """Return the Secret with this token, and with certificates unless the job speaks in clear."""
-    texts = {layout.TOKEN_KEY: token}
-    if certificates is not None:
-        texts |= {
-            layout.AUTHORITY_KEY: certificates.authority,
-            layout.CERTIFICATE_KEY: certificates.certificate,
-            layout.PRIVATE_KEY_KEY: certificates.key,
-        }
-    return {**manifest, "data": {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
-
-
-def token_of(item: Mapping[str, Any]) -> str:
-    """Return the token in a Secret, "" when it has none that can be read."""
-    return _text(item, layout.TOKEN_KEY).strip()
-
-
-def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
-    """Return the certificates in a Secret, None when not all of them are there."""
-    keys = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
-    authority, certificate, key = (_text(item, name) for name in keys)
-    return Certificates(authority, certificate, key) if authority and certificate and key else None
-
-
-def missing_keys(item: Mapping[str, Any], *, is_encrypted: bool) -> tuple[str, ...]:
-    """Return the keys of a Secret that pods read and that are not there, or cannot be read."""
-    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
-    keys = (layout.TOKEN_KEY, *(certificates if is_encrypted else ()))
-    return tuple(key for key in keys if not _text(item, key).strip())
-
-
-def _text(item: Mapping[str, Any], key: str) -> str:
-    try:
-        return base64.b64decode((item.get("data") or {}).get(key, ""), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
 
 
 def service(settings: JobSettings) -> Manifest:

@@ -4,6 +4,8 @@ The user's containers stay as they are, but for the first one's command, which t
 environment and mounts. An agent, an install container and three volumes are added.
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,8 +14,15 @@ from unbroken_core.reasons import Role
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_to_json
 from unbroken_operator.api import layout
-from unbroken_operator.api.models import Spec, Spread
+from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import SidecarMode
+from unbroken_operator.decisions.objects.affinity import (
+    NO_AVOIDED_NODES,
+    AvoidedNodes,
+    Preference,
+    away_from,
+    with_affinity,
+)
 from unbroken_operator.decisions.objects.manifests import (
     Manifest,
     container_security,
@@ -26,11 +35,7 @@ from unbroken_operator.decisions.objects.manifests import (
     variable,
 )
 from unbroken_operator.decisions.snapshot import OperatorOptions
-from unbroken_operator.decisions.spreading import Preference
-from unbroken_operator.decisions.suspects import Shunned
-from unbroken_operator.decisions.updates import digest_of
 
-NOTHING_SHUNNED = Shunned()
 _DEFAULT_GRACE_S = 30
 """terminationGracePeriodSeconds of a pod that says nothing, by the API of Kubernetes."""
 _LAST_S = 2.0
@@ -45,13 +50,14 @@ def training_pod(
     options: OperatorOptions,
     *,
     preferences: Sequence[Preference] = (),
-    shunned: Shunned = NOTHING_SHUNNED,
+    avoided_nodes: AvoidedNodes = NO_AVOIDED_NODES,
 ) -> Manifest:
     """Return the nth training pod of the job; `preferences` say where a spare is missed."""
     template = spec.template.model_dump(by_alias=True, exclude_none=True, mode="json")
     digest = digest_of(spec, template)
     pod = template["spec"]
     drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
+    affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image
@@ -67,70 +73,13 @@ def training_pod(
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
         "volumes": [*pod.get("volumes", []), *_volumes(settings, options.encrypts)],
-        "affinity": away_from(with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences), shunned),
+        "affinity": away_from(affinity, avoided_nodes),
     }
     metadata = _metadata(template, settings, ordinal, role)
     metadata["annotations"] |= {layout.TEMPLATE_ANNOTATION: digest}
-    if shunned.forbidden:
-        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(shunned.forbidden)}
+    if avoided_nodes.forbidden:
+        metadata["annotations"] |= {layout.AVOIDS_ANNOTATION: ",".join(avoided_nodes.forbidden)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
-
-
-def with_affinity(
-    affinity: Manifest, spec: Spec, job: str, role: Role, preferences: Sequence[Preference] = ()
-) -> Manifest:
-    """Return the user's affinity and ours: active pods close together, spares apart, or where they are missed."""
-    if role is Role.ACTIVE:
-        return _preferring(affinity, "podAffinity", _near(job, role, [layer.label for layer in spec.topology.layers]))
-    if spec.spares.spread is Spread.ANYWHERE:
-        return affinity
-    # Where it is known what a spare is to serve, others must not keep it away: one of them may be active in a moment.
-    labels = [] if preferences else [layer.label for layer in spec.topology.layers]
-    labels = [label for label in labels if label != layout.HOSTNAME_LABEL]
-    apart = _preferring(affinity, "podAntiAffinity", _near(job, role, [*labels, layout.HOSTNAME_LABEL]))
-    return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
-
-
-def away_from(affinity: Manifest, shunned: Shunned) -> Manifest:
-    """Return the affinity with the nodes in it that a pod is not to run on."""
-    if shunned.avoided:
-        others = {"matchExpressions": [_not_on(shunned.avoided)]}
-        affinity = _preferring(affinity, "nodeAffinity", [{"weight": 100, "preference": others}])
-    if not shunned.forbidden:
-        return affinity
-    key = "requiredDuringSchedulingIgnoredDuringExecution"
-    part = affinity.get("nodeAffinity") or {}
-    # One of the terms must hold: each of the user's gets ours.
-    terms = (part.get(key) or {}).get("nodeSelectorTerms") or [{}]
-    ours = _not_on(shunned.forbidden)
-    narrowed = [{**term, "matchExpressions": [*(term.get("matchExpressions") or []), ours]} for term in terms]
-    return {**affinity, "nodeAffinity": {**part, key: {"nodeSelectorTerms": narrowed}}}
-
-
-def _not_on(hostnames: Sequence[str]) -> Manifest:
-    return {"key": layout.HOSTNAME_LABEL, "operator": "NotIn", "values": list(hostnames)}
-
-
-def _near(job: str, role: Role, labels: Sequence[str]) -> list[Manifest]:
-    """Return terms that select the job's pods of this role; the innermost domain, the fastest link, weighs most."""
-    selector = {"matchLabels": {layout.JOB_LABEL: job, layout.ROLE_LABEL: role.value}}
-    return [
-        {"weight": 10 * (index + 1), "podAffinityTerm": {"labelSelector": selector, "topologyKey": label}}
-        for index, label in enumerate(labels)
-    ]
-
-
-def _on_nodes(item: Preference) -> Manifest:
-    expressions = [{"key": label, "operator": "In", "values": [name]} for label, name in item.labels]
-    return {"weight": item.weight, "preference": {"matchExpressions": expressions}}
-
-
-def _preferring(affinity: Manifest, kind: str, terms: list[Manifest]) -> Manifest:
-    if not terms:
-        return affinity
-    key = "preferredDuringSchedulingIgnoredDuringExecution"
-    part = affinity.get(kind) or {}
-    return {**affinity, kind: {**part, key: [*(part.get(key) or []), *terms]}}
 
 
 def launched_command(command: list[str]) -> list[str]:
@@ -243,3 +192,16 @@ def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
         {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
         secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
     ]
+
+
+def template_digest(spec: Spec) -> str:
+    """Return a short name of what training pods are made from; settings that the rendezvous tells them are no part."""
+    return digest_of(spec, spec.template.model_dump(by_alias=True, exclude_none=True, mode="json"))
+
+
+def digest_of(spec: Spec, template: Any) -> str:
+    """Return the same where the template is dumped already."""
+    # Without defaults: those of another release of the operator are no change of the user's.
+    others = [part and part.model_dump(exclude_defaults=True, mode="json") for part in (spec.sidecar, spec.logs)]
+    parts = [template, *others]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

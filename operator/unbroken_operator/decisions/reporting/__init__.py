@@ -1,1 +1,1 @@
-"""What the job's status, conditions and Events say."""
+"""What people are told of a job: status, conditions and Events. Nothing here changes what is done."""

@@ -1,4 +1,4 @@
-"""Pure: the Events of a job. One fact has one name, so that telling it again finds it told."""
+"""Pure: the Events of a job. Each fact has one name, so that posting it again changes nothing."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -68,11 +68,11 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     report = snapshot.report
     if report is None:
         return
-    told = {
+    recorded = {
         (item["generation"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")
     }
     for recovery in report.recoveries:
-        if recovery.ended_at and (report.generation, recovery.number) not in told:
+        if recovery.ended_at and (report.generation, recovery.number) not in recorded:
             key = ("recovery", report.generation, recovery.number)
             yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
 

@@ -1,7 +1,6 @@
 """Pure: the status of a job, from what is stored, what the rendezvous reports and what the API server shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from unbroken_core.messages import Earlier, JobStatus, Recovery
@@ -9,6 +8,7 @@ from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import MAX_HISTORY, State
+from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import Accepted, Refused, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_generation, is_suspension_recorded
@@ -27,14 +27,6 @@ _STATES = {
 ETTR_STEP = 0.05
 """So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
 _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
-
-
-@dataclass(frozen=True)
-class Ordinals:
-    """Numbers of the next pods."""
-
-    pod: int
-    rendezvous: int
 
 
 def next_status(

@@ -19,7 +19,7 @@ _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z]{0,2})")
 def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> str:
     """Return what a pod of this spec wants and no node has; "" when each wish by itself is met somewhere."""
     if not nodes:
-        return "want a node, the cluster has none"
+        return "the cluster has no nodes"
     return "; ".join((*_labels(pod_spec, nodes), *_sizes(pod_spec, nodes), *_readiness(nodes)))
 
 
@@ -28,7 +28,7 @@ def _labels(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Itera
         values = sorted({node.labels[label] for node in nodes.values() if label in node.labels})
         if value not in values:
             seen = f"seen {', '.join(values[:_MAX_SEEN])}" if values else "seen none"
-            yield f"want a node with label {label}={value}, {seen}"
+            yield f"no node has the label {label}={value} ({seen})"
 
 
 def _sizes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterator[str]:
@@ -36,7 +36,7 @@ def _sizes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterat
         sizes = [node.allocatable[name] for node in nodes.values() if quantity(node.allocatable.get(name)) is not None]
         largest = max(sizes, key=lambda size: quantity(size) or Fraction(0), default="none")
         if wanted > (quantity(largest) or Fraction(0)):
-            yield f"want a node with {_number(wanted)} {name} for each pod, the largest has {largest}"
+            yield f"each pod needs {_number(wanted)} {name}, the largest node has {largest}"
 
 
 def _readiness(nodes: Mapping[str, NodeView]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
-_LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.UNHEALTHY)
+_LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.STALE_STATE, Cause.UNHEALTHY)
 """After these the process ends by itself: the worker's own report says more than the exit code."""
 
 MAX_DETAIL = 2000

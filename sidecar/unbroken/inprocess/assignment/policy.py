@@ -27,7 +27,8 @@ from unbroken.inprocess.assignment.steps import (
 from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
 from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.state import State
-from unbroken_core.messages import Policy, PolicyLayer
+from unbroken_core.layers import Layer as CoreLayer
+from unbroken_core.messages import Policy
 
 _FIRST_PLAN = (
     "state.rank is the worker's number before the first plan: RANK, or else the pod's number and LOCAL_RANK; None "
@@ -136,10 +137,13 @@ def _key(where: str, key_or_fn: str | Callable[[State], str], state: State) -> s
         ) from error
 
 
-def _layer(layer: Layer) -> PolicyLayer:
+def _layer(layer: Layer) -> CoreLayer:
     flag = layer.flag or LayerFlag(0)
-    return PolicyLayer(
-        layer.min_ranks, layer.max_ranks, bool(flag & LayerFlag.RESERVE), bool(flag & LayerFlag.BACKFILL)
+    return CoreLayer(
+        min_ranks=layer.min_ranks,
+        max_ranks=layer.max_ranks,
+        replace_from=bool(flag & LayerFlag.RESERVE),
+        close_gaps=bool(flag & LayerFlag.BACKFILL),
     )
 
 

@@ -13,7 +13,7 @@ from unbroken.inprocess.assignment.steps import RankAssignment, RankAssignmentCt
 from unbroken.inprocess.exception import RestartError
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.errors import InputError
-from unbroken_core.ranks.tree import TreeLayer
+from unbroken_core.layers import Layer as CoreLayer
 from unbroken_core.ranks.tree.world import RankedWorld
 
 
@@ -135,10 +135,10 @@ class Tree(RankAssignment):
         if len(root_keys) > 1:
             raise RootKeyMismatch(f"layers[0].key_or_fn: want the same key on all ranks, got {root_keys}")
         layers = [
-            TreeLayer(
+            CoreLayer(
                 root_keys[0] if depth == 0 else "",
-                layer.min_ranks,
-                layer.max_ranks,
+                min_ranks=layer.min_ranks,
+                max_ranks=layer.max_ranks,
                 replace_from=bool(layer.flag and layer.flag & LayerFlag.RESERVE),
                 close_gaps=bool(layer.flag and layer.flag & LayerFlag.BACKFILL),
             )

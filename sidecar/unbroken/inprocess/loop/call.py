@@ -24,7 +24,7 @@ from unbroken.inprocess.connections.endpoint import Endpoint
 from unbroken.inprocess.connections.env_store import interruptible_env
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 from unbroken.inprocess.connections.sockets import release_connections
-from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort
+from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort, StaleStateError
 from unbroken.inprocess.interruption import failure
 from unbroken.inprocess.interruption.gate import Gate, Outcome, RankShouldRestart
 from unbroken.inprocess.interruption.interrupter import Breaker
@@ -40,6 +40,7 @@ from unbroken.inprocess.pod.progress import Progress
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state.groups import name_apart, take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
+from unbroken.inprocess.torch_state.renewal import Layout, TorchState
 from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -91,6 +92,7 @@ class CallWrapper:
         self._link = Link(place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys)
         self._halting = Halting(self._progress, self._link.answer)
         self._leftovers = Leftovers()
+        self._torch_state = TorchState()
         self._plugins = Plugins(options)
         self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
         self._endpoint: Endpoint | None = None
@@ -249,7 +251,8 @@ class CallWrapper:
             self._endpoint = Endpoint(self._place.pod_address)
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
-        self._leftovers.collect()
+        if self._leftovers.collect():
+            self._torch_state.look_for_left_over()
         # The job forms, or a pod joins it; but for a process that was started again at its place the others wait.
         self._practise(has_time=self._place.incarnation == 0)
         if self._state is not None and self._state.active_rank == 0:
@@ -340,6 +343,7 @@ class CallWrapper:
         def body() -> Any:
             # The gate is open: who comes from now on ends the function; what came before is seen here.
             self._refuse_what_is_over()
+            self._torch_state.take(Layout(self.state.active_rank, self.state.active_world_size))
             self._plugins.prepare(self.state)
             if self._plugins.health.is_news:
                 # Results go with the reports that there are anyway: this is for the first, and after a failure.
@@ -357,7 +361,7 @@ class CallWrapper:
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
         self._has_run = True
         self._progress.begin(self._iteration)
-        with interruptible_env():
+        with interruptible_env(), self._torch_state.watched(self._iteration):
             outcome = self._gate.run(body)
         self._is_in_function = False
         self._halting.end()
@@ -373,6 +377,9 @@ class CallWrapper:
     def _settle(self, outcome: Outcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
         error = outcome.error
+        if isinstance(error, StaleStateError):
+            self._leave_for_good(error, Cause.STALE_STATE)
+            raise error
         if error is not None and not isinstance(error, (Exception, RankShouldRestart)):
             self._leave_for_good(error, Cause.BASE_EXCEPTION)
             raise error
@@ -417,6 +424,7 @@ class CallWrapper:
         except Exception as health_error:
             self._leave_for_good(health_error, Cause.UNHEALTHY)
             raise HealthCheckError(failure.describe(health_error)) from health_error
+        self._leftovers.keep(self._torch_state.empty())
         state.fn_exception = None
         failure.drop(error)
         self._leftovers.expect_garbage()

@@ -57,16 +57,17 @@ class Leftovers:
         """Let the next `collect` do its work: a function was left."""
         self._is_garbage_left = True
 
-    def collect(self) -> None:
-        """Free what the last iteration left in cycles, then let its groups go."""
+    def collect(self) -> bool:
+        """Free what the last iteration left in cycles, then let its groups go; return whether a function was left."""
         if not self._is_garbage_left:
-            return
+            return False
         self._is_garbage_left = False
         sys.last_value = sys.last_traceback = None  # an interactive user's copies pin everything
         for _ in range(MAX_COLLECTIONS):
             if not gc.collect():
                 break
         self._bury_all()
+        return True
 
     def close(self) -> None:
         """Destroy all that is left; waits for it for at most GOODBYE_S."""

@@ -4,10 +4,12 @@ import os
 import sys
 import threading
 import weakref
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from unbroken import inprocess
 
@@ -157,3 +159,23 @@ def holdings() -> dict[str, int]:
         "threads": process.num_threads(),
         "resident_bytes": process.memory_info().rss,
     }
+
+
+MESHES: list[Any] = []
+
+
+def keeps_a_mesh() -> None:
+    """Makes one mesh in each process, and keeps it; in the first iteration rank 0 raises."""
+
+    @inprocess.Wrapper()
+    def train(call: inprocess.CallWrapper) -> list[int]:
+        start()
+        if not MESHES:
+            MESHES.append(init_device_mesh("cpu", (2,)))
+        total()
+        if is_first(call) and my_rank() == 0:
+            raise ValueError("injected")
+        total()
+        return [dist.get_rank(), MESHES[0].get_local_rank()]
+
+    note("returned", value=train())

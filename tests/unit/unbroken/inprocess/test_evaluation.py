@@ -14,7 +14,8 @@ from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.messages import Policy, PolicyLayer, Question
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Policy, Question
 
 from .rank_threads import Job
 
@@ -247,7 +248,7 @@ class Reserved(Own):
 
 def test_tree_with_attributes_of_its_own_is_planned_by_the_coordinator() -> None:
     layers = [ra.Layer(), ra.Layer(2, key_or_fn=lambda state: f"r-{state.rank}", flag=R)]
-    wanted = Asked(Policy(layers=(PolicyLayer(), PolicyLayer(2, None, True))), ("r-3",))
+    wanted = Asked(Policy(layers=(Layer(replace_from=False), Layer(min_ranks=2, replace_from=True))), ("r-3",))
     assert ask(Named(layers, name="digits"), None, State(3, 4)) == wanted
     assert ask(Own(layers), None, State(3, 4)) == Asked(Policy(code=f"{__name__}.Own"), ("", "r-3"))
 

@@ -13,7 +13,8 @@ from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask, first_state, refuse_inside
 from unbroken.inprocess.pod.environment import Place
 from unbroken.inprocess.state import Mode, State
-from unbroken_core.messages import Answer, Policy, PolicyLayer, Question
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Answer, Policy, Question
 
 STATE = State(rank=21, world_size=32)
 PLACE = Place(Path("/nowhere"), 3, 0, 4, "127.0.0.1")
@@ -61,7 +62,11 @@ def test_tree_is_said_in_layers_and_in_this_workers_keys() -> None:
             ra.Layer(flag=ra.LayerFlag.BACKFILL),
         ]
     )
-    layers = (PolicyLayer(8, None, True), PolicyLayer(4, 16, True, True), PolicyLayer(1, None, False, True))
+    layers = (
+        Layer(min_ranks=8, replace_from=True),
+        Layer(min_ranks=4, max_ranks=16, replace_from=True, close_gaps=True),
+        Layer(min_ranks=1, replace_from=False, close_gaps=True),
+    )
     assert ask(tree, None, STATE) == Asked(Policy(layers=layers, root_key="job"), ("nvl-1", ""))
 
 

@@ -10,7 +10,8 @@ from unbroken.network.certificate import ServerCertificate
 from unbroken.run.certificates import write_certificates
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import InputError
-from unbroken_operator.adapters.certificates import Certificates, make_certificates
+from unbroken_operator.adapters.certificates import make_certificates
+from unbroken_operator.decisions.objects.credentials import Certificates
 
 NAME = "digits-rendezvous.ml.svc"
 

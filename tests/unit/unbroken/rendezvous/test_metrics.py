@@ -15,10 +15,11 @@ from unbroken.rendezvous.metrics import (
     ViewCollector,
     count_spares,
 )
+from unbroken_core.layers import Layer
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
-from unbroken_core.recoveries.history import FaultRecord, History
-from unbroken_core.settings import JobSettings, Layer
+from unbroken_core.recovery.history import FaultRecord, History
+from unbroken_core.settings import JobSettings
 
 SETTINGS = JobSettings(
     job="big", replicas=990, spares=10, ranks_per_pod=8, layers=(Layer("rack", "r"), Layer("switch", "s"))

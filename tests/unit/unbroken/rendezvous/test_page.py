@@ -8,7 +8,7 @@ from pathlib import Path
 from unbroken.network.refusals import Refusals
 from unbroken.rendezvous.page import Snapshots, _assets
 from unbroken.rendezvous.service import Service
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.reasons import Cause, Phase, Rung
 from unbroken_core.settings import JobSettings
 

@@ -16,10 +16,11 @@ from unbroken.rendezvous.config import loopback_beside
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import STATUS_GATHER_S, Service
-from unbroken_core.coordination.coordinator import Coordinator
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.messages import PROTOCOL, Hello, Report
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer
+from unbroken_core.ranks.tree import Place, RankTree
 from unbroken_core.settings import JobSettings
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -205,7 +206,7 @@ def test_changes_of_one_moment_are_told_to_a_waiting_reader_at_once() -> None:
 def a_tree(num_pods: int) -> RankTree:
     """Return the tree of a job with pods of eight workers."""
     places = [Place(f"uid-{pod}", (f"digits-{pod}#uid-{pod}",), 8) for pod in range(num_pods)]
-    tree = RankTree([TreeLayer("job"), TreeLayer("pod")], places)
+    tree = RankTree([Layer("job", replace_from=False), Layer("pod", replace_from=False)], places)
     tree.start()
     return tree
 

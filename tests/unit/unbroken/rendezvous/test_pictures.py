@@ -1,14 +1,15 @@
 """The job's tree for people."""
 
 from unbroken.rendezvous.pictures import tree_text
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.layers import Layer
+from unbroken_core.ranks.tree import Place, RankTree, explain
 from unbroken_core.ranks.worlds import shown_name
 from unbroken_core.settings import JobSettings
 
 
 def test_text_says_why_before_it_says_who_is_where() -> None:
-    layers = [TreeLayer("job", 1, 2, replace_from=True), TreeLayer("pod", 2, replace_from=True)]
+    layers = [Layer("job", min_ranks=1, max_ranks=2, replace_from=True), Layer("pod", min_ranks=2, replace_from=True)]
     tree = RankTree(layers, [Place(f"uid-{pod}", (f"digits-{pod}#uid-{pod}",), 2) for pod in range(2)])
     tree.start()
     tree.lose("uid-0", [1])

@@ -8,8 +8,8 @@ import pytest
 from unbroken.rendezvous.config import read_config
 from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
 from unbroken_core import wire
-from unbroken_core.coordination.coordinator import Coordinator
-from unbroken_core.coordination.events import AgentJoined, Observed, Send
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import AgentJoined, Observed, Send
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, Earlier, Hello, Observation, Plan, RungUse, WorkerState
 from unbroken_core.reasons import Rung, WorkerPhase
@@ -80,5 +80,5 @@ def test_budgets_that_earlier_coordinators_have_used_stay_used() -> None:
     budget = RungBudget(Rung.POD, limit=2, window_s=60.0)
     uses = [(Rung.POD, 30.0), (Rung.POD, 90.0), (Rung.JOB, 95.0)]
     coordinator = Coordinator(JobSettings("digits", replicas=1, rungs=(budget,)), 100.0, uses=uses)
-    ladder = coordinator._job.ladder
+    ladder = coordinator._job.budgets
     assert ladder.num_uses(Rung.POD, 100.0) == 1

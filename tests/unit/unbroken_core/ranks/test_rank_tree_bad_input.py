@@ -3,17 +3,17 @@
 import pytest
 
 from unbroken_core.errors import InputError
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain
+from unbroken_core.ranks.tree import Place, RankTree, explain
 from unbroken_core.ranks.tree.world import RankedWorld
 from unbroken_core.ranks.worlds import Shortage, World
-from unbroken_core.settings import Layer
 
 LAYERS = [
-    TreeLayer("job", 1, 8, replace_from=True),
-    TreeLayer("rack", replace_from=True),
-    TreeLayer("pod", 2, replace_from=True),
+    Layer("job", min_ranks=1, max_ranks=8, replace_from=True),
+    Layer("rack", replace_from=True),
+    Layer("pod", min_ranks=2, replace_from=True),
 ]
 
 
@@ -102,7 +102,7 @@ def test_a_world_size_filter_that_returns_more_than_it_got_is_refused(more: int)
 
 def living(num_ranks: int) -> RankedWorld:
     """Return workers that number themselves, two to a host, after their first step."""
-    layers = [TreeLayer("root"), TreeLayer("host")]
+    layers = [Layer("root", replace_from=False), Layer("host", replace_from=False)]
     world = RankedWorld(layers, {rank: (str(rank // 2),) for rank in range(num_ranks)})
     world.step([])
     return world
@@ -132,7 +132,7 @@ def test_a_terminated_rank_that_nobody_has_is_refused_and_changes_nothing(rank: 
 def test_an_empty_world_is_refused_and_one_that_becomes_empty_has_no_ranks_but_a_reason() -> None:
     """0.32"""
     with pytest.raises(InputError, match="want at least one worker, got none"):
-        RankedWorld([TreeLayer("root"), TreeLayer("host")], {})
+        RankedWorld([Layer("root", replace_from=False), Layer("host", replace_from=False)], {})
     world = living(4)
     plan = world.step(range(4))
     assert plan.shortfall

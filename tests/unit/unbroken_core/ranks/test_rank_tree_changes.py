@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from unbroken_core.errors import InputError
-from unbroken_core.ranks.tree import Domain, Place, RankChange, RankTree, TreeLayer, nesting_violations
+from unbroken_core.layers import Layer
+from unbroken_core.ranks.tree import Domain, Place, RankChange, RankTree, nesting_violations
 from unbroken_core.ranks.tree.planning import recount
 from unbroken_core.ranks.tree.renumbering import fill_gap_rank
 from unbroken_core.reasons import RankReason
@@ -38,12 +39,12 @@ def pods(
 
 def layers(
     *, root_max: int | None = None, rack: tuple[int, int | None] = (1, None), pod: tuple[int, int | None] = (1, None)
-) -> list[TreeLayer]:
+) -> list[Layer]:
     return [
-        TreeLayer("root", 1, root_max, replace_from=True),
-        TreeLayer("zone", 1, None, replace_from=True),
-        TreeLayer("rack", *rack, replace_from=True),
-        TreeLayer("pod", *pod, replace_from=True),
+        Layer("root", min_ranks=1, max_ranks=root_max, replace_from=True),
+        Layer("zone", min_ranks=1, replace_from=True),
+        Layer("rack", min_ranks=rack[0], max_ranks=rack[1]),
+        Layer("pod", min_ranks=pod[0], max_ranks=pod[1]),
     ]
 
 
@@ -136,7 +137,10 @@ def test_few_spares_go_to_the_lowest_lost_ranks_and_to_the_nearest_among_these()
 
 def test_maximum_holds_after_a_replacement_too() -> None:
     """0.44: the reference lets a host of at most 3 have 4."""
-    names = [TreeLayer("root", 2, 3 * 3, True, True), TreeLayer("group", 2, 3, True, True)]
+    names = [
+        Layer("root", min_ranks=2, max_ranks=3 * 3, replace_from=True, close_gaps=True),
+        Layer("group", min_ranks=2, max_ranks=3, replace_from=True, close_gaps=True),
+    ]
     tree = started(RankTree(names, [Place(f"g{group}", (f"g{group}",), 4) for group in range(3)]))
     tree.lose("g0", [0, 1, 2])
     tree.plan()
@@ -150,7 +154,10 @@ def test_maximum_holds_after_a_replacement_too() -> None:
 
 def test_without_maxima_the_vector_with_reserve_and_backfill_is_the_listed_one_but_for_the_order_of_spares() -> None:
     """0.35, 0.36, 0.43: spares 7 and 11 take ranks 0 and 1, the highest rank takes 2."""
-    names = [TreeLayer("root", 2, 9, True, True), TreeLayer("group", 2, None, True, True)]
+    names = [
+        Layer("root", min_ranks=2, max_ranks=9, replace_from=True, close_gaps=True),
+        Layer("group", min_ranks=2, replace_from=True, close_gaps=True),
+    ]
     tree = RankTree(names, [Place(f"g{group}", (f"g{group}",), 4) for group in range(3)])
     for number, leaf in enumerate((0, 1, 2, 4, 5, 6, 8, 9, 10)):
         tree.rank_of[leaf], tree.is_spare[leaf] = number, 0
@@ -183,7 +190,10 @@ def test_worker_that_comes_back_before_the_plan_keeps_its_rank() -> None:
 
 
 def test_plan_below_the_minimum_of_the_root_says_so_and_keeps_the_ranks_for_later() -> None:
-    names = [TreeLayer("root", 12, None, True), TreeLayer("pod", 4, None, True)]
+    names = [
+        Layer("root", min_ranks=12, replace_from=True),
+        Layer("pod", min_ranks=4, replace_from=True),
+    ]
     tree = started(RankTree(names, [Place(f"uid-{pod}", (f"pod-{pod}",), 4) for pod in range(4)]))
     tree.lose("uid-1")
     tree.lose("uid-2", [3])
@@ -259,7 +269,10 @@ def test_undo_takes_back_a_replacement_and_a_shift() -> None:
 
 
 def test_spare_that_was_cut_off_in_a_plan_that_was_undone_is_not_put_in_front_of_a_new_place() -> None:
-    places = [TreeLayer("root", 1, 4, replace_from=True), TreeLayer("pod", 4, None, replace_from=True, unit=4)]
+    places = [
+        Layer("root", min_ranks=1, max_ranks=4, replace_from=True),
+        Layer("pod", min_ranks=4, replace_from=True),
+    ]
     here = [Place(f"uid-{pod}", (f"pod-{pod}",), 4) for pod in range(2)]
     tree = started(RankTree(places, here, lambda size: min(size, 3), keeps_whole=True))
     tree.lose("uid-0")
@@ -434,7 +447,7 @@ class Life(RuleBasedStateMachine):
         minima = (*limits.minima[:3], 3) if keeps_whole else limits.minima
         unit = 3 if keeps_whole else 1
         self.layers = [
-            TreeLayer(name, low, high, *flags, unit)
+            Layer(name, "", low, high, *flags)
             for name, low, high, flags in zip(names, minima, limits.maxima, limits.flags, strict=True)
         ]
         self.tree = RankTree(
@@ -443,6 +456,7 @@ class Life(RuleBasedStateMachine):
             lambda size: size // divisor * divisor,
             keeps_whole=keeps_whole,
             fills_gaps=fills_gaps,
+            unit=unit,
         )
         self.divisor = divisor
         self.num_made = num_pods

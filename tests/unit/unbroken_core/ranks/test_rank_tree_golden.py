@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.ranks.tree import TreeLayer
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.world import RankedWorld
 
 N = None
@@ -23,7 +23,13 @@ def world(
 ) -> RankedWorld:
     """Return a root with groups of `group` ranks; flags hold R (RESERVE) and B (BACKFILL)."""
     layers = [
-        TreeLayer(name, minimum[index], maximum[index], "R" in flags[index], "B" in flags[index])
+        Layer(
+            name,
+            min_ranks=minimum[index],
+            max_ranks=maximum[index],
+            replace_from="R" in flags[index],
+            close_gaps="B" in flags[index],
+        )
         for index, name in enumerate(("root", "group"))
     ]
     return RankedWorld(layers, {rank: (rank // group,) for rank in range(num_ranks)}, rule)
@@ -92,7 +98,7 @@ def test_root_below_its_minimum_discards_everyone() -> None:
     assert "at least 7" in plan.shortfall
 
 
-def layered(paths: Sequence[tuple[str, ...]], *layers: TreeLayer) -> RankedWorld:
+def layered(paths: Sequence[tuple[str, ...]], *layers: Layer) -> RankedWorld:
     made = RankedWorld(layers, dict(enumerate(paths)))
     made.step(())
     return made
@@ -111,9 +117,9 @@ def test_search_for_a_spare_stops_below_the_first_layer_without_reserve() -> Non
     paths = [(f"rack-{rank // 4}", f"host-{rank // 2}") for rank in range(8)]
     seen = layered(
         paths,
-        TreeLayer("root", 1, 6, True),
-        TreeLayer("rack", replace_from=False),
-        TreeLayer("host", replace_from=True),
+        Layer("root", min_ranks=1, max_ranks=6, replace_from=True),
+        Layer("rack", replace_from=False),
+        Layer("host", replace_from=True),
     )
     seen.step({0})
     assert active_ranks(seen) == [N, 0, 1, 2, 3, 4, N, N]
@@ -122,7 +128,12 @@ def test_search_for_a_spare_stops_below_the_first_layer_without_reserve() -> Non
 def test_one_name_under_two_parents_is_two_domains() -> None:
     """0.26"""
     paths = [("a", "x"), ("a", "x"), ("b", "x"), ("b", "x")]
-    seen = layered(paths, TreeLayer("root"), TreeLayer("rack"), TreeLayer("host", min_ranks=2))
+    seen = layered(
+        paths,
+        Layer("root", replace_from=False),
+        Layer("rack", replace_from=False),
+        Layer("host", min_ranks=2, replace_from=False),
+    )
     seen.step({0})
     assert active_ranks(seen) == [N, N, 0, 1]
 
@@ -132,17 +143,17 @@ def test_gap_is_closed_in_the_highest_domain_of_an_unbroken_chain_of_backfill() 
     paths = [(f"rack-{rank // 4}", f"host-{rank // 2}") for rank in range(8)]
     seen = layered(
         paths,
-        TreeLayer("root", close_gaps=True),
-        TreeLayer("rack", close_gaps=False),
-        TreeLayer("host", close_gaps=True),
+        Layer("root", close_gaps=True, replace_from=False),
+        Layer("rack", close_gaps=False, replace_from=False),
+        Layer("host", close_gaps=True, replace_from=False),
     )
     seen.step({2})
     assert active_ranks(seen) == [0, 1, N, 2, 3, 4, 5, 6]
     both = layered(
         paths,
-        TreeLayer("root", close_gaps=False),
-        TreeLayer("rack", close_gaps=True),
-        TreeLayer("host", close_gaps=True),
+        Layer("root", close_gaps=False, replace_from=False),
+        Layer("rack", close_gaps=True, replace_from=False),
+        Layer("host", close_gaps=True, replace_from=False),
     )
     both.step({0})
     assert active_ranks(both) == [N, 1, 2, 0, 3, 4, 5, 6]

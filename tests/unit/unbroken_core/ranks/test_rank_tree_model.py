@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unbroken_core.ranks.tree import TreeLayer
+from unbroken_core.layers import Layer
 from unbroken_core.ranks.tree.world import RankedWorld
 
 Path = tuple[str, ...]
@@ -19,7 +19,7 @@ Where = Callable[[Any], Path]
 class Model:
     """Workers are numbered in the order of the tree. A domain is a prefix of a path; () is the root."""
 
-    def __init__(self, layers: Sequence[TreeLayer], paths: Sequence[Path], rule: Rule | None) -> None:
+    def __init__(self, layers: Sequence[Layer], paths: Sequence[Path], rule: Rule | None) -> None:
         self.layers, self.paths, self.rule = layers, paths, rule
         self.all = range(len(paths))
         self.lost: set[int] = set()
@@ -282,7 +282,7 @@ class Model:
 class Case:
     """A tree, and what happens to it."""
 
-    layers: tuple[TreeLayer, ...]
+    layers: tuple[Layer, ...]
     paths: tuple[Path, ...]
     rule: Rule | None
     losses: tuple[tuple[int, ...], ...]
@@ -299,16 +299,33 @@ RULES: tuple[Rule | None, ...] = (
 
 
 @st.composite
-def layers_of(draw: st.DrawFn, depth: int, sizes: Sequence[int]) -> tuple[TreeLayer, ...]:
+def layers_of(draw: st.DrawFn, depth: int, sizes: Sequence[int]) -> tuple[Layer, ...]:
     found = []
     for level in range(depth):
         minimum = draw(st.sampled_from([0, 1, 1, 1, 2, min(3, sizes[level]), sizes[level]]))
         maximum = draw(st.sampled_from([None, None, None, max(1, sizes[level] - 1), max(1, sizes[level] // 2)]))
         if maximum is not None:
             maximum = max(maximum, minimum, 1)
-        found.append(TreeLayer(f"layer-{level}", minimum, maximum, draw(st.booleans()), draw(st.booleans())))
+        found.append(
+            Layer(
+                f"layer-{level}",
+                min_ranks=minimum,
+                max_ranks=maximum,
+                replace_from=draw(st.booleans()),
+                close_gaps=draw(st.booleans()),
+            )
+        )
     if draw(st.booleans()):
-        found = [TreeLayer(item.name, item.min_ranks, item.max_ranks, True, item.close_gaps) for item in found]
+        found = [
+            Layer(
+                item.name,
+                min_ranks=item.min_ranks,
+                max_ranks=item.max_ranks,
+                replace_from=True,
+                close_gaps=item.close_gaps,
+            )
+            for item in found
+        ]
     return tuple(found)
 
 
@@ -364,7 +381,11 @@ def run_case(case: Case) -> tuple[RankedWorld, Model]:
 
 
 TWO_REGIONS = Case(
-    (TreeLayer("layer-0"), TreeLayer("layer-1", max_ranks=3), TreeLayer("layer-2", replace_from=True)),
+    (
+        Layer("layer-0", replace_from=False),
+        Layer("layer-1", max_ranks=3, replace_from=False),
+        Layer("layer-2", replace_from=True),
+    ),
     (("r0", "a"),) * 2 + (("r0", "b"),) * 4 + (("r1", "c"),) * 2 + (("r1", "d"),) * 4,
     None,
     ((0, 2, 8),),

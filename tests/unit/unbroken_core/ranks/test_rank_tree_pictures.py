@@ -2,18 +2,20 @@
 
 from xml.etree import ElementTree
 
-from unbroken_core.ranks.tree import Place, RankTree, TreeLayer, explain, picture, svg_picture
+from unbroken.rendezvous.tree_drawing import svg_picture
+from unbroken_core.layers import Layer
+from unbroken_core.ranks.tree import Place, RankTree, explain, picture
 
 LAYERS = [
-    TreeLayer("job", replace_from=True),
-    TreeLayer("rack", 2, None, replace_from=True),
-    TreeLayer("pod", 2, 2, replace_from=True),
+    Layer("job", replace_from=True),
+    Layer("rack", min_ranks=2, replace_from=True),
+    Layer("pod", min_ranks=2, max_ranks=2, replace_from=True),
 ]
 
 
 def small(max_ranks: int | None = 6) -> RankTree:
     tree = RankTree(
-        [TreeLayer("job", 1, max_ranks, replace_from=True), *LAYERS[1:]],
+        [Layer("job", min_ranks=1, max_ranks=max_ranks, replace_from=True), *LAYERS[1:]],
         [Place(f"uid-{pod}", (f"rack-{pod // 2}", f"pod-{pod}"), 2) for pod in range(4)],
     )
     tree.start()
@@ -46,7 +48,10 @@ def test_sentence_says_why_no_plan_is_possible() -> None:
 
 
 def test_long_explanations_are_cut_and_say_so() -> None:
-    tree = RankTree([TreeLayer("job"), TreeLayer("pod")], [Place(f"u{pod}", (f"pod-{pod}",), 1) for pod in range(100)])
+    tree = RankTree(
+        [Layer("job", replace_from=False), Layer("pod", replace_from=False)],
+        [Place(f"u{pod}", (f"pod-{pod}",), 1) for pod in range(100)],
+    )
     tree.start()
     for pod in range(1, 100):
         tree.lose(f"u{pod}")
@@ -57,7 +62,7 @@ def test_long_explanations_are_cut_and_say_so() -> None:
 
 def test_what_happened_to_most_is_said_however_much_is_left_out() -> None:
     places = [Place(f"u{pod}", (f"pod-{pod}",), 2) for pod in range(100)]
-    tree = RankTree([TreeLayer("job"), TreeLayer("pod", 2)], places)
+    tree = RankTree([Layer("job", replace_from=False), Layer("pod", min_ranks=2, replace_from=False)], places)
     tree.start()
     for pod in range(60):
         tree.lose(f"u{pod}", [0])
@@ -99,7 +104,7 @@ def test_drawing_is_well_formed_and_has_one_square_a_worker() -> None:
 
 
 def test_tree_of_the_root_alone_is_drawn_too() -> None:
-    tree = RankTree([TreeLayer("job", 1, 2)], [Place("all", (), 3)])
+    tree = RankTree([Layer("job", min_ranks=1, max_ranks=2, replace_from=False)], [Place("all", (), 3)])
     tree.start()
     assert picture(tree) == "job  2 active, 1 spare, 0 lost (at most 2)\n└─ [0 1 s]\n"
     assert svg_picture(tree).count('class="active"') == 3

@@ -1,0 +1,187 @@
+"""Who is which rank, asked of one worker, where the script has a rank assignment in Python.
+
+The lowest healthy active rank is asked, and the next one when it is lost or silent. What it says is checked: workers
+that are there, none twice, within all limits of the spec. An error of the script ends the job: all would make it. Too
+few workers with a rank are no error while others may come: they are waited for as if too few were healthy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Union
+
+from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, Finish, Learn, Replace, Wait
+from unbroken_core.coordinator.previous_world import hold_back
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.messages import Answer, Consult, Question
+from unbroken_core.ranks.worlds import Shortage, Worker
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.recovery.history import FaultRecord
+
+MAX_SILENT = 3
+"""Workers in a row that may leave a question without an answer."""
+
+
+def plan_when_ready(job: JobState, phase: Consultable, rung: Rung | None, now_s: float) -> Decision:
+    """Cut the plan once no other world can train, and the script's code, where it has some, has given the ranks."""
+    held = hold_back(job, phase, now_s)
+    if held is not None:
+        return held
+    if not job.rules.has_code:
+        return CutPlan(rung, phase)
+    order = _consult(job, phase, now_s)
+    return CutPlan(rung, phase, order) if isinstance(order, list) else order
+
+
+def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Worker], Decision]:
+    """Return the worker of each rank in the next plan, or what to do while nobody has said."""
+    asked = phase.consulting.question
+    if asked is None or asked.version != job.members.ranking.version:
+        question = _question(job, asked, now_s)
+        return Ask(question, replace(phase, consulting=replace(phase.consulting, question=question)))
+    member = job.members.by_uid[asked.uid]
+    place = member.places[asked.local_rank]
+    answer = place.state.answer
+    if answer is not None and _has_answered(job, asked):
+        return _take(job, phase, asked, answer)
+    deadline_s = asked.asked_at_s + job.settings.timeouts.soft_s
+    if now_s < deadline_s:
+        message = f"waits for the rank assignment of the script on {member.pod} worker {asked.local_rank}"
+        return Wait(deadline_s, Report(job.report.reason, message), phase)
+    return _give_up(job, phase, asked, now_s)
+
+
+def objection(job: JobState) -> Shortage | None:
+    """Return why the script makes no world of what is ready; None when it was not asked since the last change."""
+    phase = job.phase
+    last = phase.consulting.objection if isinstance(phase, (Forming, Interrupted)) else None
+    return None if last is None or last.version != job.members.ranking.version else last.shortage
+
+
+def consult_message(job: JobState, question: Consultation) -> Consult:
+    """Return a question for the agent of the worker that is asked."""
+    return Consult(job.numbers.generation, question.local_rank, question.incarnation, question.question)
+
+
+def ask_again(job: JobState, member: Member) -> None:
+    """Repeat an open question to a pod whose connection is new."""
+    question = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
+    if question is not None and question.uid == member.uid:
+        job.send(member, consult_message(job, question))
+
+
+def _question(job: JobState, previous: Consultation | None, now_s: float) -> Consultation:
+    roll = job.members.ranking.roll()
+    lost = set(roll.lost)
+    workers = [*roll.active, *roll.idle]
+    healthy = [worker for number, worker in enumerate(workers) if number not in lost]
+    # Whoever was asked is waited for, whoever comes and goes meanwhile: it may hang, and must not get a rank then.
+    is_same = previous is not None and _is_there(job, previous, healthy)
+    uid, local_rank = (previous.uid, previous.local_rank) if previous is not None and is_same else healthy[0]
+    is_silent = previous is not None and is_same and not _has_answered(job, previous)
+    asked_at_s = previous.asked_at_s if previous is not None and is_silent else now_s
+    question = Question(
+        job.numbers.generation,
+        job.numbers.question + 1,
+        job.numbers.highest_iteration + 1,
+        len(workers),
+        len(roll.active),
+        tuple(roll.lost),
+        *_keys(job, workers),
+    )
+    incarnation = job.members.by_uid[uid].places[local_rank].state.incarnation
+    version = job.members.ranking.version
+    return Consultation(version, question, workers, uid, local_rank, incarnation, asked_at_s)
+
+
+def _keys(job: JobState, workers: list[Worker]) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    """Return what the key functions of workers have said, each combination once, and whose is which."""
+    said = job.script.keys
+    if not said:
+        return (), ()
+    places: dict[tuple[str, ...], int] = {}
+    keys = tuple(places.setdefault(said[worker], len(places)) if worker in said else -1 for worker in workers)
+    return tuple(places), keys
+
+
+def _is_there(job: JobState, previous: Consultation, healthy: list[Worker]) -> bool:
+    if (previous.uid, previous.local_rank) not in healthy:
+        return False
+    return job.members.by_uid[previous.uid].places[previous.local_rank].state.incarnation == previous.incarnation
+
+
+def _has_answered(job: JobState, asked: Consultation) -> bool:
+    """Return whether the question was answered, if too late for what has come and gone since."""
+    answer = job.members.by_uid[asked.uid].places[asked.local_rank].state.answer
+    question = asked.question
+    return answer is not None and (answer.generation, answer.number) == (question.generation, question.number)
+
+
+def _take(job: JobState, phase: Consultable, asked: Consultation, answer: Answer) -> Union[list[Worker], Decision]:
+    numbers = answer.workers[: job.rules.world_size(len(answer.workers))]
+    for message in _faults(asked, answer):
+        pod = job.members.by_uid[asked.uid].pod
+        text = f"{pod} worker {asked.local_rank}: rank_assignment: {message}"
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+    shortage = _shortage(job, asked, answer, len(numbers))
+    if shortage is None:
+        return [asked.workers[number] for number in numbers]
+    if len(job.members.ready) >= job.settings.replicas:
+        # All are there: it would say the same for ever.
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
+    objection = Objection(job.members.ranking.version, shortage)
+    silent_began = phase.consulting.silent_began
+    return Learn(replace(phase, consulting=Consulting(objection=objection, silent_began=silent_began)))
+
+
+def _faults(asked: Consultation, answer: Answer) -> Iterator[str]:
+    """Yield why this cannot be an answer."""
+    if answer.error:
+        yield answer.error
+    if len(set(answer.workers)) != len(answer.workers):
+        yield "want each worker once, got one twice"
+    if any(not 0 <= number < len(asked.workers) for number in answer.workers):
+        yield f"want workers 0 to {len(asked.workers) - 1}, got others"
+    lost = sorted(set(asked.question.terminated).intersection(answer.workers))
+    if lost:
+        yield f"want healthy workers, got {lost[:5]}, which are lost"
+
+
+def _shortage(job: JobState, asked: Consultation, answer: Answer, world_size: int) -> Shortage | None:
+    """Return why an answer makes no world; None when it does."""
+    settings, num_ranks = job.settings, len(answer.workers)
+    # As elsewhere, those count that the world's size cuts off.
+    num_pods = len({asked.workers[number][0] for number in answer.workers})
+    what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
+    if num_pods < max(settings.minimum_replicas, 1):
+        return Shortage(
+            num_pods, num_ranks, f"{what}, at least {settings.minimum_replicas} pods are wanted (minReplicas)"
+        )
+    if world_size < 1:
+        return Shortage(num_pods, num_ranks, f"{what}, a multiple of {job.rules.divisible_by} is wanted")
+    return None
+
+
+def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: float) -> Decision:
+    member, waited_s = job.members.by_uid[asked.uid], now_s - asked.asked_at_s
+    place = member.places[asked.local_rank]
+    num_silent = phase.consulting.num_silent + 1
+    where = f"{member.pod} worker {place.state.local_rank}"
+    text = f"the rank assignment of the script did not answer for {waited_s:.0f} s (timeouts.softSeconds)"
+    if num_silent >= MAX_SILENT:
+        text = f"{where}: {text}, nor did {MAX_SILENT - 1} others"
+        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+    record = FaultRecord(
+        Cause.HARD_TIMEOUT,
+        member.uid,
+        place.state.local_rank,
+        now_s - waited_s,
+        waited_s,
+        place.state.incarnation,
+        detail=f"{text}; its process is replaced",
+    )
+    consulting = Consulting(
+        objection=phase.consulting.objection, num_silent=num_silent, silent_began=job.pod_clock.read(now_s)
+    )
+    return Replace(((member, place),), replace(phase, consulting=consulting), job.fault(member, record))

@@ -1,0 +1,144 @@
+"""What the deciders want done. The resolver does it, one decision at a time, and asks again until one waits."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Union
+
+from unbroken_core.coordinator.state.job import PreviousWorld, Report
+from unbroken_core.coordinator.state.phases import Consultation, Forming, Interrupted, Phase, Running
+from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.messages import Halt
+from unbroken_core.ranks.worlds import Worker
+from unbroken_core.reasons import JobPhase, Reason, Rung
+from unbroken_core.recovery.history import FaultRecord
+
+
+class Wait(NamedTuple):
+    """Nothing is to be done before this time, or the next event. Each event ends in one: a tuple is made fastest."""
+
+    until_s: float = math.inf
+    report: Report | None = None
+    """What the status says from now on; None: as before."""
+    phase: Phase | None = None
+    """The same phase, with what was learned; None: as before."""
+    rung: Rung | None = None
+    """Rung that the wait belongs to, and that is paid for."""
+
+
+@dataclass(frozen=True)
+class Learn:
+    """Something is known now that the next decision depends on."""
+
+    phase: Phase | None = None
+    """None: as before, here and below."""
+    previous: PreviousWorld | None = None
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """Make the world that was asked for last the next iteration."""
+
+    rung: Rung | None
+    """None for the first plan of a job."""
+    phase: Phase
+    order: Sequence[Worker] | None = None
+    """Worker of each rank, where the script's code has said so; None: as the tree says."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a worker which ranks its script gives, and wait for the answer."""
+
+    question: Consultation
+    phase: Phase
+    """With the question in it."""
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Take the iteration over that the agents are in."""
+
+    iteration: int
+    world_size: int
+    places: dict[int, Worker]
+    """Worker of each rank that has come back."""
+
+
+@dataclass(frozen=True)
+class Enter:
+    """All active workers have entered the iteration."""
+
+
+@dataclass(frozen=True)
+class NoteProgress:
+    """All of them have made a step after the last recovery."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """End the iteration, or add to why it was ended."""
+
+    faults: tuple[FaultRecord, ...]
+    failed: tuple[tuple[Member, Place], ...] = ()
+    """Places whose processes are replaced, one for each fault; empty where none is."""
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Replace the processes of places."""
+
+    places: tuple[tuple[Member, Place], ...]
+    phase: Phase
+    fault: FaultRecord | None = None
+    """Belongs to the recovery that is under way."""
+
+
+@dataclass(frozen=True)
+class Believe:
+    """These say that they are ready, and never were in the iteration."""
+
+    places: tuple[tuple[Member, Place], ...]
+    phase: Interrupted
+
+
+@dataclass(frozen=True)
+class RestartJob:
+    """Replace every process."""
+
+    phase: Interrupted
+
+
+@dataclass(frozen=True)
+class Order:
+    """Tell all active workers how far to go, and look again at who has done so."""
+
+    halt: Halt
+    phase: Running
+    report: Report | None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the job."""
+
+    outcome: JobPhase
+    reason: Reason
+    message: str
+
+
+Change = Union[CutPlan, Adopt, Enter, Interrupt, Finish]
+"""Ends the phase, or may."""
+Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, RestartJob, Order]
+"""Is done within the phase."""
+Decision = Union[Wait, Change, Deed]
+Consultable = Union[Forming, Interrupted]
+"""Phases in which a script may be asked for ranks."""
+
+
+def at_latest(decision: Decision, until_s: float) -> Decision:
+    """Return a decision that waits no longer than this, if it waits."""
+    if not isinstance(decision, Wait) or decision.until_s <= until_s:
+        return decision
+    return Wait(until_s, decision.report, decision.phase, decision.rung)

@@ -1,0 +1,136 @@
+"""From what is known of a pod to an interruption: which faults its workers have, and the order to leave."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from unbroken_core.coordinator.moves import may_wait
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
+from unbroken_core.coordinator.state.places import Member, Place, evidence
+from unbroken_core.messages import Fault, Interrupt
+from unbroken_core.reasons import Cause, Reason, WorkerPhase
+from unbroken_core.recovery.history import FaultRecord, Incident
+
+MAX_PLANS = 8
+"""Plans of one recovery; a fault in the next one begins a new recovery, so that the limit of those without progress
+also ends a job whose workers never get as far as running."""
+
+
+def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = False) -> None:
+    """Look for faults of one member; interrupt the iteration when there is one."""
+    if not isinstance(job.phase, (Planned, Running, Interrupted)) or not member.ranks:
+        return
+    if member.out is not None and not may_wait(job, member, is_adoption):
+        take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
+    iteration = job.members.world.iteration
+    for local_rank in member.ranks:
+        place = member.places[local_rank]
+        is_firm = _is_firm(place, iteration)
+        if isinstance(job.phase, Interrupted) and not is_firm and not is_adoption:
+            continue
+        found = evidence(place, iteration, is_adoption)
+        if found is None:
+            continue
+        if is_adoption and not is_firm:
+            # The rendezvous before this one had ended the iteration, or was away when it ended. What the others say
+            # may be consequences: only stronger evidence names a culprit.
+            detail = "the iteration had ended when the rendezvous was restarted"
+            take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
+        elif take_fault(job, job.fault(member, _record(member, place, found, now_s)), now_s):
+            _count_fault(job, member, place)
+
+
+def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
+    """Collect a fault of the current iteration, and interrupt it at the first. Return whether it is news."""
+    phase = job.phase
+    if isinstance(phase, Interrupted) and job.history.running is not None:
+        return job.history.add(fault)
+    if not isinstance(phase, (Planned, Running, Interrupted)):
+        return False
+    _open_incident(job, now_s)
+    job.history.add(fault)
+    job.progress.stop(now_s)
+    job.phase = Interrupted(now_s, job.pod_clock.read(now_s))
+    job.report = Report(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault_text(fault)}")
+    order_out(job, job.members.by_uid.values())
+    move = phase.move if isinstance(phase, Running) else None
+    for planned in () if move is None else move.faults.values():
+        # It may have been the end of that pod that the fault was a consequence of.
+        job.history.add(planned)
+    return True
+
+
+def order_out(job: JobState, members: Iterable[Member]) -> None:
+    """Tell agents that the iteration is over; each in the words of a plan that it has.
+
+    One that was told of an iteration without its plan would keep that to itself: were this rendezvous lost, the next
+    one might never hear of it, begin with the same number, and be ignored.
+    """
+    iteration = job.world.iteration
+    message = interrupt_message(job, job.history.running, iteration)
+    for member in members:
+        has_plan = member.plan is not None and member.plan.iteration >= iteration
+        known = iteration if has_plan else min(member.newest_iteration, iteration)
+        if known >= 0:
+            job.send(member, message if known == iteration else replace(message, iteration=known))
+
+
+def interrupt_message(job: JobState, incident: Incident | None, iteration: int) -> Interrupt:
+    """Return the order to leave an iteration."""
+    generation = job.numbers.generation
+    if incident is None:
+        return Interrupt(generation, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
+    culprit = incident.culprit
+    return Interrupt(generation, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
+
+
+def fault_text(fault: FaultRecord) -> str:
+    """Return a fault for people."""
+    who = f"rank {fault.rank} of {fault.pod}" if fault.rank is not None else fault.pod or "a pod"
+    detail = f" ({fault.detail})" if fault.detail else ""
+    return f"{fault.cause} of {who}{detail}"
+
+
+def _record(member: Member, place: Place, found: Fault, now_s: float) -> FaultRecord:
+    is_told = found is place.state.fault
+    return FaultRecord(
+        found.cause,
+        member.uid,
+        place.state.local_rank,
+        at_s=place.fault_at_s if is_told else now_s,
+        detect_s=place.fault_detect_s if is_told else 0.0,
+        incarnation=place.state.incarnation,
+        detail=found.detail,
+        stack=found.stack,
+    )
+
+
+def _unknown_instant_s(job: JobState, now_s: float) -> float:
+    """Return when that was which is told of after a restart: before all that is told now, after all known before."""
+    incident = job.history.running
+    return incident.started_s if incident is not None and incident.started_s < now_s else -math.inf
+
+
+def _is_firm(place: Place, iteration: int) -> bool:
+    """Return whether the evidence is more than having left the iteration, which everybody is told to do."""
+    state = place.state
+    return (state.fault is not None and state.fault.iteration == iteration) or state.phase is WorkerPhase.GONE
+
+
+def _count_fault(job: JobState, member: Member, place: Place) -> None:
+    limit = job.settings.max_faults_per_rank
+    if limit is not None:
+        key = (member.uid, place.state.local_rank)
+        num_faults = job.history.by_place[key] = job.history.by_place.get(key, 0) + 1
+        job.members.count_fault(member, place, num_faults, limit)
+
+
+def _open_incident(job: JobState, now_s: float) -> None:
+    incident = job.history.running
+    if incident is not None and incident.num_plans >= MAX_PLANS:
+        job.history.abandon()
+        incident = None
+    if incident is None:
+        is_barren = not job.progress.has_gained(now_s)
+        job.history.open(now_s, job.world.iteration, job.world.size, is_barren)

@@ -1,0 +1,189 @@
+"""Before the first plan: waiting for the pods, or taking over a job that runs already."""
+
+import math
+from dataclasses import replace
+
+from unbroken_core.coordinator.cluster import standing_text
+from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.decisions import Adopt, Decision, Finish, Learn, Wait, at_latest
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.members import Newcomers
+from unbroken_core.coordinator.state.phases import Adoption, Forming
+from unbroken_core.messages import Plan
+from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
+from unbroken_core.reasons import JobPhase, Reason, Role, Rung
+from unbroken_core.recovery.ladder import shorten_names
+
+
+def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
+    """Cut the first plan when it is time, or give up when the startup timeout is over."""
+    if phase.adoption is not None:
+        return _decide_adoption(job, phase, phase.adoption, now_s)
+    has_enough = len(job.members.ready) >= job.settings.replicas
+    if has_enough != (phase.last_call_s is not None):
+        phase = replace(phase, last_call_s=now_s if has_enough else None)
+    startup_end_s = job.startup_due_s(phase.began)
+    if _is_hopeless(job):
+        text = hopeless_text(job) + "; " + _count_text(job)
+        return Finish(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
+    if phase.last_call_s is None:
+        decision = _wait_or_give_up(job, phase, startup_end_s, now_s)
+    else:
+        waits = _last_call(job, phase, phase.last_call_s, now_s)
+        decision = waits or _first_plan(job, phase, startup_end_s, now_s)
+    return at_latest(decision, startup_end_s) if now_s < startup_end_s else decision
+
+
+def first_outcome(job: JobState, newcomers: Newcomers) -> Outcome:
+    """Return the world of what is ready now, regardless of earlier ones."""
+    job.members.ranking.exclude(newcomers.places)
+    preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
+    return objection(job) or job.members.ranking.first(preferred)
+
+
+def hopeless_text(job: JobState) -> str:
+    """Return how the processes of a place that was given up have ended; "" when there is none."""
+    for uid in job.members.hopeless:
+        member = job.members.by_uid[uid]
+        for local_rank, place in member.places.items():
+            if place.refusal:
+                return f"{member.pod} worker {local_rank}: {place.refusal}"
+            if place.is_retired:
+                return f"{member.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
+            if place.is_hopeless:
+                return f"{member.pod} worker {local_rank} ended {place.num_short_lives} times: {place.last_words}"
+    return ""
+
+
+def begin_adoption(job: JobState, plan: Plan, now_s: float) -> None:
+    """Note that an agent came with a plan."""
+    phase = job.phase
+    if not isinstance(phase, Forming):
+        return
+    adoption = phase.adoption or Adoption(now_s)
+    is_newer = (plan.iteration, plan.generation) > adoption.newest
+    num_awaited = 0 if is_newer else adoption.num_awaited
+    adoption = replace(adoption, num_joins=adoption.num_joins + 1, num_awaited=num_awaited)
+    job.phase = replace(phase, adoption=adoption)
+
+
+def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: float) -> Decision:
+    """Take over the iteration that the agents are in, when all of its ranks are there or have had their time."""
+    deadline_s = adoption.since_s + job.settings.timeouts.heartbeat_s
+    num_members = len(job.members.by_uid)
+    # A lost pod may have brought the newest plan.
+    may_be_complete = num_members < adoption.num_members or adoption.num_joins >= adoption.num_awaited
+    if now_s < deadline_s:
+        adoption = replace(adoption, num_members=num_members)
+        phase = replace(phase, adoption=adoption)
+        if not may_be_complete:
+            return Wait(deadline_s, phase=phase)
+    plans = [(member.uid, member.plan) for member in job.members.by_uid.values() if member.plan is not None]
+    if not plans:
+        return Learn(replace(phase, adoption=None))  # Those who came with a plan are lost again.
+    plans.sort(key=lambda held: (held[1].iteration, held[1].generation))
+    newest = plans[-1][1]
+    places: dict[int, Worker] = {}
+    for uid, plan in plans:
+        # A number may have been used again by a coordinator without memory: the last one holds.
+        if plan.iteration == newest.iteration:
+            places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
+    is_complete = all(rank in places for rank in range(newest.world_size))
+    if is_complete or now_s >= deadline_s:
+        return Adopt(newest.iteration, newest.world_size, places)
+    num_awaited = _num_awaited(job, newest.world_size - len(places))
+    adoption = replace(adoption, newest=(newest.iteration, newest.generation), num_joins=0, num_awaited=num_awaited)
+    message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
+    return Wait(deadline_s, Report(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
+
+
+def _num_awaited(job: JobState, num_missing: int) -> int:
+    """Return how many pods must come before it is worth to look again; often enough to tell people how it goes on."""
+    num_wanted = -(-num_missing // job.settings.ranks_per_pod)
+    return max(min(num_wanted, len(job.members.by_uid) // 8), 1)
+
+
+def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
+    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    outcome = first_outcome(job, newcomers)
+    if not isinstance(outcome, Shortage):
+        decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+    elif now_s >= startup_end_s:
+        return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
+    else:
+        report = Report(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
+        decision = Wait(report=report, phase=phase)
+    return at_latest(decision, newcomers.until_s)
+
+
+def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) -> Wait | None:
+    """Return the wait for those who come up together with the last pod that is needed; None when it is over."""
+    settings, members = job.settings, job.members
+    wait_s = settings.timeouts.last_call_s
+    deadline_s = last_call_s + wait_s
+    if now_s >= deadline_s:
+        return None
+    if members.without_domain:
+        names = shorten_names(members.without_domain, members.name)
+        report = Report(Reason.WAITING_FOR_TOPOLOGY, f"waits {wait_s:.0f} s for the domains of {names}")
+    elif len(members.ready) >= settings.replicas + settings.spares:
+        return None
+    else:
+        report = Report(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others")
+    return Wait(deadline_s, report, phase)
+
+
+def _wait_or_give_up(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
+    if now_s < startup_end_s:
+        has_all_pods = len(job.members.by_uid) >= job.settings.replicas
+        reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
+        standing = standing_text(job)
+        message = _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else "")
+        return Wait(report=Report(reason, message), phase=phase)
+    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
+    outcome = first_outcome(job, newcomers)
+    silent_began = phase.consulting.silent_began
+    silent_until_s = -math.inf if silent_began is None else job.startup_due_s(silent_began)
+    if not isinstance(outcome, Shortage):
+        return plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+    if now_s < silent_until_s:
+        # However late it was asked, its new process has the time to get ready that every process has.
+        report = Report(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
+        return Wait(min(silent_until_s, newcomers.until_s), report, phase)
+    waited_s = job.settings.timeouts.startup_s
+    refused = objection(job)
+    why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
+    message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
+    return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
+
+
+def _is_hopeless(job: JobState) -> bool:
+    if not job.members.hopeless:
+        return False
+    expected = max(len(job.members.by_uid), job.settings.replicas + job.settings.spares)
+    num_lost = len(job.members.by_uid) - job.members.num_living
+    return expected - num_lost < job.settings.minimum_replicas
+
+
+def _count_text(job: JobState) -> str:
+    members, settings = job.members, job.settings
+    return f"{len(members.ready)} of {settings.replicas} pods are ready, {len(members.by_uid)} have joined"
+
+
+def _hint(job: JobState) -> str:
+    has_silent_workers = len(job.members.by_uid) > len(job.members.ready)
+    if not (job.settings.is_in_process and has_silent_workers):
+        return ""
+    return (
+        " (workers are ready when they call a function under unbroken.inprocess.Wrapper; "
+        "a script without it wants restart.rungs without in-process)"
+    )
+
+
+def _missing_text(job: JobState) -> str:
+    members = job.members
+    absent, unready = members.absent, members.unready
+    text = f"; not joined: {shorten_names(absent.values())}" if absent else ""
+    text += f"; not ready: {shorten_names(unready, members.name)}" if unready else ""
+    refused = next(((pod, why) for (_uid, pod), why in job.refused.items()), None)
+    return text + (f"; refused: {refused[0]}: {refused[1]}" if refused else "")

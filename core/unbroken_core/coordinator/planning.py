@@ -1,0 +1,136 @@
+"""Cutting a plan, and bringing the workers into it."""
+
+from dataclasses import replace
+
+from unbroken_core.coordinator.decisions import CutPlan, Decision, Enter, Interrupt, Wait
+from unbroken_core.coordinator.previous_world import new_world
+from unbroken_core.coordinator.state.job import JobState, Report, build_plan, running_text
+from unbroken_core.coordinator.state.members import ActiveWorld
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.errors import InputError
+from unbroken_core.messages import Finish
+from unbroken_core.ranks.worlds import World
+from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
+from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.recovery.ladder import shorten_names
+
+
+def decide_planned(job: JobState, now_s: float) -> Decision:
+    """Go on when all have entered, and replace the processes of those that did not in time."""
+    members, world = job.members, job.members.world
+    if not members.not_entered:
+        return Enter()
+    iteration, barrier_s = world.iteration, job.settings.timeouts.barrier_s
+    deadline_s = world.planned_s + barrier_s
+    if now_s < deadline_s:
+        names = shorten_names(members.not_entered, members.name)
+        message = f"iteration {iteration}: waits for {names} to enter the training function"
+        return Wait(deadline_s, Report(job.report.reason, message))
+    late = []
+    for uid in members.not_entered:
+        member = members.by_uid[uid]
+        places = (member.places[local_rank] for local_rank in member.ranks)
+        late += [(member, place) for place in places if place.is_ready or place.state.iteration < iteration]
+    faults = (job.fault(member, late_fault(member, place, barrier_s, now_s)) for member, place in late)
+    return Interrupt(tuple(faults), tuple(late)) if late else Wait()
+
+
+def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
+    """Make the world that was asked for last the next iteration and tell everybody.
+
+    With an order of the script these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the
+    spec.
+    """
+    ranking = job.members.ranking
+    try:
+        cut = ranking.take() if decision.order is None else ranking.assign(decision.order)
+    except InputError as error:
+        finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"rank_assignment: {error}")
+        return
+    ranking.exclude({})
+    if decision.order is not None:
+        by_uid = job.members.by_uid
+        job.script.keys = {worker: keys for worker, keys in job.script.keys.items() if worker[0] in by_uid}
+    iteration = job.numbers.highest_iteration + 1
+    job.numbers = replace(job.numbers, highest_iteration=iteration)
+    world = ActiveWorld(now_s, iteration, cut.world.world_size, ranking.num_spare_ranks)
+    job.history.num_broken_spares += cut.world.num_broken
+    job.members.begin(world, cut)
+    master = master_endpoint(job)
+    for member in job.members.by_uid.values():
+        send_plan(job, member, master)
+    job.previous = new_world(job)
+    if decision.rung is not None:
+        stopped_at_s = _stopped_at_s(decision.phase, now_s)
+        _note_plan(job, cut.world, decision.rung, stopped_at_s, now_s)
+    job.phase = Planned()
+    reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
+    job.report = Report(reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function")
+
+
+def master_endpoint(job: JobState) -> tuple[str, int]:
+    """Return where active rank 0 listens; ("", 0) when it is not known."""
+    if job.world.size:
+        uid, local_rank = job.members.ranking.rank_0
+        member = job.members.by_uid.get(uid)
+        if member is not None:
+            state = member.places[local_rank].state
+            return state.host, state.port
+    return "", 0
+
+
+def send_plan(job: JobState, member: Member, master: tuple[str, int]) -> None:
+    """Send a pod its part of the plan, and note which workers were told."""
+    plan = None if member.session is None else build_plan(job, member, master)
+    job.members.note_plan(member, plan)
+    if plan is not None:
+        job.send(member, plan)
+
+
+def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:
+    """Return the fault of a worker that did not do in time what it was told."""
+    detail = f"did not follow for {seconds:.0f} s (timeouts.barrierSeconds); its process is replaced"
+    incarnation = place.state.incarnation
+    return FaultRecord(
+        Cause.HARD_TIMEOUT, member.uid, place.state.local_rank, now_s - seconds, seconds, incarnation, detail=detail
+    )
+
+
+def enter_world(job: JobState, now_s: float) -> None:
+    """All active workers are in the iteration: a recovery, if one was under way, is over."""
+    incident, planned_s = job.history.running, job.world.planned_s
+    if incident is not None:
+        entered_s = job.progress.entered_s(planned_s, now_s)
+        incident.add_phase(Phase.ENTER, entered_s - planned_s)
+        job.history.close(entered_s)
+    job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
+    job.progress.run(now_s, job.world.size)
+    job.phase = Running(now_s)
+    job.report = Report(Reason.TRAINING, running_text(job))
+
+
+def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
+    """End the job."""
+    job.phase = Over(outcome)
+    job.report = Report(reason, message)
+    job.broadcast(Finish(job.numbers.generation, outcome, reason, message))
+
+
+def _stopped_at_s(phase: object, now_s: float) -> float:
+    if isinstance(phase, Interrupted):
+        return phase.at_s
+    return phase.outage.at_s if isinstance(phase, Forming) and phase.outage is not None else now_s
+
+
+def _note_plan(job: JobState, world: World, rung: Rung, stopped_at_s: float, now_s: float) -> None:
+    incident, by_uid = job.history.running, job.members.by_uid
+    if incident is None:
+        return
+    incident.raise_rung(rung)
+    incident.iteration_after = job.world.iteration
+    incident.world_size_after = world.world_size
+    incident.num_plans += 1
+    incident.replaced_by.update(dict.fromkeys(by_uid[uid].pod for uid in world.promoted if uid in by_uid))
+    incident.add_phase(Phase.STOP, now_s - stopped_at_s)
+    incident.add_phase(Phase.PLAN, 0.0)

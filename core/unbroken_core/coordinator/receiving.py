@@ -1,0 +1,239 @@
+"""What comes in: words of agents and observations of the operator become what is known of the pods."""
+
+from dataclasses import replace
+from typing import Union
+
+from unbroken_core.coordinator.cluster import observe_cluster
+from unbroken_core.coordinator.consulting import ask_again
+from unbroken_core.coordinator.contact import is_superseded, lose, start_over
+from unbroken_core.coordinator.events import Close, Send
+from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
+from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.moves import note_halted, send_halt
+from unbroken_core.coordinator.planning import master_endpoint, send_plan
+from unbroken_core.coordinator.previous_world import note_back
+from unbroken_core.coordinator.script import receive_exits, receive_script
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.places import Member, new_member, refusal
+from unbroken_core.messages import (
+    PROTOCOL,
+    Finish,
+    Heartbeat,
+    Hello,
+    Observation,
+    Refused,
+    Report,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.pod.liveness import heartbeat_interval_s
+from unbroken_core.reasons import Cause, WorkerPhase
+
+_MAX_REFUSED = 64
+"""Refused pods that the status names."""
+
+
+def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
+    """Take an agent in as a member, or refuse it."""
+    known = job.members.by_uid.get(hello.pod_uid)
+    refused = refusal(job.settings, hello, known)
+    if refused is not None:
+        job.actions += [Send(session, Refused(refused)), Close(session)]
+        _note_refusal(job, hello, refused)
+        return
+    _note_refusal(job, hello, None)
+    if is_superseded(job, hello):
+        start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
+        known = None
+    _fence(job, hello)
+    job.previous = note_back(job, hello.pod_uid, now_s)
+    if known is not None and known.session is not None and known.session != session:
+        job.close(known.session)
+    member = _new_member(job, session, hello, now_s) if known is None else known
+    job.members.connect(member, session, now_s)
+    member.node = hello.node or member.node
+    member.can_halt = can_halt
+    _place(job, member, hello)
+    _take_over_plan(member, hello)
+    _update(job, member, hello.workers, now_s)
+    job.send(member, Welcome(PROTOCOL, job.numbers.generation, heartbeat_interval_s(job.settings.timeouts), _over(job)))
+    if hello.plan is not None:
+        begin_adoption(job, hello.plan, now_s)
+    receive_script(job, member)
+    receive_exits(job, member)
+    job.members.sort(member)
+    ask_again(job, member)
+    inspect(job, member, now_s)
+    bring_up_to_date(job, member, now_s)
+    note_halted(job, member)
+
+
+def _new_member(job: JobState, session: str, hello: Hello, now_s: float) -> Member:
+    """Return a member that is not new to this job if its pod was in it before."""
+    member = new_member(session, hello, now_s)
+    limit = job.settings.max_faults_per_rank
+    if limit is not None:
+        for local_rank, place in member.places.items():
+            place.num_faults = job.history.by_place.get((member.uid, local_rank), 0)
+            place.is_retired = place.num_faults > limit
+    return member
+
+
+def _over(job: JobState) -> int:
+    """Return the highest iteration that no worker may enter any more."""
+    if isinstance(job.phase, Forming):
+        # A previous coordinator's newest plan may hold; none before it does.
+        return max(job.numbers.highest_iteration, 0) - 1
+    iteration = job.world.iteration
+    return iteration - 1 if isinstance(job.phase, (Planned, Running)) else iteration
+
+
+def _note_refusal(job: JobState, hello: Hello, why: str | None) -> None:
+    key = (hello.pod_uid, hello.pod)
+    if why is None:
+        if key in job.refused:
+            job.refused = {other: text for other, text in job.refused.items() if other != key}
+    elif job.refused.get(key) != why and len(job.refused) < _MAX_REFUSED:
+        job.refused = {**job.refused, key: why}
+
+
+def _fence(job: JobState, hello: Hello) -> None:
+    """Make sure that our generation is above all that this agent has obeyed, unless it was ours."""
+    numbers, generation = job.numbers, job.numbers.generation
+    is_ours = hello.generation == 0 or hello.pod_uid in job.welcomed
+    if hello.generation > generation or (hello.generation == generation and not is_ours):
+        generation = hello.generation + 1
+    job.welcomed.add(hello.pod_uid)
+    seen = [hello.plan.iteration] if hello.plan is not None else []
+    seen += [worker.iteration for worker in hello.workers]
+    highest = max(numbers.highest_iteration, *seen, -1)
+    if (generation, highest) != (numbers.generation, numbers.highest_iteration):
+        job.numbers = replace(numbers, generation=generation, highest_iteration=highest)
+
+
+def _place(job: JobState, member: Member, hello: Hello) -> None:
+    observed = job.cluster.pods.get(member.uid)
+    if observed is not None:
+        member.gone = observed.gone
+    planned = hello.plan.domains if hello.plan is not None else ()
+    domains = (observed.domains if observed is not None else ()) or hello.domains or planned
+    if job.script.names_domains:
+        domains = () if member.has_domains else planned
+    if domains or not member.has_domains:
+        member.has_domains = bool(domains)
+        job.members.ranking.place(member.uid, member.pod, domains)
+
+
+def _take_over_plan(member: Member, hello: Hello) -> None:
+    """What was sent on an older connection may never have arrived: only what the agent says counts."""
+    member.plan = hello.plan
+    iteration = -1 if hello.plan is None else hello.plan.iteration
+    told = {} if hello.plan is None else {part.local_rank: part.rank for part in hello.plan.ranks}
+    states = {state.local_rank: state for state in hello.workers}
+    for local_rank, place in member.places.items():
+        place.is_order_sent = False
+        state = states.get(local_rank)
+        if told.get(local_rank) is None or state is None:
+            place.told_iteration = -1
+            continue
+        # An agent that holds the plan has told its ready workers. Who is not in it now never will be: the plan was
+        # interrupted before, or made for the process before.
+        is_passed_over = state.iteration < iteration
+        if is_passed_over or place.told_iteration != iteration:
+            place.told_incarnation = -1 if is_passed_over else state.incarnation
+        place.told_iteration = iteration
+
+
+def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
+    """Tell an agent that (re)joined what it may have missed."""
+    generation, kind, report = job.numbers.generation, job.phase.kind, job.report
+    if kind in OVER:
+        job.send(member, Finish(generation, kind, report.reason, report.message))
+        return
+    if isinstance(job.phase, Forming):
+        return
+    stale = [
+        place.state.iteration
+        for place in member.places.values()
+        if place.state.phase in (WorkerPhase.RUNNING, WorkerPhase.COMPLETED)
+        and (place.state.iteration != job.world.iteration or place.state.local_rank not in member.ranks)
+    ]
+    if stale:
+        job.send(member, interrupt_message(job, None, max(stale)))
+    if isinstance(job.phase, Interrupted):
+        order_out(job, [member])
+    elif lacks_plan(job, member):
+        send_plan(job, member, master_endpoint(job))
+    else:
+        send_halt(job, member, now_s)
+
+
+def lacks_plan(job: JobState, member: Member) -> bool:
+    """Return whether the plan that an agent holds is another one than that in force.
+
+    The number alone does not tell: a coordinator without memory that hears the pods of an older plan first uses that of
+    a newer one again. Whoever holds ranks by such a plan would tell the next coordinator of them.
+    """
+    plan = member.plan
+    if plan is None or plan.iteration != job.world.iteration:
+        return True
+    return any(part.rank not in (None, member.ranks.get(part.local_rank)) for part in plan.ranks)
+
+
+def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
+    """Take what a member says of its pod; what is older than the last word is ignored."""
+    member = job.members.by_session.get(session)
+    if member is None or message.seq <= member.seq:
+        return
+    member.seq = message.seq
+    job.members.receive(member, now_s)
+    if isinstance(message, Heartbeat):
+        job.progress.step(message.max_step, now_s)
+        return
+    if message.is_leaving and not member.is_leaving:
+        member.is_leaving = True
+    is_entering = member.uid in job.members.not_entered
+    _update(job, member, message.workers, now_s)
+    receive_script(job, member)
+    receive_exits(job, member)
+    job.members.sort(member)
+    if is_entering and member.uid not in job.members.not_entered:
+        # Not before the plan, whatever it says, and not in the future.
+        job.progress.enter(min(max(now_s - message.entered_ago_s, job.world.planned_s), now_s))
+    inspect(job, member, now_s)
+    note_halted(job, member)
+
+
+def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:
+    ran_since_s = None if job.settings.is_in_process else job.world.planned_s
+    job.members.update(member, workers, now_s, ran_since_s)
+    iteration = job.world.iteration
+    job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), now_s)
+
+
+def lose_connection(job: JobState, session: str, now_s: float) -> None:
+    """Note that a connection is broken: the pod has its time to come back."""
+    member = job.members.by_session.get(session)
+    if member is not None:
+        job.members.disconnect(member, now_s)
+
+
+def observe(job: JobState, observation: Observation, now_s: float) -> None:
+    """Take what the operator sees of all pods."""
+    before = job.cluster.pods
+    if observe_cluster(job, observation, now_s):
+        job.members.expect({uid: pod.pod for uid, pod in observation.pods.items()})
+    pods = observation.pods
+    if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
+        is_there = {uid for uid, pod in pods.items() if pod.gone is None}
+        job.refused = {key: why for key, why in job.refused.items() if key[0] in is_there}
+    for uid, pod in pods.items():
+        member = job.members.by_uid.get(uid)
+        if member is not None and before.get(uid) != pod:
+            job.members.observe(member, pod, job.script.names_domains)
+            inspect(job, member, now_s)
+    for uid in [uid for uid in before if uid not in pods]:
+        member = job.members.by_uid.get(uid)
+        if member is not None:
+            lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail="the pod does not exist any more")

@@ -1,0 +1,223 @@
+"""Carries decisions out, one at a time, until a decider waits: the one place where phase, world and report change.
+
+    decide(phase) ──Wait──> processes that are due are started; the next tick is known
+       ^      │
+       └──────┘ anything else: it is done, and the phase decides again
+
+The deciders are `decide_forming`, `decide_planned`, `decide_running` and `decide_interrupted`. They change nothing.
+"""
+
+import math
+from dataclasses import replace
+
+from unbroken_core.coordinator.cluster import run_pod_clock
+from unbroken_core.coordinator.consulting import consult_message
+from unbroken_core.coordinator.contact import lose_overdue
+from unbroken_core.coordinator.decisions import (
+    Adopt,
+    Ask,
+    Believe,
+    Change,
+    CutPlan,
+    Decision,
+    Deed,
+    Enter,
+    Finish,
+    Interrupt,
+    Learn,
+    NoteProgress,
+    Order,
+    Replace,
+    RestartJob,
+    Wait,
+)
+from unbroken_core.coordinator.faults import inspect, take_fault
+from unbroken_core.coordinator.forming import decide_forming
+from unbroken_core.coordinator.interruption import decide_interrupted, is_free
+from unbroken_core.coordinator.moves import decide_running, note_halted
+from unbroken_core.coordinator.planning import cut_plan, decide_planned, enter_world, finish
+from unbroken_core.coordinator.previous_world import adopted_world
+from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
+from unbroken_core.coordinator.respawning import note_respawned, respawn
+from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.members import ActiveWorld
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.errors import assert_never
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.recovery.history import FaultRecord
+
+_MAX_TURNS = 8
+"""Changes of the phase in one step."""
+
+
+def resolve(job: JobState, now_s: float) -> float:
+    """Do what is to be done now. Return when a tick is due; inf when only an event can change anything."""
+    if isinstance(job.phase, Over):
+        return math.inf
+    until_s, waits_until_s = lose_overdue(job, now_s), math.inf
+    for _turn in range(_MAX_TURNS):
+        if job.members.hopeless or job.pod_clock.is_standing:
+            run_pod_clock(job, now_s)  # A turn that loses the pod for which it stood must not leave it standing.
+        before = job.phase.kind
+        waits_until_s = _settle_phase(job, now_s)
+        if job.phase.kind is before:
+            break
+        if before is JobPhase.RUNNING:
+            until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
+    if isinstance(job.phase, Over):
+        return math.inf
+    if job.members.respawning or job.members.lingering:
+        until_s = min(until_s, respawn(job, now_s))
+    return min(until_s, waits_until_s)
+
+
+def _settle_phase(job: JobState, now_s: float) -> float:
+    """Carry out what the phase decides until it waits, or is another one. Return how long it waits."""
+    kind = job.phase.kind
+    while job.phase.kind is kind:
+        decision = _decide(job, now_s)
+        if isinstance(decision, Wait):
+            job.phase, job.report = decision.phase or job.phase, decision.report or job.report
+            if decision.rung is not None and isinstance(job.phase, Interrupted):
+                job.phase = _charge(job, job.phase, decision.rung, now_s)
+            return decision.until_s
+        if isinstance(decision, (CutPlan, Adopt, Enter, Interrupt, Finish)):
+            _change(job, decision, now_s)
+        else:
+            _do(job, decision, now_s)
+    return math.inf
+
+
+def _decide(job: JobState, now_s: float) -> Decision:
+    match job.phase:
+        case Forming():
+            return decide_forming(job, job.phase, now_s)
+        case Planned():
+            return decide_planned(job, now_s)
+        case Running():
+            return decide_running(job, job.phase, now_s)
+        case Interrupted():
+            return decide_interrupted(job, job.phase, now_s)
+        case Over():
+            return Wait()
+
+
+def _change(job: JobState, decision: Change, now_s: float) -> None:
+    match decision:
+        case CutPlan():
+            _begin_recovery(job, decision, now_s)
+            cut_plan(job, decision, now_s)
+        case Adopt():
+            _adopt(job, decision, now_s)
+        case Enter():
+            enter_world(job, now_s)
+        case Interrupt():
+            for number, fault in enumerate(decision.faults):
+                take_fault(job, fault, now_s)
+                if decision.failed:
+                    _mark_failed(job, *decision.failed[number])
+        case Finish():
+            job.progress.end(now_s)
+            finish(job, decision.outcome, decision.reason, decision.message)
+        case _:
+            assert_never(decision)
+
+
+def _do(job: JobState, decision: Deed, now_s: float) -> None:
+    if not isinstance(decision, NoteProgress):
+        job.phase = decision.phase or job.phase
+    match decision:
+        case Learn():
+            job.report, job.previous = decision.report or job.report, decision.previous or job.previous
+        case Ask():
+            job.numbers = replace(job.numbers, question=decision.question.question.number)
+            job.send(job.members.by_uid[decision.question.uid], consult_message(job, decision.question))
+        case NoteProgress():
+            job.history.note_progress(now_s)
+        case Replace():
+            _replace_processes(job, decision)
+        case Believe():
+            job.members.believe_all(decision.places)
+        case RestartJob():
+            _restart_job(job, decision.phase, now_s)
+        case Order():
+            _give_order(job, decision)
+        case _:
+            assert_never(decision)
+
+
+def _mark_failed(job: JobState, member: Member, place: Place) -> None:
+    note_respawned(job, member, [place])
+    job.members.mark_failed(member, place)
+
+
+def _replace_processes(job: JobState, decision: Replace) -> None:
+    if decision.fault is not None:
+        job.history.add(decision.fault)
+    for member, place in decision.places:
+        _mark_failed(job, member, place)
+
+
+def _charge(job: JobState, phase: Interrupted, rung: Rung, now_s: float) -> Interrupted:
+    """Pay for a rung, once an interruption."""
+    if rung not in phase.charged:
+        phase = replace(phase, charged=phase.charged | {rung})
+        if not is_free(job):
+            job.budgets.charge(rung, now_s)
+    if job.history.running is not None:
+        job.history.running.raise_rung(rung)
+    return phase
+
+
+def _begin_recovery(job: JobState, decision: CutPlan, now_s: float) -> None:
+    """Pay for the rung of a plan; where a job that was out of sight starts again, that is no first start."""
+    phase = decision.phase
+    if isinstance(phase, Interrupted) and decision.rung is not None:
+        _charge(job, phase, decision.rung, now_s)
+    outage = phase.outage if isinstance(phase, Forming) else None
+    if outage is not None:
+        # Nobody came back with the plan that was running.
+        if job.history.running is None:
+            job.history.open(outage.at_s, outage.iteration, outage.world_size)
+        job.history.add(FaultRecord(Cause.HEARTBEAT_LOST, "", None, outage.at_s, detail=outage.why))
+
+
+def _restart_job(job: JobState, phase: Interrupted, now_s: float) -> None:
+    job.phase = _charge(job, phase, Rung.JOB, now_s)
+    for member in job.members.by_uid.values():
+        note_respawned(job, member, [place for place in member.places.values() if not place.is_retired])
+    job.members.mark_all_failed(now_s)
+
+
+def _give_order(job: JobState, decision: Order) -> None:
+    job.numbers = replace(job.numbers, halt=decision.halt.number)
+    active = tuple(job.members.active)
+    for uid in active:
+        job.send(job.members.by_uid[uid], decision.halt)
+    for uid in active:
+        note_halted(job, job.members.by_uid[uid])
+    job.report = decision.report or job.report
+
+
+def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
+    """Take a running iteration over. Its ranks that did not come back are lost."""
+    began_s = job.phase.since_s if isinstance(job.phase, Forming) else now_s
+    iteration, size, num_seen = decision.iteration, decision.world_size, len(decision.places)
+    numbers, members = job.numbers, job.members
+    job.numbers = replace(numbers, highest_iteration=max(numbers.highest_iteration, iteration))
+    members.ranking.exclude({})
+    ranks = members.ranking.adopt(size, decision.places)
+    members.adopt(ActiveWorld(now_s, iteration, size), ranks)
+    job.previous = adopted_world(job, num_seen, began_s)
+    job.phase = Planned()
+    message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
+    job.report = Report(Reason.WAITING_FOR_WORKERS, message)
+    heartbeat_s = job.settings.timeouts.heartbeat_s
+    for uid in [uid for uid in ranks if uid not in members.by_uid]:
+        detail = "did not come back to a new rendezvous"
+        take_fault(job, FaultRecord(Cause.POD_LOST, uid, None, now_s - heartbeat_s, heartbeat_s, detail=detail), now_s)
+    for member in members.by_uid.values():
+        inspect(job, member, now_s, is_adoption=True)
+        if lacks_plan(job, member):
+            bring_up_to_date(job, member, now_s)

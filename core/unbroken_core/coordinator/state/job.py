@@ -1,0 +1,210 @@
+"""What the coordinator knows of a job, and where the job is: a few values, each replaced whole.
+
+    rules, script   what spec and script ask for
+    cluster         what the operator sees
+    members         the pods, and the world in force. The one table that is changed in place: an event changes one pod
+                    of thousands. It has its own verbs (members.py)
+    previous        what is known of the end of the world that trained last
+    phase           Forming | Planned | Running | Interrupted | Over. What belongs to a phase alone ends with it
+    report          what the status says
+    numbers         what never goes back
+
+Deciders read it and return a Decision; the resolver alone replaces phase, world and report.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from unbroken_core.coordinator.events import Action, Close, Send
+from unbroken_core.coordinator.state.members import ActiveWorld, Members
+from unbroken_core.coordinator.state.phases import Forming, Phase
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.coordinator.state.pod_clock import PodClock
+from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.pod.stacks import bounded
+from unbroken_core.ranks.rules import Rules
+from unbroken_core.ranks.worlds import Worker
+from unbroken_core.reasons import Reason
+from unbroken_core.recovery.budgets import Budgets
+from unbroken_core.recovery.history import FaultRecord, History, Progress
+from unbroken_core.settings import JobSettings, Timeouts
+
+
+class Report(NamedTuple):
+    """What the status says of a job. Many an event makes one: a tuple is made fastest."""
+
+    reason: Reason
+    message: str
+    until_s: float | None = None
+    """When the wait ends that the message speaks of; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What never goes back, whatever is forgotten."""
+
+    generation: int
+    highest_iteration: int = -1
+    """Highest iteration that any agent has heard of."""
+    question: int = 0
+    """Of the last question and the last Halt in this generation."""
+    halt: int = 0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the operator sees of the job."""
+
+    pods: Mapping[str, PodObservation] = field(default_factory=dict)
+    """By uid."""
+    is_accounted: bool = False
+    """Whether pods that are not in it, or are no more, are known to have ended."""
+    num_running: int | None = None
+    """Pods that run; None while the operator has said nothing."""
+
+
+@dataclass
+class Script:
+    """What the workers' script asks for."""
+
+    policy: Policy | None = None
+    source: str = ""
+    """Worker that asked first; "" before any has spoken."""
+    iteration: int = -1
+    """Highest iteration of those who ask for it."""
+    keys: dict[Worker, tuple[str, ...]] = field(default_factory=dict)
+    """What the key functions of code have said in each worker, those included that were lost since the last plan."""
+
+    @property
+    def names_domains(self) -> bool:
+        """Whether the script, not the operator, says where pods are."""
+        return self.policy is not None and bool(self.policy.layers)
+
+
+@dataclass(frozen=True)
+class PreviousWorld:
+    """What is known of the end of the world of the iteration in force, or of the last one before this coordinator."""
+
+    is_over: bool = False
+    """Whether it has stopped, or stops in time by itself: another one may begin."""
+    is_newest: bool = True
+    """Whether no later world than that of the iteration in force can be: what its pods say is to the point."""
+    has_unknown: bool = False
+    """Whether it may have pods that this coordinator has never heard."""
+    is_lone: bool = False
+    """Whether all of it is in one pod, which leaves within timeouts.heartbeat."""
+    lone_until_s: float | None = None
+    """When it has left at the latest, as far as that follows from the end of its connection."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Names of those of its pods that were given up, by uid; added to in place, since thousands may be lost at once."""
+    heard_at_s: float = 0.0
+    """When the last of these and of the unknown may have been heard."""
+    told_at_s: float = 0.0
+    """When the last of those that were lost and came back was told to leave."""
+
+    def limit_s(self, timeouts: Timeouts) -> float:
+        """Return how long after its last word a pod has left by itself."""
+        return timeouts.heartbeat_s if self.is_lone else timeouts.isolation_limit_s
+
+
+class JobState:
+    """State of one job; see above."""
+
+    def __init__(self, settings: JobSettings, numbers: Numbers, now_s: float) -> None:
+        self.settings = settings
+        self.rules = Rules.of(settings)
+        self.script = Script()
+        self.numbers = numbers
+        self.cluster = Cluster()
+        self.pod_clock = PodClock()
+        self.members = Members(self.rules, ActiveWorld(now_s))
+        self.previous = PreviousWorld(is_over=True)
+        self.phase: Phase = Forming(now_s, self.pod_clock.read(now_s))
+        self.report = Report(Reason.WAITING_FOR_PODS, "waits for the first pod")
+        self.budgets = Budgets(settings.rungs)
+        self.history = History()
+        self.progress = Progress()
+        self.refused: dict[tuple[str, str], str] = {}
+        """Why a pod cannot be a member, by uid and name; replaced when it changes."""
+        self.welcomed: set[str] = set()
+        """Pods that have this coordinator's generation."""
+        self.actions: list[Action] = []
+        """Of the step that is under way, in order."""
+
+    @property
+    def world(self) -> ActiveWorld:
+        """The plan in force."""
+        return self.members.world
+
+    @property
+    def version(self) -> tuple[object, ...]:
+        """Another one whenever something has changed that a status shows, but for progress."""
+        members, cluster = self.members, self.cluster
+        return (
+            members.num_changes,
+            self.history.num_changes,
+            members.world.iteration,
+            self.phase.kind,
+            self.report,
+            cluster.is_accounted,
+            cluster.pods,
+            self.refused,
+        )
+
+    def send(self, member: Member, message: RendezvousMessage) -> None:
+        """Send a message to a member; one that is away hears it all when it comes back."""
+        if member.session is not None:
+            self.actions.append(Send(member.session, message))
+
+    def broadcast(self, message: RendezvousMessage) -> None:
+        """Send one message to all connected members."""
+        for member in self.members.by_uid.values():
+            self.send(member, message)
+
+    def close(self, session: str) -> None:
+        """Close a connection."""
+        self.actions.append(Close(session))
+
+    def startup_due_s(self, began: float) -> float:
+        """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
+        return self.pod_clock.due_s(began, self.settings.timeouts.startup_s)
+
+    def fault(self, member: Member, record: FaultRecord) -> FaultRecord:
+        """Return the record with what is known of the pod."""
+        rank = None if record.local_rank is None else member.ranks.get(record.local_rank)
+        names = self.members.ranking.names(member.uid)
+        return replace(
+            record,
+            pod_uid=member.uid,
+            rank=rank,
+            pod=member.pod,
+            node=member.node,
+            domain=names[-1] if names else "",
+            detail=record.detail[:2000],
+            stack=bounded(record.stack),
+        )
+
+
+def running_text(job: JobState) -> str:
+    """Return what the status says of an iteration that runs."""
+    size, wanted = job.world.size, job.rules.wanted_ranks
+    fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
+    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
+
+
+def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
+    """Return a pod's part of the current plan."""
+    world = job.world
+    return Plan(
+        generation=job.numbers.generation,
+        iteration=world.iteration,
+        role=member.role,
+        world_size=world.size,
+        master_host=master[0],
+        master_port=master[1],
+        ranks=member.rank_plans(),
+        domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
+        spare_ranks=world.num_spare_ranks,
+        origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
+    )

@@ -1,0 +1,197 @@
+"""The phases of a job, each with what belongs to it alone: whoever leaves a phase leaves that behind.
+
+    Forming ──> Planned ──> Running ──> Over
+       ^          │   ^        │
+       │          v   └──┐     v
+       └────── Interrupted <───┘
+
+Values are replaced, never changed, but for what is said to be added to in place.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Union
+
+from unbroken_core.messages import Halt, Question
+from unbroken_core.ranks.worlds import Shortage, Worker
+from unbroken_core.reasons import JobPhase, Rung, Word
+from unbroken_core.recovery.history import FaultRecord
+
+
+@dataclass(frozen=True)
+class Consultation:
+    """One question about ranks, until it is answered."""
+
+    version: int
+    """Of the ranking that it was asked about."""
+    question: Question
+    workers: list[Worker]
+    """By their number in the question."""
+    uid: str
+    local_rank: int
+    incarnation: int
+    asked_at_s: float
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Too few workers have a rank, as the script sees it: no world until something changes."""
+
+    version: int
+    """Of the ranking that was looked at."""
+    shortage: Shortage
+
+
+@dataclass(frozen=True)
+class Consulting:
+    """Who is asked for the ranks of the next plan, where the script has code for it."""
+
+    question: Consultation | None = None
+    objection: Objection | None = None
+    num_silent: int = 0
+    """Workers in a row that did not answer in time."""
+    silent_began: float | None = None
+    """Reading of the pod clock when the last of them was given a new process."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The next plan waits for the end of the previous world: what was found, as long as nothing changes."""
+
+    facts: tuple[object, ...]
+    report: object
+    """What the status says of it, as long as it says nothing else."""
+    until_s: float
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A job that runs already is being taken over from its agents."""
+
+    since_s: float
+    newest: tuple[int, int] = (-1, -1)
+    """Iteration and generation of the newest plan at the last look at all pods."""
+    num_joins: int = 0
+    """Pods that came with a plan since that look."""
+    num_awaited: int = 0
+    """So many are to come before the next look: one at each of thousands would cost the square of their number."""
+    num_members: int = 0
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The coordinator lost sight of a running job."""
+
+    at_s: float
+    why: str
+    iteration: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Forming:
+    """No plan is in force: pods are waited for, or a job that runs is taken over."""
+
+    kind: ClassVar[JobPhase] = JobPhase.FORMING
+    since_s: float
+    began: float
+    """Reading of the pod clock then."""
+    outage: Outage | None = None
+    """Set where the job ran before, until it is taken over again or formed anew."""
+    last_call_s: float | None = None
+    """Since when enough pods are ready."""
+    adoption: Adoption | None = None
+    consulting: Consulting = Consulting()
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan was sent: workers enter the training function."""
+
+    kind: ClassVar[JobPhase] = JobPhase.PLANNED
+
+
+class Awaited(Word):
+    """What every worker is to do about the newest Halt."""
+
+    ANSWER = "answer"
+    STAND = "stand"
+    SAVE = "save"
+
+
+@dataclass(frozen=True)
+class Move:
+    """Ranks that are to move as planned, until all workers stand after the same step."""
+
+    until_s: float
+    """When the iteration is interrupted wherever they are."""
+    faults: Mapping[str, FaultRecord] = field(default_factory=dict)
+    """By uid of the pods that are to give their ranks away."""
+    order: Halt | None = None
+    """The one in force; None before the first."""
+    wants: Awaited = Awaited.ANSWER
+    is_ending: bool = False
+    """Whether a worker has completed: the others shall do so, too, rather than stop."""
+    pending: dict[str, None] = field(default_factory=dict)
+    """Pods of which that is not known yet. Each order has a list of its own, from which pods are struck off."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """All active workers are in the training function."""
+
+    kind: ClassVar[JobPhase] = JobPhase.RUNNING
+    since_s: float
+    move: Move | None = None
+    can_grow_since_s: float | None = None
+    """Since when pods are ready for ranks that are missing; None while there are none."""
+    may_grow_again_s: float = -math.inf
+    """When it may be tried again to find a common step to grow after; inf: not in this iteration."""
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The iteration is over: survivors leave it, and the ladder says how to go on."""
+
+    kind: ClassVar[JobPhase] = JobPhase.INTERRUPTED
+    at_s: float
+    began: float
+    """Reading of the job's pod clock then."""
+    charged: frozenset[Rung] = frozenset()
+    """Rungs that this interruption has paid for."""
+    respawned: dict[str, set[int]] = field(default_factory=dict)
+    """Local ranks at which a process was started again, by uid of the pods with ranks in the iteration. It is added to
+    in place: the job rung names all places of thousands of pods."""
+    believed_at_s: float = -math.inf
+    """When those who said to be ready long after the order were believed last."""
+    shortage_began: float | None = None
+    """Reading of the pod clock when too few pods were there; None while it has not come to that."""
+    was_short: bool = False
+    """Whether pods were waited for when no world could be made of what was ready.
+
+    They are also waited for where no rung allows the world, and before that too few may be ready for want of processes.
+    """
+    enough_at_s: float | None = None
+    """When there were enough pods again after a shortage."""
+    holds_respawns: bool | None = None
+    """Whether new processes wait until spares have taken over; None before the first was asked for."""
+    job_rung_began: float | None = None
+    """Reading of the pod clock when every process was ordered to start again; None while none was."""
+    has_replaced_culprit: bool = False
+    """Whether the culprit's process was looked at, after the survivors had left."""
+    consulting: Consulting = Consulting()
+    hold: Hold | None = None
+
+
+@dataclass(frozen=True)
+class Over:
+    """The job has ended."""
+
+    kind: JobPhase
+    """COMPLETE or FAILED."""
+
+
+Phase = Union[Forming, Planned, Running, Interrupted, Over]
+OVER = (JobPhase.COMPLETE, JobPhase.FAILED)

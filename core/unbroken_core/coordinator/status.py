@@ -1,0 +1,60 @@
+"""What the coordinator tells about a job."""
+
+from collections.abc import Callable
+
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
+from unbroken_core.reasons import JobPhase
+
+
+def build_status(job: JobState, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
+    """Return the status; pods in the order of the tree."""
+    members = job.members
+    order = members.ranking.ordered(members.by_uid)
+    world, report, phase = job.world, job.report, job.phase.kind
+    world_size = 0 if phase is JobPhase.FAILED else world.size
+    num_ready = sum(map(len, members.ready.values()))
+    spare = sum(len(local_ranks) for uid, local_ranks in members.ready.items() if not members.by_uid[uid].ranks)
+    if world.iteration < 0:
+        spare = max(num_ready - job.rules.wanted_ranks, 0)
+    return JobStatus(
+        protocol=PROTOCOL,
+        job=job.settings.job,
+        generation=job.numbers.generation,
+        revision=revision,
+        phase=phase,
+        reason=report.reason,
+        message=report.message if report.until_s is None else f"{report.message}, at {_clock(wall(report.until_s))}",
+        iteration=world.iteration,
+        world_size=world_size,
+        spare_ranks=spare,
+        lost_ranks=max(job.rules.wanted_ranks - world_size, 0),
+        pods=tuple(_pod_status(job, members.by_uid[uid]) for uid in order),
+        restarts_by_rung={rung.value: count for rung, count in job.history.by_rung.items() if count},
+        restarts_by_cause={cause.value: count for cause, count in job.history.by_cause.items() if count},
+        recoveries=job.history.to_messages(wall),
+        max_step=job.progress.max_step,
+        ettr=job.progress.ettr(now_s),
+        refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
+        broken_spares=job.history.num_broken_spares,
+    )
+
+
+def _clock(time: str) -> str:
+    """Return a time without parts of a second: they would differ each time."""
+    whole, dot, _parts = time.partition(".")
+    return f"{whole}Z" if dot else time
+
+
+def _pod_status(job: JobState, member: Member) -> PodStatus:
+    return PodStatus(
+        pod=member.pod,
+        uid=member.uid,
+        node=member.node,
+        role=member.role,
+        ranks=tuple(member.ranks[local_rank] for local_rank in sorted(member.ranks)),
+        domains=job.members.ranking.names(member.uid),
+        workers=tuple(place.state.phase for place in member.places.values()),
+        is_connected=member.session is not None,
+    )

@@ -1,0 +1,310 @@
+"""What happened: the running recovery, the finished ones, and how much of the time was progress.
+
+All times are seconds of the coordinator's clock; they become wall-clock text only in a status.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from unbroken_core.messages import Recovery
+from unbroken_core.reasons import Cause, Phase, Rung
+
+MAX_RECOVERIES = 20
+STEADY_RUN_S = 60.0
+"""Where a script reports no steps, an iteration that ran for so long counts as progress."""
+SCRIPT_CAUSES = frozenset(
+    (
+        Cause.EXCEPTION,
+        Cause.BASE_EXCEPTION,
+        Cause.SOFT_TIMEOUT,
+        Cause.HARD_TIMEOUT,
+        Cause.PROCESS_EXIT,
+    )
+)
+"""Causes that a defect of the script has; lost pods and killed processes say nothing about it."""
+
+_HEIGHT = {rung: number for number, rung in enumerate(Rung)}
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """One fault that the coordinator collected."""
+
+    cause: Cause
+    pod_uid: str
+    local_rank: int | None
+    """None for a fault of the whole pod."""
+    at_s: float
+    """The fault instant: when it was reported, less the age that the pod gave it."""
+    detect_s: float = 0.0
+    incarnation: int = -1
+    rank: int | None = None
+    pod: str = ""
+    node: str = ""
+    domain: str = ""
+    detail: str = ""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass
+class Incident:
+    """One recovery, from the first fault until every active worker runs again."""
+
+    number: int
+    started_s: float
+    iteration_before: int
+    world_size_before: int
+    faults: dict[tuple[str, int | None], FaultRecord] = field(default_factory=dict)
+    rung: Rung | None = None
+    """The highest rung taken so far; None before the first."""
+    iteration_after: int = -1
+    world_size_after: int = 0
+    replaced_by: dict[str, None] = field(default_factory=dict)
+    num_plans: int = 0
+    planned_s: float | None = None
+    ended_s: float | None = None
+    phase_s: dict[str, float] = field(default_factory=dict)
+    is_barren: bool = False
+    """Whether the job made no progress since the recovery before."""
+    _culprit: FaultRecord | None = field(default=None, init=False)
+
+    @property
+    def culprit(self) -> FaultRecord:
+        """The fault with the strongest evidence, then the earliest. Raises RuntimeError before the first."""
+        # Kept, not sought: thousands of ranks may tell of one fault, and each is asked whom it names.
+        if self._culprit is None:
+            raise RuntimeError(f"recovery {self.number}: want a fault, got none")
+        return self._culprit
+
+    def add(self, fault: FaultRecord) -> bool:
+        """Collect a fault; of each worker the strongest is kept. Return whether it is news."""
+        key = (fault.pod_uid, fault.local_rank)
+        known = self.faults.get(key)
+        if known is not None and known.cause.severity >= fault.cause.severity:
+            return False
+        self.faults[key] = fault
+        if self._culprit is None or _weight(fault) > _weight(self._culprit):
+            self._culprit = fault
+        return True
+
+    def raise_rung(self, rung: Rung) -> None:
+        """Note that this rung was needed."""
+        self.rung = rung if self.rung is None else max(self.rung, rung, key=_HEIGHT.__getitem__)
+
+    def finish(self, now_s: float) -> None:
+        """Note that it is over."""
+        self.ended_s = now_s
+        self.phase_s[Phase.DETECT.value] = self.culprit.detect_s
+
+    def add_phase(self, phase: Phase, seconds: float) -> None:
+        """Add to a phase: a recovery that is interrupted goes through its phases several times."""
+        self.phase_s[phase.value] = self.phase_s.get(phase.value, 0.0) + max(seconds, 0.0)
+
+    def to_message(self, wall: Callable[[float], str]) -> Recovery:
+        """Return it for a status."""
+        culprit = self.culprit
+        return Recovery(
+            number=self.number,
+            cause=culprit.cause,
+            rung=self.rung,
+            rank=culprit.rank,
+            pod=culprit.pod,
+            node=culprit.node,
+            domain=culprit.domain,
+            detail=culprit.detail,
+            iteration_before=self.iteration_before,
+            iteration_after=self.iteration_after,
+            replaced_by=tuple(self.replaced_by),
+            phase_s=dict(self.phase_s),
+            started_at=wall(self.started_s),
+            ended_at="" if self.ended_s is None else wall(self.ended_s),
+            world_size_before=self.world_size_before,
+            world_size_after=self.world_size_after,
+            num_faults=len(self.faults),
+            stack=culprit.stack,
+        )
+
+
+def _weight(fault: FaultRecord) -> tuple[int, float]:
+    return fault.cause.severity, -fault.at_s
+
+
+class History:
+    """Recoveries of a job."""
+
+    def __init__(self) -> None:
+        self.running: Incident | None = None
+        self.finished: deque[Incident] = deque(maxlen=MAX_RECOVERIES)
+        self.by_rung: dict[Rung, int] = dict.fromkeys(Rung, 0)
+        self.by_cause: dict[Cause, int] = dict.fromkeys(Cause, 0)
+        self.by_place: dict[tuple[str, int], int] = {}
+        """Faults by uid and local rank, where they have a limit: a pod may be lost and come back."""
+        self.num_broken_spares = 0
+        """Wholly spare pods of which plans took some workers only."""
+        self.num_changes = 0
+        """Rises with every change but of a phase's seconds."""
+        self._num_incidents = 0
+        self._num_barren = 0
+
+    def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
+        """Begin a recovery."""
+        self.num_changes += 1
+        self._num_incidents += 1
+        self.running = Incident(self._num_incidents, now_s, iteration, world_size, is_barren=is_barren)
+        return self.running
+
+    def add(self, fault: FaultRecord) -> bool:
+        """Collect a fault into the running recovery, if there is one. Return whether it is news."""
+        self.num_changes += 1
+        return self.running is not None and self.running.add(fault)
+
+    def note_progress(self, now_s: float) -> None:
+        """Note that all workers have made a step since the last recovery."""
+        last = self.finished[-1] if self.finished else None
+        if last is not None and last.ended_s is not None:
+            self.num_changes += 1
+            last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
+
+    @property
+    def num_barren(self) -> int:
+        """Recoveries in a row, the running one included, that the script may have caused, without progress."""
+        return self._num_barren if self.running is None else self._count_barren(self.running)
+
+    def _count_barren(self, incident: Incident) -> int:
+        num_barren = self._num_barren if incident.is_barren else 0
+        return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
+
+    def close(self, now_s: float) -> None:
+        """End the running recovery, since all active workers run again, and count it, once.
+
+        Where no plan of this coordinator led there, another one did, and counted it.
+        """
+        incident = self.running
+        if incident is not None and incident.rung is not None:
+            incident.finish(now_s)
+            self.by_rung[incident.rung] += 1
+            self.by_cause[incident.culprit.cause] += 1
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave the running recovery as it is: unless it was closed, nothing was recovered and nothing is counted."""
+        incident = self.running
+        if incident is None:
+            return
+        self.num_changes += 1
+        self._num_barren = self._count_barren(incident)
+        self.finished.append(incident)
+        self.running = None
+
+    def to_messages(self, wall: Callable[[float], str]) -> tuple[Recovery, ...]:
+        """Return the newest recoveries, the running and the abandoned ones included, newest last."""
+        incidents = [*self.finished, *([self.running] if self.running is not None else [])]
+        return tuple(incident.to_message(wall) for incident in incidents[-MAX_RECOVERIES:])
+
+
+class Progress:
+    """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
+
+    Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
+    first time; it begins with the step before in the same iteration, or when all workers were known to have
+    entered.
+    Steps that a restart repeats do not count, nor does the time between the last new step and a fault. Without steps,
+    all running time counts.
+
+    What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
+    """
+
+    def __init__(self) -> None:
+        self.max_step = -1
+        self._iteration_step = -1
+        self._first_run_s: float | None = None
+        self._mark_s: float | None = None
+        self._gained_s = 0.0
+        self._ended_s: float | None = None
+        self._run_s: float | None = None
+        self._step_before = -1
+        self._world_size = 0
+        self._stopped_s: float | None = None
+        self._lost_rank_s = 0.0
+        self._entered_s = -math.inf
+        """When the last pod had entered an iteration."""
+
+    def has_gained(self, now_s: float) -> bool:
+        """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
+        if self.max_step >= 0:
+            has_gained = self.max_step > self._step_before
+        else:
+            has_gained = self._run_s is not None and now_s - self._run_s >= STEADY_RUN_S
+        self._run_s = None
+        self._step_before = self.max_step
+        return has_gained
+
+    def enter(self, at_s: float) -> None:
+        """All workers of a pod had entered an iteration by then; it may be told a moment later."""
+        self._entered_s = max(self._entered_s, at_s)
+
+    def entered_s(self, planned_s: float, now_s: float) -> float:
+        """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
+        return self._entered_s if self._entered_s >= planned_s else now_s
+
+    def run(self, now_s: float, world_size: int) -> None:
+        """All workers are known to have entered an iteration."""
+        self._run_s = now_s
+        if self._first_run_s is None:
+            self._first_run_s = now_s
+        self._lost_rank_s = self.lost_rank_s(now_s)
+        self._stopped_s = None
+        self._world_size = world_size
+        self._mark_s = now_s
+        self._iteration_step = -1
+
+    def stop(self, now_s: float) -> None:
+        """The iteration is over."""
+        if self._mark_s is None:
+            return
+        if self.max_step < 0:
+            self._gained_s += now_s - self._mark_s
+        else:
+            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
+        self._mark_s = None
+        self._stopped_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """The job is over."""
+        self.stop(now_s)
+        self._ended_s = now_s
+
+    def step(self, step: int, now_s: float) -> None:
+        """A worker has reported a step."""
+        if step <= self._iteration_step:
+            return  # Another worker was faster.
+        self._iteration_step = step
+        is_first_time = step > self.max_step
+        self.max_step = max(self.max_step, step)
+        if self._mark_s is None:
+            return
+        if is_first_time:
+            self._gained_s += now_s - self._mark_s
+        else:
+            self._lost_rank_s += (now_s - self._mark_s) * self._world_size
+        self._mark_s = now_s
+
+    def gained_s(self, now_s: float) -> float:
+        """Return the seconds of first-time progress; never falls."""
+        end_s = now_s if self._ended_s is None else self._ended_s
+        return self._gained_s + (end_s - self._mark_s if self._mark_s is not None and self.max_step < 0 else 0.0)
+
+    def lost_rank_s(self, now_s: float) -> float:
+        """Return the seconds that were lost, times ranks; never falls. Time since the last step is not judged yet."""
+        end_s = now_s if self._ended_s is None else self._ended_s
+        return self._lost_rank_s + (0.0 if self._stopped_s is None else (end_s - self._stopped_s) * self._world_size)
+
+    def ettr(self, now_s: float) -> float | None:
+        """Return the ratio, 0 to 1; None before the job ran."""
+        if self._first_run_s is None:
+            return None
+        end_s = now_s if self._ended_s is None else self._ended_s
+        wall_s = end_s - self._first_run_s
+        return 1.0 if wall_s <= 0 else min(self.gained_s(now_s) / wall_s, 1.0)

@@ -1,0 +1,113 @@
+"""The conditions PodsReady and UpToDate: what keeps pods from coming up, or makes them useless."""
+
+from collections.abc import Iterator, Sequence
+
+from unbroken_core.reasons import Reason
+from unbroken_operator.api import layout
+from unbroken_operator.api.models import UpdatePolicy
+from unbroken_operator.api.status_models import ConditionType
+from unbroken_operator.decisions.admission import Accepted
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.reporting.finding import Finding, listed, pod_names
+from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.updates import CHANGED
+
+
+def pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Finding:
+    """Say whether all wanted pods run, and if not, the first reason that somebody can do something about."""
+    wanted = verdict.settings.replicas + verdict.settings.spares
+    running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
+    count = f"{running} of {wanted} training pods run"
+
+    def finding(reason: Reason, text: str) -> Finding:
+        return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
+
+    unstartable = _unstartable(snapshot)
+    if unstartable is not None:
+        return finding(*unstartable)
+    troubled = [
+        pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
+    ]
+    if troubled:
+        return finding(*_trouble(snapshot, troubled))
+    # Those that are to take the place of others come on top.
+    useless = _useless(snapshot, assessment, is_short=running < wanted or bool(assessment.outdated))
+    if useless is not None:
+        return finding(*useless)
+    if assessment.rendezvous is None:
+        return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
+    if running < wanted:
+        return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
+    return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
+
+
+def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
+    """Return why no pod can come up, whatever nodes and images there are."""
+    if snapshot.memory.refusals:
+        first = snapshot.memory.refusals[0]
+        return Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}"
+    if snapshot.secret is not None and snapshot.secret.lacks:
+        lacking = f"Secret {snapshot.secret.name} has lost {listed(snapshot.secret.lacks)}"
+        return Reason.SECRET_DAMAGED, f"{lacking}: starting pods cannot go on; delete it, and the operator recreates it"
+    return None
+
+
+def up_to_date(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Finding]:
+    """Say which pods are old, from the first change of the template on."""
+    outdated = assessment.outdated
+    if outdated:
+        is_rolling = verdict.spec.update_policy is UpdatePolicy.ROLLING
+        text = (
+            "ranks move to new pods as soon as those are ready"
+            if is_rolling
+            else "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
+        )
+        message = f"{len(outdated)} of {len(assessment.alive)} training pods were made from an earlier template"
+        message = f"{message} ({pod_names(outdated)}); {text}"
+        yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
+    elif any(item["type"] == ConditionType.UP_TO_DATE.value for item in snapshot.status.get("conditions") or ()):
+        message = "all training pods were made from the present template"
+        yield Finding(ConditionType.UP_TO_DATE, True, Reason.TEMPLATE_CURRENT, message)
+
+
+def _leaving(assessment: Assessment) -> str:
+    """Return which pods are to leave their nodes; "" for none."""
+    why: dict[str, list[str]] = {}
+    for pod in assessment.alive:
+        if assessment.troubled.get(pod.uid, CHANGED) != CHANGED:
+            why.setdefault(assessment.troubled[pod.uid], []).append(pod.name)
+    if not why:
+        return ""
+    parts = listed([f"{listed(names)} ({text})" for text, names in why.items()])
+    return f"to be moved as soon as a spare pod elsewhere is ready: {parts}"
+
+
+def _useless(snapshot: Snapshot, assessment: Assessment, *, is_short: bool) -> tuple[Reason, str] | None:
+    """Return why pods that come up are of no use, or will not be for long."""
+    leaving = _leaving(assessment)
+    if leaving:
+        return Reason.NODES_LEAVING, leaving
+    report = snapshot.report
+    if report is not None and report.refused:
+        return Reason.POD_REFUSED, f"the rendezvous refuses {listed(report.refused, '; ')}"
+    failed = [pod for pod in snapshot.trainers() if pod.phase == "Failed"]
+    if not (snapshot.memory.num_early_failures and failed and is_short):
+        return None
+    last = max(failed, key=lambda pod: pod.ordinal)
+    text = f"pods fail before they are ready, last {last.name}: {last.end}; see `kubectl logs {last.name}`"
+    return Reason.FAILED_BEFORE_READY, text
+
+
+def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, str]:
+    first = troubled[0].problem
+    assert first is not None
+    if first.reason is not Reason.UNSCHEDULABLE:
+        alike = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is first.reason]
+        return first.reason, f"{pod_names(alike)}: {first.message}"
+    waiting = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE]
+    text = f"{len(waiting)} wait for nodes ({pod_names(waiting)}): {first.message}"
+    if waiting[-1].component != layout.TRAINER:
+        return first.reason, text
+    would_help = missing_on_nodes(snapshot.job["spec"]["template"]["spec"], snapshot.nodes)
+    return first.reason, f"{text}; {would_help}" if would_help else text

@@ -1,0 +1,78 @@
+"""The conditions SparesExhausted and SparesSpread."""
+
+from collections.abc import Iterator, Sequence
+
+from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
+from unbroken_core.settings import JobSettings
+from unbroken_operator.api.models import Spread
+from unbroken_operator.api.status_models import ConditionType
+from unbroken_operator.decisions.admission import Accepted
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.spreading import Unserved, unserved
+
+
+def spares_exhausted(verdict: Accepted, assessment: Assessment) -> Finding:
+    """Say whether spares are wanted and none is ready."""
+    wanted = verdict.settings.spares
+    ready = sum(
+        assessment.role(pod) is Role.SPARE and _is_ready(assessment.members.get(pod.uid)) for pod in assessment.alive
+    )
+    is_exhausted = wanted > 0 and ready == 0
+    message = f"{ready} spare pods are ready, {wanted} are wanted"
+    if is_exhausted:
+        message += (
+            "; the next lost pod costs ranks or waits until a new pod is up. More spares or free nodes would help"
+        )
+    reason = Reason.SPARES_EXHAUSTED if is_exhausted else Reason.SPARES_READY
+    return Finding(ConditionType.SPARES_EXHAUSTED, is_exhausted, reason, message)
+
+
+def spares_spread(
+    snapshot: Snapshot, verdict: Accepted, assessment: Assessment, report: JobStatus
+) -> Iterator[Finding]:
+    """Say whether spares are where they are wanted, once pods are settled: a promoted spare is soon replaced."""
+    settings = verdict.settings
+
+    def finding(is_true: bool, text: str) -> Finding:
+        reason = Reason.SPARES_SPREAD if is_true else Reason.SPARES_NOT_SPREAD
+        return Finding(ConditionType.SPARES_SPREAD, is_true, reason, cut(text))
+
+    if not settings.layers or not settings.spares or verdict.spec.spares.spread is Spread.ANYWHERE:
+        if any(item["type"] == ConditionType.SPARES_SPREAD.value for item in snapshot.status.get("conditions") or ()):
+            yield finding(True, "nothing says where spares are to be (spares.count, spares.spread, topology.layers)")
+        return
+    is_all_there = len(assessment.alive) >= settings.replicas + settings.spares
+    is_placed = all(pod.node or _is_unschedulable(pod) for pod in assessment.alive)
+    if report.phase is not JobPhase.RUNNING or not is_all_there or not is_placed:
+        return
+    bare = list(unserved(settings, assessment))
+    if bare:
+        yield finding(False, _bare_text(settings, bare))
+    else:
+        names = ", ".join(layer.name for layer in settings.layers)
+        yield finding(True, f"every domain of {names} with active pods has a spare pod")
+
+
+def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:
+    parts = []
+    for item in bare:
+        text = f"{item.layer}: no spare pod in {listed(item.domains)}"
+        if settings.spares < item.num_domains:
+            text += f": raise spares.count to {item.num_domains}, one for each domain with active pods"
+            text += f"; it is {settings.spares}"
+        else:
+            text += f": free or add a node there; {settings.spares} spares for {item.num_domains} domains are enough"
+        parts.append(text)
+    return "; ".join(parts)
+
+
+def _is_unschedulable(pod: PodView) -> bool:
+    return pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE
+
+
+def _is_ready(member: PodStatus | None) -> bool:
+    # A pod is up long before its workers have imported and loaded what they need.
+    return member is not None and member.is_connected and set(member.workers) == {WorkerPhase.READY}

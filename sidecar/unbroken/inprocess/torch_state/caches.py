@@ -1,0 +1,129 @@
+"""What torch remembers of meshes, ranks and groups for the whole process, and how each memory is emptied.
+
+torch's caches compare two meshes by their ranks and layout, not by the rank that asks: to one of them, the mesh of
+the iteration that has ended *is* the new one, and its offsets are those of the former rank. A checkpoint written with
+them reads back wrong, without an error. The list was made by reading torch 2.13; for each entry, what it does when
+stale was tried. A name that the torch at hand does not have is reported, not skipped: nobody knows then what took its
+place.
+"""
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+DTENSOR = "torch.distributed.tensor"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One thing that torch keeps; it exists only where `module` was imported."""
+
+    module: str
+    name: str
+    """Path of the attribute within the module."""
+    empty: Callable[[Any, str], object]
+    """Called with the object that holds the attribute, and the attribute's name. What it returns is still referenced by
+    somebody who takes long to drop: the caller destroys it in the background. None: nothing."""
+    is_optional: bool = False
+    """Whether other releases of torch lack it because they lack the feature: its absence says nothing then."""
+
+
+def empty_all() -> tuple[list[object], list[str]]:
+    """Empty everything that this process has; return what is to be destroyed slowly, and the names of what is missing.
+
+    Belongs to the thread that runs the function: one of the caches is the thread's own. What another thread keeps is
+    never found again, because each iteration's meshes differ from all before (`mesh_identity`).
+    """
+    slow: list[object] = []
+    missing: list[str] = []
+    for memory in MEMORIES:
+        module = sys.modules.get(memory.module)
+        if module is None:
+            continue
+        try:
+            holder, name = _find(module, memory.name)
+            kept = memory.empty(holder, name)
+        except AttributeError:
+            if not memory.is_optional:
+                missing.append(f"{memory.module}.{memory.name}")
+        except Exception as error:
+            logger.warning("torch's memory cannot be emptied: name=%s.%s error=%s", memory.module, memory.name, error)
+            missing.append(f"{memory.module}.{memory.name}")
+        else:
+            if kept is not None:
+                slow.append(kept)
+    return slow, missing
+
+
+def _find(module: Any, path: str) -> tuple[Any, str]:
+    """Return who holds the last name of this path. Raises AttributeError where one of the names is not there."""
+    *outer, name = path.split(".")
+    holder = module
+    for part in outer:
+        holder = getattr(holder, part)
+    getattr(holder, name)
+    return holder, name
+
+
+def _clear(holder: Any, name: str) -> None:
+    getattr(holder, name).clear()
+
+
+def _clear_cache(holder: Any, name: str) -> None:
+    getattr(holder, name).cache_clear()
+
+
+def _call(holder: Any, name: str) -> None:
+    getattr(holder, name)()
+
+
+def _forget(holder: Any, name: str) -> None:
+    setattr(holder, name, None)
+
+
+def _hand_over(holder: Any, name: str) -> object:
+    kept: object = getattr(holder, name)
+    setattr(holder, name, None)
+    return kept
+
+
+def _renew(holder: Any, name: str) -> None:
+    """Put an empty one in the place of a cache of which every thread has its own."""
+    setattr(holder, name, type(getattr(holder, name))(holder.propagate_op_sharding_non_cached))
+
+
+_PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
+_PLANNER = "torch.distributed.checkpoint.planner"
+_SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory"
+
+MEMORIES: tuple[Memory, ...] = (
+    # An operation on a sharded tensor returns the mesh, and so the offset, of the iteration before.
+    Memory(f"{DTENSOR}._api", f"{_PROPAGATOR}.propagate_op_sharding", _renew),
+    Memory("torch", "_C._clear_DTensor_sharding_propagator_cache", _call),
+    Memory(f"{DTENSOR}._api", f"{_PROPAGATOR}._propagate_tensor_meta_cached", _clear_cache),
+    # Uneven shards in nested meshes fail to redistribute.
+    Memory(f"{DTENSOR}._redistribute", "_gen_transform_infos", _clear_cache),
+    Memory(f"{DTENSOR}._redistribute", "clear_redistribute_planner_cache", _call),
+    Memory(f"{DTENSOR}._collective_utils", "MeshTopoInfo.build_from_mesh", _clear_cache),
+    Memory(f"{DTENSOR}._random", "_rng_tracker", _forget),
+    Memory("torch.distributed.device_mesh", "_mesh_resources.mesh_stack", _clear),
+    Memory("torch.distributed._shard.api", "_CURRENT_PROCESS_GROUP", _forget),
+    # Plans of the former ranks: survivors and a new coordinator do not agree on what is written.
+    Memory(_PLANNER, "SavePlanner._cached_save_plan", _clear),
+    Memory(_PLANNER, "SavePlanner._cached_final_save_plan", _clear),
+    Memory(_PLANNER, "SavePlanner._cached_all_plans", _clear),
+    Memory(_PLANNER, "SavePlanner._cached_global_plan", _clear),
+    Memory(_PLANNER, "SavePlanner._cached_metadata", _clear),
+    # A process that writes checkpoints, in a group of such processes of the former ranks; it takes seconds to end.
+    Memory("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
+    # Keyed by names of groups, which begin again at "0".
+    Memory(_SYMMETRIC_MEMORY, "_group_name_to_store", _clear, is_optional=True),
+    Memory(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
+    # Groups of the compiler's own.
+    Memory("torch._dynamo.distributed", "_COMPILE_PG", _forget),
+    Memory("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
+)

@@ -1,0 +1,83 @@
+"""What must hold of the coordinator's own state after every step (docs/architecture.md), whatever happens."""
+
+import math
+
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+
+SETS = (
+    *("ready", "unready", "away", "broken", "coming", "out", "hopeless", "respawning", "not_entered", "active"),
+    *("not_completed", "not_progressed", "leaving", "lingering", "without_domain", "heard"),
+)
+"""Of the table of pods."""
+
+
+class BrokenStateError(AssertionError):
+    """The coordinator's state contradicts itself."""
+
+
+def check_state(coordinator: Coordinator, now_s: float, generation: int, iteration: int) -> None:
+    """Check the state between two steps. `generation` and `iteration` are those before the last step."""
+    job = coordinator._job
+    _check_numbers(job, generation, iteration)
+    _check_phase(job)
+    _check_world(job)
+    _check_members(job)
+    deadline_s = coordinator.next_deadline_s()
+    if deadline_s is not None and not now_s < deadline_s < math.inf:
+        raise BrokenStateError(f"a tick is due at {deadline_s}, and was not taken at {now_s}")
+    if deadline_s is None and job.phase.kind not in OVER and not job.pod_clock.is_standing and job.members.heard:
+        raise BrokenStateError(f"{job.phase.kind} waits for ever: {job.report}")
+
+
+def _check_numbers(job: JobState, generation: int, iteration: int) -> None:
+    """Plans are never numbered back."""
+    numbers = job.numbers
+    if numbers.generation < generation or numbers.highest_iteration < iteration:
+        raise BrokenStateError(f"{numbers} after generation {generation} and iteration {iteration}")
+    if job.world.iteration > numbers.highest_iteration:
+        raise BrokenStateError(f"iteration {job.world.iteration} is above the highest, {numbers.highest_iteration}")
+
+
+def _check_phase(job: JobState) -> None:
+    """What belongs to a phase is there with it, and nothing of it later."""
+    phase, has_incident = job.phase, job.history.running is not None
+    if isinstance(phase, Forming) and (job.world.size or job.members.active):
+        raise BrokenStateError(f"no plan is in force, and {len(job.members.active)} pods have ranks")
+    if isinstance(phase, Interrupted) and not has_incident:
+        raise BrokenStateError("the iteration is interrupted, and no recovery is under way")
+    if isinstance(phase, Running) and has_incident:
+        raise BrokenStateError("all run, and a recovery is still under way")
+    if isinstance(phase, Running) and phase.move is not None and phase.move.order is not None:
+        order, numbers = phase.move.order, job.numbers
+        if (order.iteration, order.number) != (job.world.iteration, numbers.halt):
+            raise BrokenStateError(
+                f"{order} is in force in iteration {job.world.iteration}, the last is {numbers.halt}"
+            )
+
+
+def _check_world(job: JobState) -> None:
+    """Active ranks are 0 to n-1, one worker each, but for those of pods that were lost since."""
+    ranks = sorted(rank for member in job.members.by_uid.values() for rank in member.ranks.values())
+    if len(set(ranks)) != len(ranks) or (ranks and not 0 <= ranks[0] <= ranks[-1] < job.world.size):
+        raise BrokenStateError(f"a world of {job.world.size} ranks has the ranks {ranks}")
+    is_whole = isinstance(job.phase, (Planned, Running))
+    if is_whole and len(ranks) != job.world.size:
+        raise BrokenStateError(f"a world of {job.world.size} ranks runs with {len(ranks)} of them")
+
+
+def _check_members(job: JobState) -> None:
+    """The sets of the table say what the pods say: sorting all of them again changes nothing."""
+    members = job.members
+    before = {name: dict(getattr(members, name)) for name in SETS}
+    version = members.ranking.version
+    for member in members.by_uid.values():
+        members.sort(member)
+    after = {name: dict(getattr(members, name)) for name in SETS}
+    stale = [name for name in SETS if before[name] != after[name]]
+    if stale or members.ranking.version != version:
+        raise BrokenStateError(f"pods were not sorted after a change: {stale or 'the ranking'}")
+    connected = {member.uid for member in members.by_uid.values() if member.session is not None}
+    if connected != set(members.heard) or connected != {member.uid for member in members.by_session.values()}:
+        raise BrokenStateError("connections and members differ")

@@ -1,0 +1,184 @@
+"""What `unbroken status`, `why` and `timeline` say of a job, from its object and Events."""
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from unbroken_cli.commands.framework import _only
+from unbroken_cli.commands.why import find_fault
+from unbroken_cli.errors import CommandError
+from unbroken_cli.job import Job
+from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.text import age, status_lines, timeline_lines, why_lines
+from unbroken_core.errors import InputError
+
+NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
+
+
+def condition(kind: str, status: str, reason: str, message: str) -> dict[str, Any]:
+    """Return a condition as the operator writes it."""
+    return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": ""}
+
+
+def record(number: int, **fields: Any) -> dict[str, Any]:
+    """Return one recovery of the history."""
+    return {
+        "generation": 1,
+        "number": number,
+        "cause": "process-signal",
+        "rung": "pod",
+        "rank": 3,
+        "pod": "digits-1",
+        "node": "node-a",
+        "replacedBy": ["digits-4"],
+        "iteration": number,
+        "startedAt": f"2026-01-01T00:0{number}:00Z",
+        "endedAt": f"2026-01-01T00:0{number}:01Z",
+        "seconds": {"detect": 0.001, "stop": 0.4, "plan": 0.001, "enter": 0.01},
+        **fields,
+    }
+
+
+def job_of(status: dict[str, Any], events: list[dict[str, Any]] | None = None) -> Job:
+    """Return the job that an object with this status is."""
+    item = {
+        "metadata": {"name": "digits", "namespace": "team-a"},
+        "spec": {"template": {"spec": {"containers": [{"name": "trainer"}]}}},
+        "status": status,
+    }
+    return job_from_objects(item, events or [])
+
+
+def running(**fields: Any) -> dict[str, Any]:
+    """Return the status of a job that trains after two faults."""
+    return {
+        "state": "Running",
+        "iteration": 2,
+        "ranks": {"active": 8, "spare": 4, "lost": 0},
+        "restarts": {"total": 2},
+        "ettr": 0.97,
+        "conditions": [condition("Running", "True", "Training", "8 ranks train")],
+        "history": [record(1), record(2)],
+        "lastInterruption": {"time": "2026-01-01T00:02:00Z", "detail": "signal 9", "domain": "rack-1"},
+        **fields,
+    }
+
+
+def test_status_says_training_then_fault_then_culprit_then_repair_then_what_to_do() -> None:
+    assert status_lines(job_of(running()), NOW) == [
+        "digits in namespace team-a: TRAINING, iteration 2: 8 ranks train",
+        "  ranks      8 active, 4 spare, 0 lost; restarts 2, ETTR 0.97",
+        "  last fault 18 min 0 s ago (2026-01-01T00:02:00Z): process-signal: signal 9   (number 2)",
+        "  culprit    rank 3, pod digits-1, node node-a, domain rack-1",
+        "  done       rung pod, 0.412 s, iteration 2; digits-4 took over",
+        "  next       signal 9: compare the pod's memory limit with its use; others: a crash in native code",
+        "             kubectl -n team-a logs digits-1 -c trainer --tail=100   (as long as the pod is there)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "first", "advice"),
+    [
+        pytest.param({}, "no operator has looked at it yet", "an operator runs", id="untouched"),
+        pytest.param(
+            {
+                "state": "Invalid",
+                "conditions": [condition("Admitted", "False", "InvalidSpec", "minReplicas: want ...")],
+            },
+            "the spec is refused: minReplicas: want",
+            "correct the field",
+            id="invalid",
+        ),
+        pytest.param(
+            running(
+                state="Recovering", conditions=[condition("Running", "False", "BelowMinimumReplicas", "1 of 2 pods")]
+            ),
+            "NOT TRAINING, it recovers: 1 of 2 pods",
+            "bring nodes back",
+            id="below the minimum",
+        ),
+        pytest.param(
+            running(conditions=[condition("Running", "Unknown", "WaitingForRendezvous", "it does not answer")]),
+            "PROBABLY TRAINING: it does not answer",
+            "component=rendezvous",
+            id="rendezvous away",
+        ),
+        pytest.param(
+            running(state="Failed", conditions=[condition("Failed", "True", "NoProgress", "failed 10 times")]),
+            "FAILED: failed 10 times",
+            "fix the script",
+            id="failed",
+        ),
+        pytest.param(
+            running(ranks={"active": 6, "spare": 0, "lost": 2}), "TRAINING", "add nodes: 2 ranks", id="degraded"
+        ),
+        pytest.param(
+            running(history=[record(1), record(2), record(3, node="node-b")]),
+            "TRAINING",
+            "kubectl cordon node-a",
+            id="one node again and again",
+        ),
+    ],
+)
+def test_status_names_the_state_first_and_advice_that_fits_it(status: dict[str, Any], first: str, advice: str) -> None:
+    lines = status_lines(job_of(status), NOW)
+    assert first in lines[0]
+    assert any(advice in line for line in lines[1:]), lines
+
+
+def test_why_finds_the_detail_of_an_old_fault_in_its_event() -> None:
+    message = (
+        "rank 3 (pod digits-1, node node-a): process-signal: signal 11; recovered by rung pod in 0.412 s "
+        "(detect 0.001), iteration 0 -> 1; digits-4 took over"
+    )
+    event = {"lastTimestamp": "2026-01-01T00:01:01Z", "type": "Normal", "reason": "Recovered", "message": message}
+    job = job_of(running(), [event])
+    lines = why_lines(job, find_fault(job, "1"), NOW)
+    assert lines[0] == "fault 1 of digits in namespace team-a: process-signal: signal 11"
+    assert "             stop                0.400 s" in lines
+    assert [line.split()[1] for line in timeline_lines(job)[1:]] == ["00:01:00", "00:02:00"]
+
+
+def test_why_shows_the_frames_of_the_culprit() -> None:
+    job = job_of(running())
+    fault = replace(find_fault(job, "1"), stack=("train.py:7 in train", "data.py:3 in load"))
+    lines = why_lines(job, fault, NOW)
+    assert lines[lines.index("  stack      train.py:7 in train") + 1] == "             data.py:3 in load"
+
+
+def test_why_says_when_the_detail_of_an_old_fault_is_forgotten() -> None:
+    job = job_of(running())
+    assert any("not kept" in line for line in why_lines(job, find_fault(job, "1"), NOW))
+
+
+def test_faults_of_several_coordinators_are_told_apart_by_generation() -> None:
+    job = job_of(running(history=[record(1), record(1, generation=2)]))
+    assert [fault.id for fault in job.faults] == ["1.1", "2.1"]
+
+
+def test_a_fault_that_is_not_kept_is_refused_with_those_that_are() -> None:
+    with pytest.raises(InputError, match=r"numbers 1, 2; got '7'"):
+        find_fault(job_of(running()), "7")
+
+
+def test_a_name_in_several_namespaces_is_refused_with_all_of_them() -> None:
+    found = [{"metadata": {"name": "digits", "namespace": name}} for name in ("team-b", "team-a")]
+    with pytest.raises(InputError, match=r"several namespaces \(team-a, team-b\)"):
+        _only(found, "digits")
+    with pytest.raises(CommandError, match="no namespace has one"):
+        _only([], "digits")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2026-01-01T00:19:58Z", "2 s ago"),
+        ("2025-12-30T22:20:00Z", "1 d 2 h ago"),
+        ("2026-01-01T00:21:00Z", "just now"),
+        ("", "at an unknown time"),
+    ],
+)
+def test_ages_have_their_two_largest_units(text: str, words: str) -> None:
+    assert age(text, NOW) == words

@@ -1,0 +1,1083 @@
+"""The coordinator, driven by hand: one test for each rule that a message can trigger."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.simulation.state_invariants import check_state
+
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.coordinator.events import (
+    Action,
+    AgentDisconnected,
+    AgentJoined,
+    AgentReported,
+    Close,
+    Observed,
+    Send,
+    Tick,
+)
+from unbroken_core.layers import Layer
+from unbroken_core.messages import (
+    Fault,
+    Finish,
+    Heartbeat,
+    Hello,
+    Interrupt,
+    JobStatus,
+    Observation,
+    Plan,
+    PodObservation,
+    RankPlan,
+    Refused,
+    Report,
+    Respawn,
+    Welcome,
+    WorkerState,
+)
+from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
+from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
+from unbroken_core.settings import JobSettings, RungBudget, Timeouts
+
+READY, RUNNING, STOPPING = WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING
+GONE, STARTING, COMPLETED = WorkerPhase.GONE, WorkerPhase.STARTING, WorkerPhase.COMPLETED
+SETTINGS = JobSettings("digits", replicas=2, spares=1, ranks_per_pod=2)
+
+
+class Bench:
+    """A coordinator and the last thing that each pod said."""
+
+    def __init__(self, settings: JobSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.now_s = 0.0
+        self.coordinator = Coordinator(settings, 0.0)
+        self.states: dict[str, list[WorkerState]] = {}
+        self.sessions: dict[str, str] = {}
+        self.seq = 0
+        self.num_sessions = 0
+
+    def step(self, event: Any) -> list[Action]:
+        before = self.coordinator.past
+        actions = self.coordinator.step(event, self.now_s)
+        check_state(self.coordinator, self.now_s, *before)
+        return actions
+
+    def tick(self, seconds: float) -> list[Action]:
+        """Pass time as the shell does: every deadline on the way gets its tick, and every pod its heartbeats."""
+        until_s, actions = self.now_s + seconds, list[Action]()
+        while True:
+            deadline_s = self.coordinator.next_deadline_s()
+            self.now_s = until_s if deadline_s is None or deadline_s > until_s else deadline_s
+            if deadline_s is None or deadline_s > until_s:
+                return actions
+            actions += self.step(Tick())
+
+    def live(self, seconds: float) -> list[Action]:
+        """Pass time while all connected pods repeat what they said."""
+        actions = list[Action]()
+        for _turn in range(int(seconds)):
+            actions += self.tick(1.0)
+            for pod in list(self.sessions):
+                actions += self.report(pod)
+        return actions
+
+    def hello(self, pod: str, **changes: Any) -> Hello:
+        states = tuple(self.states.setdefault(pod, self.workers(READY)))
+        size = self.settings.ranks_per_pod
+        hello = Hello(1, "digits", pod, f"uid-{pod}", "s", f"node-{pod}", size, workers=states)
+        return replace(hello, **changes)
+
+    def join(self, pod: str, **changes: Any) -> list[Action]:
+        self.num_sessions += 1
+        session = self.sessions[pod] = f"{pod}#{self.num_sessions}"
+        return self.step(AgentJoined(session, self.hello(pod, **changes)))
+
+    def workers(self, phase: WorkerPhase, iteration: int = -1, incarnation: int = 0) -> list[WorkerState]:
+        port = 5000 if phase is READY else 0
+        return [
+            WorkerState(local, incarnation, phase, iteration, "10.0.0.1" if port else "", port + local if port else 0)
+            for local in range(self.settings.ranks_per_pod)
+        ]
+
+    def report(self, pod: str, is_leaving: bool = False, entered_ago_s: float = 0.0) -> list[Action]:
+        self.seq += 1
+        message = Report(self.seq, tuple(self.states[pod]), is_leaving, entered_ago_s)
+        return self.step(AgentReported(self.sessions[pod], message))
+
+    def all_are(self, phase: WorkerPhase, iteration: int, *pods: str) -> list[Action]:
+        actions = []
+        for pod in pods:
+            self.states[pod] = self.workers(phase, iteration)
+            actions += self.report(pod)
+        return actions
+
+    def worker(
+        self, pod: str, local_rank: int, phase: WorkerPhase, fault: Fault | None = None, **more: Any
+    ) -> list[Action]:
+        old = self.states[pod][local_rank]
+        port = 6000 if phase is READY else 0
+        self.states[pod][local_rank] = replace(
+            old, phase=phase, fault=fault, host="h" if port else "", port=port, **more
+        )
+        return self.report(pod)
+
+    def fault(
+        self, pod: str, local_rank: int, cause: Cause, phase: WorkerPhase = STOPPING, **more: Any
+    ) -> list[Action]:
+        iteration = self.status().iteration
+        return self.worker(pod, local_rank, phase, Fault(cause, iteration, f"{cause} of {pod}", **more))
+
+    def run(self, *pods: str) -> None:
+        """Form the job and bring it to RUNNING."""
+        for pod in pods:
+            self.join(pod)
+        self.tick(self.settings.timeouts.last_call_s)
+        active = pods[: self.settings.replicas]
+        self.all_are(RUNNING, 0, *active)
+        assert self.status().phase is JobPhase.RUNNING
+
+    def status(self) -> JobStatus:
+        return self.coordinator.status(self.now_s, lambda seconds: f"t{seconds:g}")
+
+
+def sent(actions: list[Action], kind: type) -> dict[str, Any]:
+    """Return the last message of a kind for each pod."""
+    return {a.session.split("#")[0]: a.message for a in actions if isinstance(a, Send) and isinstance(a.message, kind)}
+
+
+def ranks(plan: Plan) -> list[int | None]:
+    return [part.rank for part in plan.ranks]
+
+
+# ---------------------------------------------------------------------------------------------------------- forming
+
+
+def test_a_job_forms_as_soon_as_all_wanted_pods_are_ready() -> None:
+    """3.27"""
+    bench = Bench()
+    welcome = sent(bench.join("p10"), Welcome)["p10"]
+    assert welcome == Welcome(1, 1, 6.0)
+    bench.join("p9")
+    plans = sent(bench.join("p2"), Plan)
+    assert {pod: (plan.role, ranks(plan)) for pod, plan in plans.items()} == {
+        "p2": (Role.ACTIVE, [0, 1]),
+        "p9": (Role.ACTIVE, [2, 3]),
+        "p10": (Role.SPARE, [None, None]),
+    }
+    assert {part.reason for part in plans["p2"].ranks} == {RankReason.FIRST}
+    assert {(plan.world_size, plan.spare_ranks, plan.master_port) for plan in plans.values()} == {(4, 2, 5000)}
+
+
+def test_spares_get_a_last_call_and_no_more() -> None:
+    """3.26"""
+    bench = Bench()
+    bench.join("p0")
+    bench.join("p1")
+    assert bench.status().phase is JobPhase.FORMING
+    assert "2 of 2 pods are ready" in bench.status().message
+    assert set(sent(bench.tick(5.0), Plan)) == {"p0", "p1"}
+
+
+def test_the_startup_timeout_says_who_is_missing() -> None:
+    """3.24, 3.43"""
+    bench = Bench()
+    bench.join("p0")
+    pods = {f"uid-{pod}": PodObservation(pod, "n", ()) for pod in ("p0", "p1", "p2")}
+    bench.step(Observed(Observation(pods)))
+    actions = bench.live(601)
+    finish = sent(actions, Finish)["p0"]
+    assert (finish.outcome, finish.reason) == (JobPhase.FAILED, Reason.STARTUP_TIMEOUT)
+    assert finish.message == "after 600 s 1 of 2 pods are ready, 1 have joined; not joined: p1, p2"
+
+
+def test_a_script_that_never_gets_ready_is_told_what_makes_it_ready() -> None:
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    (finish,) = sent(bench.live(601), Finish).values()
+    assert "not ready: p0 (workers are ready when they call a function under unbroken.inprocess.Wrapper" in (
+        finish.message
+    )
+
+
+def test_a_pod_without_domains_is_waited_for_and_then_put_into_the_unknown_domain() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, layers=(Layer("rack", "rack"),)))
+    bench.join("p0", domains=("r1",))
+    bench.join("p1")
+    assert (bench.status().reason, bench.status().phase) == (Reason.WAITING_FOR_TOPOLOGY, JobPhase.FORMING)
+    assert "p1" in bench.status().message
+    bench.tick(5.0)
+    assert [pod.domains for pod in bench.status().pods] == [("r1",), ("unknown",)]
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_an_observation_with_the_domains_ends_the_wait() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, layers=(Layer("rack", "rack"),)))
+    bench.join("p0", domains=("r2",))
+    bench.join("p1")
+    plans = sent(bench.step(Observed(Observation({"uid-p1": PodObservation("p1", "n1", ("r1",))}))), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p1": [0, 1], "p0": [2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 2}, "protocol: want 1, got 2; agent and rendezvous must run the same image"),
+        ({"job": "other"}, "job: want 'digits', got 'other'"),
+        ({"ranks_per_pod": 8}, "ranksPerPod: want 2 workers in each pod of the job, got 8 in pod p1"),
+        ({"pod_uid": ""}, "pod_uid: want the uid of the pod, got an empty string"),
+        ({"pod": "thief", "pod_uid": "uid-p0"}, "pod_uid: uid-p0 belongs to pod p0, got pod thief"),
+    ],
+)
+def test_an_agent_that_does_not_belong_is_refused_and_changes_nothing(changes: dict[str, Any], reason: str) -> None:
+    bench = Bench()
+    bench.join("p0")
+    before = bench.status()
+    bench.num_sessions += 1
+    actions = bench.step(AgentJoined("x#9", replace(bench.hello("p1"), **changes)))
+    assert actions == [Send("x#9", Refused(reason)), Close("x#9")]
+    after = bench.status()
+    assert replace(after, refused=(), revision=before.revision, message=before.message) == before
+    assert [text.partition(": ")[2] for text in after.refused] == [reason]
+    assert after.message == f"{before.message}; refused: {after.refused[0]}"
+
+
+def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    bench.join("p1")
+    waits: list[float] = []
+    for incarnation in range(6):
+        died_s = bench.now_s
+        fault = Fault(Cause.PROCESS_EXIT, -1, "exited with code 3: ImportError: no torhc")
+        actions = bench.worker("p0", 0, GONE, fault, incarnation=incarnation)
+        if bench.status().phase is JobPhase.FAILED:
+            break
+        while not sent(actions, Respawn):
+            actions = bench.live(1)
+        assert sent(actions, Respawn)["p0"].places == ((0, incarnation),)
+        waits.append(round(bench.now_s - died_s))
+        bench.worker("p0", 0, STARTING, incarnation=incarnation + 1)
+    assert waits == [1, 2, 4, 8]
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.FAILED_BEFORE_READY)
+    assert "p0 worker 0 ended 5 times: exited with code 3: ImportError: no torhc" in status.message
+
+
+# ---------------------------------------------------------------------------------------------------------- recovery
+
+
+def test_an_exception_costs_an_in_process_restart() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.now_s = 10.0
+    interrupts = sent(bench.fault("p0", 1, Cause.EXCEPTION, detect_s=0.25), Interrupt)
+    assert interrupts["p1"] == Interrupt(1, 0, Cause.EXCEPTION, 1, "p0", "exception of p0")
+    assert set(interrupts) == {"p0", "p1", "p2"}
+    bench.all_are(READY, 0, "p0")
+    bench.now_s = 11.0
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert [part.reason for part in plans["p0"].ranks] == [RankReason.KEPT] * 2
+    bench.now_s = 13.0
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.rung, recovery.cause, recovery.rank, recovery.pod) == (Rung.IN_PROCESS, Cause.EXCEPTION, 1, "p0")
+    assert recovery.phase_s == {"detect": 0.25, "stop": 1.0, "plan": 0.0, "enter": 2.0}
+    assert (recovery.started_at, recovery.ended_at) == ("t10", "t13")
+    assert bench.status().restarts_by_rung == {"in-process": 1}
+    assert bench.status().restarts_by_cause == {"exception": 1}
+
+
+def test_a_killed_worker_is_replaced_by_a_spare_at_once_and_heals_into_a_spare() -> None:
+    """Spare before respawn."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    assert not sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3], "p0": [None, None]}
+    assert {part.reason for part in plans["p2"].ranks} == {RankReason.REPLACED}
+    actions = bench.all_are(RUNNING, 1, "p1", "p2")
+    assert not sent(actions, Respawn), "a new process takes no core from the recovery, nor from its first collective"
+    assert sent(bench.tick(0.3), Respawn)["p0"].places == ((0, 0),)
+    assert bench.status().recoveries[0].replaced_by == ("p2",)
+    bench.states["p0"] = [replace(bench.workers(READY, -1, 1)[0]), bench.workers(READY, 0)[1]]
+    bench.report("p0")
+    assert (bench.status().spare_ranks, bench.status().phase) == (2, JobPhase.RUNNING)
+
+
+def test_a_new_process_does_not_wait_for_a_recovery_that_takes_long() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    assert not sent(bench.tick(0.9), Respawn)
+    assert sent(bench.tick(0.2), Respawn)["p0"].places == ((0, 0),)
+
+
+def test_without_a_spare_the_others_wait_for_the_new_process() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    assert set(sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)) == {"p0"}
+    bench.worker("p0", 1, READY)
+    assert not sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert bench.status().reason is Reason.WAITING_FOR_WORKERS
+    assert set(sent(bench.worker("p0", 0, READY, incarnation=1, iteration=-1), Plan)) == {"p0", "p1"}
+    bench.all_are(RUNNING, 1, "p1")
+    bench.states["p0"] = [replace(state, phase=RUNNING, iteration=1, fault=None) for state in bench.states["p0"]]
+    bench.report("p0")
+    assert bench.status().restarts_by_rung == {"process": 1}
+
+
+def test_the_strongest_evidence_names_the_culprit_then_the_earliest() -> None:
+    """4.26"""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.now_s = 5.0
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.now_s = 6.0
+    bench.fault("p0", 1, Cause.EXCEPTION, detect_s=2.0)
+    assert bench.status().recoveries[0].rank == 1
+    bench.fault("p1", 0, Cause.PROCESS_SIGNAL, GONE)
+    recovery = bench.status().recoveries[0]
+    assert (recovery.cause, recovery.rank, recovery.num_faults) == (Cause.PROCESS_SIGNAL, 2, 3)
+
+
+def test_the_culprits_stack_is_told_and_bounded_whatever_was_sent() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    frames = tuple(f"train.py:{line} in step" for line in range(MAX_FRAMES))
+    bench.fault("p0", 0, Cause.EXCEPTION, stack=("outer.py:1 in main", *frames))
+    assert bench.status().recoveries[0].stack == frames
+    bench.fault("p1", 1, Cause.HARD_TIMEOUT, stack=("x" * 100_000,))
+    assert bench.status().recoveries[0].stack == ("x" * MAX_FRAME_CHARACTERS,)
+
+
+def test_a_fault_is_as_old_as_it_was_when_it_was_told_first() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.now_s = 5.0
+    bench.fault("p0", 0, Cause.EXCEPTION, detect_s=0.5)
+    bench.now_s = 6.0
+    bench.fault("p1", 0, Cause.EXCEPTION, detect_s=3.0)
+    bench.now_s = 7.0
+    bench.fault("p1", 0, Cause.EXCEPTION, detect_s=0.0)
+    bench.fault("p0", 0, Cause.EXCEPTION, detect_s=6.0)
+    recovery = bench.status().recoveries[0]
+    assert (recovery.rank, recovery.num_faults) == (2, 2)
+
+
+def test_a_fault_while_planned_belongs_to_the_same_recovery() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    assert bench.status().iteration == 1
+    bench.all_are(RUNNING, 1, "p0")
+    assert bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 1, "p0", "p1")
+    bench.all_are(READY, 1, "p0", "p1")
+    bench.live(13)  # p1 never entered iteration 1, and says so: it is ready.
+    bench.all_are(RUNNING, 2, "p0", "p1")
+    status = bench.status()
+    assert (status.phase, status.iteration) == (JobPhase.RUNNING, 2)
+    assert status.restarts_by_rung == {"in-process": 1}
+
+
+def test_a_fault_of_an_iteration_that_is_over_is_ignored() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    before = bench.status()
+    assert bench.worker("p0", 0, RUNNING, Fault(Cause.SOFT_TIMEOUT, 0, "late")) == []
+    assert bench.status().phase is before.phase
+
+
+def test_a_broken_connection_has_a_grace_and_then_costs_the_pod() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.step(AgentDisconnected(bench.sessions["p0"]))
+    assert not sent(bench.tick(4.9), Interrupt)
+    interrupt = sent(bench.tick(0.2), Interrupt)["p1"]
+    assert (interrupt.cause, interrupt.pod, interrupt.rank) == (Cause.POD_LOST, "p0", None)
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3]}
+
+
+def test_an_agent_that_comes_back_in_time_costs_nothing() -> None:
+    """3.23"""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    old = bench.sessions["p0"]
+    plan = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
+    bench.step(AgentDisconnected(old))
+    bench.tick(4.0)
+    actions = bench.join("p0", generation=1, plan=plan)
+    assert not sent(actions, Interrupt)
+    bench.live(10)
+    assert (bench.status().phase, bench.status().iteration) == (JobPhase.RUNNING, 0)
+    assert bench.coordinator.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("iteration", "incarnation", "cause", "culprit"),
+    [(0, 0, Cause.EXCEPTION, "p1"), (-1, 1, Cause.PROCESS_EXIT, "p0")],
+)
+def test_processes_that_never_heard_a_plan_of_their_restarted_agent_are_no_new_ones(
+    iteration: int, incarnation: int, cause: Cause, culprit: str
+) -> None:
+    """3.23: who failed before stays the culprit; one that took the place of another is evidence of a fault."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    plan = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)["p0"]
+    assert ranks(plan) == [0, 1]
+    bench.all_are(RUNNING, 1, "p1")
+    bench.step(AgentDisconnected(bench.sessions["p0"]))
+    bench.states["p0"] = bench.workers(READY, iteration, incarnation)
+    actions = bench.join("p0", generation=1, plan=plan)
+    interrupt = sent(actions, Interrupt)["p1"]
+    assert (interrupt.cause, interrupt.pod, interrupt.iteration) == (cause, culprit, 1)
+    assert not sent(actions, Respawn)
+    plans = sent(bench.all_are(READY, 1, "p1"), Plan)
+    assert ranks(plans["p0"]) == [0, 1]
+
+
+def test_a_silent_pod_is_lost_after_the_heartbeat_timeout() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    silent = bench.sessions.pop("p0")
+    actions = bench.live(31)
+    assert Close(silent) in actions
+    assert sent(actions, Interrupt)["p1"].cause is Cause.HEARTBEAT_LOST
+
+
+@pytest.mark.parametrize(("is_silent", "cause"), [(False, Cause.POD_LOST), (True, Cause.HEARTBEAT_LOST)])
+def test_a_lost_pod_is_blamed_though_its_worker_without_a_rank_starts(is_silent: bool, cause: Cause) -> None:
+    """Nothing that its other workers had to tell is known."""
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, spares=0, min_replicas=1, max_ranks=3, rungs=rungs))
+    for pod in ("p0", "p1"):
+        bench.join(pod)
+    bench.all_are(RUNNING, 0, "p0")
+    bench.worker("p1", 0, RUNNING, iteration=0)
+    assert bench.status().phase is JobPhase.RUNNING
+    bench.worker("p1", 1, GONE, Fault(Cause.PROCESS_SIGNAL, -1, "killed by signal 9 (SIGKILL)"))
+    session = bench.sessions.pop("p1")
+    if not is_silent:
+        bench.step(AgentDisconnected(session))
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    actions = bench.all_are(READY, 0, "p0") + bench.live(31)
+    assert ranks(sent(actions, Plan)["p0"]) == [0, 1]
+    bench.all_are(RUNNING, 1, "p0")
+    (recovery,) = bench.status().recoveries
+    assert (recovery.cause, recovery.pod, recovery.rank) == (cause, "p1", None)
+
+
+@pytest.mark.parametrize("gone", [Cause.POD_LEAVING, Cause.POD_LOST, Cause.NODE_LOST])
+def test_a_pod_that_the_operator_reports_gone_is_replaced_at_once(gone: Cause) -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    pods = {
+        f"uid-{pod}": PodObservation(pod, "n", (), gone=gone if pod == "p0" else None) for pod in ("p0", "p1", "p2")
+    }
+    assert sent(bench.step(Observed(Observation(pods))), Interrupt)["p1"].cause is gone
+    assert set(sent(bench.all_are(READY, 0, "p1"), Plan)) == {"p0", "p1", "p2"}
+    assert {pod.pod: pod.ranks for pod in bench.status().pods} == {"p0": (), "p1": (2, 3), "p2": (0, 1)}
+
+
+def test_a_pod_that_the_operator_has_not_seen_yet_is_not_gone() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    pods = {"uid-p0": PodObservation("p0", "n", ())}
+    assert bench.step(Observed(Observation(pods))) == []
+    assert sent(bench.step(Observed(Observation({}))), Interrupt)["p1"].pod == "p0"
+
+
+def test_a_pod_that_is_told_to_end_gives_its_ranks_away() -> None:
+    """1.25, 3.20, 3.45"""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    assert sent(bench.report("p0", is_leaving=True), Interrupt)["p1"].cause is Cause.POD_LEAVING
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert ranks(plans["p2"]) == [0, 1]
+
+
+def test_a_worker_that_never_leaves_is_replaced_after_the_barrier() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p1")
+    bench.worker("p0", 0, READY)
+    bench.worker("p0", 1, STOPPING)
+    assert not sent(bench.live(119), Respawn)
+    actions = bench.live(2)
+    assert sent(actions, Respawn)["p0"].places == ((1, 0),)
+    assert ranks(sent(actions, Plan)["p2"]) == [0, 1]
+    assert bench.status().recoveries[0].cause is Cause.HARD_TIMEOUT
+
+
+def test_a_worker_that_never_enters_is_replaced_after_the_barrier() -> None:
+    bench = Bench()
+    for pod in ("p0", "p1", "p2"):
+        bench.join(pod)
+    bench.all_are(RUNNING, 0, "p0")
+    actions = bench.live(121)
+    assert sent(actions, Interrupt)["p0"].pod == "p1"
+    assert sent(actions, Respawn)["p1"].places == ((0, 0), (1, 0))
+
+
+def test_a_world_that_may_shrink_goes_on_with_fewer_ranks() -> None:
+    """1.24"""
+    bench = Bench(replace(SETTINGS, spares=0, min_replicas=1))
+    bench.run("p0", "p1")
+    pods = {"uid-p0": PodObservation("p0", "n", ()), "uid-p1": PodObservation("p1", "n", ())}
+    bench.step(Observed(Observation(pods)))
+    bench.step(Observed(Observation({"uid-p1": pods["uid-p1"]})))
+    plans = sent(bench.all_are(READY, 0, "p1"), Plan)
+    assert [(part.rank, part.reason) for part in plans["p1"].ranks] == [
+        (0, RankReason.SHIFTED),
+        (1, RankReason.SHIFTED),
+    ]
+    bench.all_are(RUNNING, 1, "p1")
+    status = bench.status()
+    assert (status.restarts_by_rung, status.world_size, status.lost_ranks) == ({"world": 1}, 2, 2)
+
+
+def test_too_few_pods_are_waited_for_and_then_the_job_fails() -> None:
+    """3.6"""
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    bench.report("p0", is_leaving=True)
+    bench.all_are(READY, 0, "p1")
+    assert bench.status().reason is Reason.BELOW_MINIMUM
+    assert "1 of 2 are there" in bench.status().message
+    bench.live(601)
+    assert (bench.status().phase, bench.status().reason) == (JobPhase.FAILED, Reason.BELOW_MINIMUM)
+
+
+def test_waiting_for_pods_changes_the_status_once() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    bench.report("p0", is_leaving=True)
+    bench.all_are(READY, 0, "p1")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.tick(5.0)
+    before = bench.status()
+    for seq in range(100, 150):
+        bench.tick(1.0)
+        bench.step(AgentReported(bench.sessions["p1"], Heartbeat(seq)))
+    assert (bench.status().revision, bench.status().message) == (before.revision, before.message)
+
+
+def test_pods_that_come_up_together_after_a_shortage_all_get_ranks() -> None:
+    bench = Bench(replace(SETTINGS, replicas=3, min_replicas=2, spares=0))
+    bench.run("p0", "p1", "p2")
+    for pod in ("p1", "p2"):
+        bench.report(pod, is_leaving=True)
+    bench.all_are(READY, 0, "p0")
+    assert bench.status().reason is Reason.BELOW_MINIMUM
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    assert sent(bench.join("p7"), Plan) == {}
+    plans = sent(bench.all_are(READY, -1, "p8"), Plan)
+    assert sorted(rank for pod in plans for rank in ranks(plans[pod]) if rank is not None) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_pod_that_does_not_come_up_after_a_shortage_is_not_waited_for_long() -> None:
+    bench = Bench(replace(SETTINGS, replicas=3, min_replicas=2, spares=0))
+    bench.run("p0", "p1", "p2")
+    for pod in ("p1", "p2"):
+        bench.report(pod, is_leaving=True)
+    bench.all_are(READY, 0, "p0")
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    bench.join("p7")
+    plans = sent(bench.tick(SETTINGS.timeouts.last_call_s), Plan)
+    assert sorted(rank for pod in plans for rank in ranks(plans[pod]) if rank is not None) == [0, 1, 2, 3]
+
+
+def test_a_new_process_is_no_end_of_a_shortage_of_pods() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.PROCESS), RungBudget(Rung.POD))
+    bench = Bench(replace(SETTINGS, min_replicas=1, spares=0, rungs=rungs))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    bench.report("p1", is_leaving=True)
+    bench.worker("p0", 1, READY)
+    assert bench.status().reason is Reason.WAITING_FOR_WORKERS, "only a new process is waited for"
+    bench.states["p8"] = bench.workers(STARTING)
+    bench.join("p8")
+    bench.worker("p0", 0, READY, incarnation=1, iteration=-1)
+    before = bench.status()
+    assert before.reason is Reason.BELOW_MINIMUM, "no rung allows the smaller world"
+    bench.step(Tick())
+    assert bench.status() == before
+
+
+def test_a_pod_that_comes_in_time_ends_the_wait() -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.run("p0", "p1")
+    bench.report("p0", is_leaving=True)
+    bench.all_are(READY, 0, "p1")
+    assert ranks(sent(bench.join("p7"), Plan)["p7"]) == [0, 1]
+
+
+def test_when_the_in_process_budget_is_used_up_the_culprits_process_is_replaced() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS, 1, 3600.0), RungBudget(Rung.PROCESS))
+    bench = Bench(replace(SETTINGS, spares=0, rungs=rungs))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 1, "p0")
+    actions = bench.all_are(READY, 1, "p1")
+    assert sent(actions, Respawn)["p0"].places == ((0, 0),)
+    assert not sent(actions, Plan)
+
+
+def test_a_pod_that_may_be_split_goes_on_without_its_dead_worker() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=4, min_ranks_per_pod=1, rungs=rungs))
+    bench.run("p0")
+    bench.fault("p0", 3, Cause.PROCESS_SIGNAL, GONE)
+    for local_rank in range(2):
+        bench.worker("p0", local_rank, READY)
+    plan = sent(bench.worker("p0", 2, READY), Plan)["p0"]
+    assert (ranks(plan), plan.world_size) == ([0, 1, 2, None], 3)
+    for local_rank in range(3):
+        bench.worker("p0", local_rank, RUNNING, iteration=1)
+    assert bench.status().restarts_by_rung == {"world": 1}
+    bench.worker("p0", 3, READY, incarnation=1, iteration=-1)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    plans = [sent(bench.worker("p0", local_rank, READY), Plan) for local_rank in range(3)]
+    assert ranks(plans[-1]["p0"]) == [0, 1, 2, 3], "the world grows back at the next plan"
+
+
+def test_a_new_process_that_the_recovery_does_not_wait_for_is_started_after_it() -> None:
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=2, min_replicas=1, spares=0, rungs=rungs))
+    bench.run("p0", "p1")
+    assert not sent(bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE), Respawn)
+    actions = bench.all_are(READY, 0, "p1")
+    assert ranks(sent(actions, Plan)["p1"]) == [0, 1]
+    actions += bench.all_are(RUNNING, 1, "p1")
+    assert not sent(actions, Respawn)
+    assert sent(bench.tick(0.3), Respawn)["p0"].places == ((0, 0),)
+
+
+def _fail_again(bench: Bench, iteration: int, step: int) -> None:
+    """Run both pods to this step, then let a rank raise, and bring them into the next iteration."""
+    for pod in ("p0", "p1"):
+        bench.states[pod] = [replace(state, step=step) for state in bench.workers(RUNNING, iteration)]
+        bench.report(pod)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, iteration, "p0", "p1")
+
+
+def test_a_script_that_fails_again_and_again_without_progress_fails_the_job() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(4):
+        assert bench.status().phase in (JobPhase.RUNNING, JobPhase.PLANNED)
+        _fail_again(bench, iteration, step=7)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
+    assert "4 faults in a row" in status.message
+    assert "exception of rank 0 of p0" in status.message
+
+
+def test_faults_with_progress_between_them_are_recovered_without_end() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(30):
+        _fail_again(bench, iteration, step=iteration // 3)
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_lost_pods_do_not_count_as_faults_of_the_script() -> None:
+    bench = Bench(replace(SETTINGS, no_progress_limit=1, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1", "p2")
+    for number in range(4):
+        bench.join(f"n{number}")
+        active = [status.pod for status in bench.status().pods if status.ranks]
+        bench.report(active[0], is_leaving=True)
+        bench.all_are(READY, number, active[1])
+        now_active = [status.pod for status in bench.status().pods if status.ranks]
+        bench.all_are(RUNNING, number + 1, *now_active)
+    assert bench.status().phase is JobPhase.RUNNING
+
+
+def test_without_steps_a_long_run_counts_as_progress() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=1, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(4):
+        bench.all_are(RUNNING, iteration, "p0", "p1")
+        bench.live(61)
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0", "p1")
+    assert bench.status().phase is JobPhase.PLANNED
+
+
+def test_when_nothing_is_left_the_job_fails_and_says_why() -> None:
+    """1.28"""
+    bench = Bench(replace(SETTINGS, spares=0, rungs=(RungBudget(Rung.IN_PROCESS),)))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    finish = sent(bench.all_are(READY, 0, "p1"), Finish)["p0"]
+    assert (finish.outcome, finish.reason) == (JobPhase.FAILED, Reason.BUDGET_EXHAUSTED)
+    assert "no rung of the ladder is left (possible: in-process)" in finish.message
+    assert "the last fault: process-signal of rank 0 of p0" in finish.message
+
+
+def test_a_fault_that_ends_the_job_is_no_recovery() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, rungs=(RungBudget(Rung.IN_PROCESS),)))
+    bench.run("p0", "p1")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    bench.fault("p0", 0, Cause.PROCESS_SIGNAL, GONE)
+    bench.all_are(READY, 1, "p1")
+    status = bench.status()
+    assert status.phase is JobPhase.FAILED
+    assert [(recovery.cause, recovery.rung, recovery.ended_at != "") for recovery in status.recoveries] == [
+        (Cause.EXCEPTION, Rung.IN_PROCESS, True),
+        (Cause.PROCESS_SIGNAL, None, False),
+    ]
+    assert status.restarts_by_rung == {"in-process": 1}
+    assert status.restarts_by_cause == {"exception": 1}
+
+
+def test_a_rank_with_too_many_faults_gives_its_place_up() -> None:
+    bench = Bench(replace(SETTINGS, max_faults_per_rank=1))
+    bench.run("p0", "p1", "p2")
+    for iteration in (0, 1):
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0")
+        plans = sent(bench.all_are(READY, iteration, "p1"), Plan)
+        bench.all_are(RUNNING, iteration + 1, "p0", "p1")
+    assert ranks(plans["p2"]) == [0, 1]
+
+
+def test_faults_of_a_place_are_not_forgotten_while_its_pod_is_away() -> None:
+    bench = Bench(replace(SETTINGS, max_faults_per_rank=1, rungs=(RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD))))
+    bench.run("p0", "p1", "p2")
+    for iteration in (0, 1):
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0", "p1")
+        bench.all_are(RUNNING, iteration + 1, "p1", "p2" if iteration else "p0")
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.live(60.0)
+    assert "p0" not in {pod.pod for pod in bench.status().pods}
+    bench.join("p0")
+    bench.fault("p1", 0, Cause.PROCESS_SIGNAL, GONE)
+    actions = bench.all_are(READY, 2, "p2") + bench.live(60.0)
+    assert not sent(actions, Plan)
+    assert "p0 worker 0: 2 faults, more than maxFaultsPerRank" in bench.status().message
+
+
+# ----------------------------------------------------------------------------------------------- completion, restart
+
+
+def test_the_job_is_complete_when_all_active_workers_are() -> None:
+    """3.21"""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.all_are(COMPLETED, 0, "p0")
+    assert bench.status().phase is JobPhase.RUNNING
+    finish = sent(bench.all_are(COMPLETED, 0, "p1"), Finish)
+    assert {pod: message.outcome for pod, message in finish.items()} == dict.fromkeys(
+        ("p0", "p1", "p2"), JobPhase.COMPLETE
+    )
+    assert sent(bench.join("p9"), Finish)["p9"].outcome is JobPhase.COMPLETE
+    assert bench.coordinator.next_deadline_s() is None
+
+
+def test_consequences_that_a_new_rendezvous_hears_of_name_nobody() -> None:
+    """Whoever began it is READY and has forgotten; what the others tell may be older than this coordinator."""
+    before = Bench()
+    pods = ("pod-0", "pod-1", "pod-2")
+    plans = sent([action for pod in pods for action in before.join(pod)] + before.tick(60.0), Plan)
+    after = Bench()
+    after.now_s, after.coordinator = 100.0, Coordinator(SETTINGS, 100.0)
+    reset = Fault(Cause.EXCEPTION, 0, "connection reset by peer", detect_s=5.0)
+    after.states = {
+        "pod-0": after.workers(READY, 0),
+        "pod-1": [replace(state, fault=reset) for state in after.workers(STOPPING, 0)],
+        "pod-2": after.workers(READY),
+    }
+    after.now_s += 1.0
+    for pod in pods:
+        after.join(pod, generation=1, plan=plans[pod])
+    after.all_are(READY, 0, "pod-1")
+    after.all_are(RUNNING, 1, "pod-0", "pod-1")
+    (recovery,) = after.status().recoveries
+    assert (recovery.cause, recovery.rank, recovery.pod) == (Cause.EXCEPTION, None, "")
+
+
+def test_a_fault_after_some_have_completed_restarts_them_too() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.all_are(COMPLETED, 0, "p0")
+    assert "p0" in sent(bench.fault("p1", 0, Cause.EXCEPTION), Interrupt)
+    bench.all_are(READY, 0, "p1")
+    assert ranks(sent(bench.all_are(READY, 0, "p0"), Plan)["p0"]) == [0, 1]
+
+
+def taken_over(bench: Bench, pause_s: float = 0.0) -> tuple[Bench, list[Action]]:
+    """Return a new coordinator to which the same pods come back, so long after one another."""
+    after = Bench(bench.settings)
+    after.states = bench.states
+    actions = []
+    for pod, local_ranks in (("p0", (0, 1)), ("p1", (2, 3)), ("p2", (None, None))):
+        parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), local_ranks, strict=True))
+        role = Role.SPARE if pod == "p2" else Role.ACTIVE
+        actions += after.join(pod, generation=1, plan=Plan(1, 0, role, 4, "10.0.0.1", 5000, parts))
+        actions += after.tick(pause_s) if pause_s else []
+    return after, actions
+
+
+def _parts() -> tuple[Any, ...]:
+    return RankPlan(0, None, RankReason.FIRST), RankPlan(1, None, RankReason.FIRST)
+
+
+def test_a_new_rendezvous_takes_a_running_job_over_without_interrupting_it() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    after, actions = taken_over(bench)
+    assert not sent(actions, Plan)
+    assert not sent(actions, Interrupt)
+    assert {message.generation for message in sent(actions, Welcome).values()} == {2}
+    status = after.status()
+    assert (status.phase, status.iteration, status.world_size, status.generation) == (JobPhase.RUNNING, 0, 4, 2)
+    assert sent(after.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].generation == 2
+
+
+def test_a_process_that_is_started_again_before_its_job_is_taken_over_stays_the_culprit() -> None:
+    """Its new process is ordered when the first pod is back, the iteration taken over when all are."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    killed = Fault(Cause.PROCESS_SIGNAL, 0, "killed by signal 9 (SIGKILL)", detect_s=0.5)
+    reset = Fault(Cause.EXCEPTION, 0, "connection reset by peer", detect_s=0.5)
+    bench.states = {pod: [replace(state, fault=reset) for state in bench.workers(STOPPING, 0)] for pod in ("p0", "p1")}
+    bench.states["p0"][1] = WorkerState(1, 0, GONE, 0, fault=killed)
+    bench.states["p2"] = bench.workers(READY)
+    after, actions = taken_over(bench, 1.0)
+    assert sent(actions, Respawn)["p0"].places == ((1, 0),)
+    (recovery,) = after.status().recoveries
+    assert (recovery.cause, recovery.pod, recovery.rank) == (Cause.PROCESS_SIGNAL, "p0", 1)
+    assert not sent(after.tick(5.0), Respawn)
+
+
+def with_a_straggler() -> tuple[Bench, list[Action]]:
+    """Return a new coordinator to which a pod comes back with a worker that never left the iteration before."""
+    rungs = (RungBudget(Rung.IN_PROCESS), RungBudget(Rung.WORLD))
+    bench = Bench(replace(SETTINGS, replicas=1, spares=0, ranks_per_pod=4, min_ranks_per_pod=3, rungs=rungs))
+    bench.states["p0"] = [*bench.workers(READY, 1)[:3], WorkerState(3, 0, STOPPING, 0)]
+    parts = [RankPlan(local_rank, local_rank, RankReason.KEPT) for local_rank in range(3)]
+    lost = RankPlan(3, None, RankReason.LOST)
+    plan = Plan(1, 1, Role.ACTIVE, 3, "10.0.0.1", 5000, (*parts, lost))
+    actions = bench.join("p0", generation=1, plan=plan)
+    for local_rank in range(3):
+        bench.worker("p0", local_rank, RUNNING, iteration=2)
+    return bench, actions
+
+
+def test_a_worker_without_a_rank_is_not_waited_for_and_replaced_when_it_never_leaves() -> None:
+    """The rendezvous before had ordered that; with it the order was lost."""
+    bench, actions = with_a_straggler()
+    assert [ranks(plan) for plan in sent(actions, Plan).values()] == [[0, 1, 2, None]]
+    assert not sent(bench.live(119), Respawn)
+    assert sent(bench.live(2), Respawn)["p0"].places == ((3, 0),)
+    assert (bench.status().phase, bench.status().recoveries[0].cause) == (JobPhase.RUNNING, Cause.EXCEPTION)
+
+
+def test_a_worker_without_a_rank_that_leaves_late_gets_one_at_the_next_plan() -> None:
+    bench, _actions = with_a_straggler()
+    bench.live(100)
+    bench.worker("p0", 3, READY)
+    assert not sent(bench.live(100), Respawn)
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    plans = [sent(bench.worker("p0", local_rank, READY), Plan) for local_rank in range(3)]
+    assert ranks(plans[-1]["p0"]) == [0, 1, 2, 3]
+
+
+def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    after = Bench(bench.settings)
+    after.states = bench.states
+    parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (2, 3), strict=True))
+    after.join("p1", generation=1, plan=Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, parts))
+    after.join("p2", generation=1)
+    assert "2 of 4 ranks have come back" in after.status().message
+    assert sent(after.live(31), Interrupt)["p1"].cause is Cause.POD_LOST
+    plans = sent(after.all_are(READY, 0, "p1"), Plan)
+    assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3]}
+    assert plans["p1"].generation == 2
+
+
+def test_nobody_is_told_of_an_iteration_that_a_rendezvous_without_memory_would_not_hear_of() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    after = Bench(bench.settings)
+    after.states = {"p1": bench.workers(RUNNING, 7), "p4": bench.workers(RUNNING, 6)}
+    parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (2, 3), strict=True))
+    after.join("p1", generation=1, plan=Plan(1, 7, Role.ACTIVE, 4, "", 0, parts))
+    after.join("p2", generation=1)
+    after.join("p3", generation=1, plan=Plan(1, 4, Role.SPARE, 4, "", 0, ()))
+    after.join("p4", generation=1)
+    orders = sent(after.live(31), Interrupt)
+    assert {pod: order.iteration for pod, order in orders.items()} == {"p1": 7, "p3": 4, "p4": 6}
+    assert {order.cause for order in orders.values()} == {Cause.POD_LOST}
+
+
+def test_a_second_connection_of_a_pod_replaces_the_first() -> None:
+    """3.4"""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    old = bench.sessions["p0"]
+    plan = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
+    assert Close(old) in bench.join("p0", generation=1, plan=plan)
+    before = bench.status()
+    bench.step(AgentDisconnected(old))
+    assert bench.step(AgentReported(old, Report(99, tuple(bench.workers(GONE))))) == []
+    assert bench.status() == before
+
+
+def test_a_message_that_is_repeated_changes_nothing() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    before = bench.status()
+    message = Report(bench.seq, tuple(bench.states["p0"]))
+    assert bench.step(AgentReported(bench.sessions["p0"], message)) == []
+    assert bench.status() == before
+
+
+# ------------------------------------------------------------------------------------------------------------- measures
+
+
+def test_ettr_counts_the_time_to_steps_that_are_reached_for_the_first_time() -> None:
+    bench = Bench(replace(SETTINGS, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1", "p2")
+    began_s = bench.now_s
+    for second, step in ((10.0, 1), (20.0, 2)):
+        bench.now_s = began_s + second
+        bench.worker("p0", 0, RUNNING, step=step)
+    assert bench.status().ettr == 1.0
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.now_s = began_s + 30.0
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    for second, step in ((35.0, 2), (40.0, 3)):
+        bench.now_s = began_s + second
+        bench.worker("p0", 0, RUNNING, step=step)
+    assert bench.status().ettr == pytest.approx((10 + 10 + 5) / 40)
+    assert bench.status().max_step == 3
+
+
+def test_without_steps_all_running_time_counts() -> None:
+    bench = Bench()
+    assert bench.status().ettr is None
+    bench.run("p0", "p1", "p2")
+    bench.now_s += 30.0
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.now_s += 10.0
+    assert bench.status().ettr == pytest.approx(0.75)
+
+
+def test_first_progress_is_measured_once_all_have_pinged() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.all_are(RUNNING, 1, "p0", "p1")
+    assert "first-progress" not in bench.status().recoveries[0].phase_s
+    bench.now_s += 2.0
+    for pod in ("p0", "p1"):
+        bench.states[pod] = [replace(state, has_progress=True) for state in bench.states[pod]]
+        bench.report(pod)
+    assert bench.status().recoveries[0].phase_s["first-progress"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "enter_s"),
+    [
+        pytest.param((0.0, 0.0), 0.5, id="told at once"),
+        pytest.param((0.125, 0.375), 0.25, id="told later: the last to enter counts, not the last to tell"),
+        pytest.param((60.0, 70.0), 0.0, id="older than the plan"),
+        pytest.param((-1.0, -1.0), 0.5, id="in the future"),
+    ],
+)
+def test_recovery_is_over_when_the_last_pod_has_entered_however_late_that_is_told(
+    ages_s: tuple[float, float], enter_s: float
+) -> None:
+    """What is recorded is what happened."""
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.all_are(READY, 0, "p0", "p1")
+    bench.now_s += 0.375
+    bench.states["p0"] = bench.workers(RUNNING, 1)
+    bench.report("p0", entered_ago_s=ages_s[0])
+    bench.now_s += 0.125
+    bench.states["p1"] = bench.workers(RUNNING, 1)
+    bench.report("p1", entered_ago_s=ages_s[1])
+    (recovery,) = bench.status().recoveries
+    assert recovery.phase_s["enter"] == pytest.approx(enter_s)
+    assert bench.status().phase is JobPhase.RUNNING
+
+
+def test_the_revision_rises_with_changes_only() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    before = bench.coordinator.revision
+    bench.step(Tick())
+    assert bench.coordinator.revision == before
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    assert bench.coordinator.revision > before
+
+
+def test_the_history_of_recoveries_is_bounded() -> None:
+    bench = Bench(replace(SETTINGS, no_progress_limit=None, timeouts=Timeouts()))
+    bench.run("p0", "p1", "p2")
+    for iteration in range(25):
+        bench.fault("p0", 0, Cause.EXCEPTION)
+        bench.all_are(READY, iteration, "p0", "p1")
+        bench.all_are(RUNNING, iteration + 1, "p0", "p1")
+    recoveries = bench.status().recoveries
+    assert [recovery.number for recovery in recoveries] == list(range(6, 26))
+    assert bench.status().restarts_by_cause == {"exception": 25}
+
+
+def test_a_job_without_in_process_restarts_prefers_the_old_place() -> None:
+    rungs = tuple(RungBudget(rung) for rung in (Rung.PROCESS, Rung.POD, Rung.WORLD))
+    bench = Bench(replace(SETTINGS, rungs=rungs, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1", "p2")
+    bench.now_s += 60.0
+    bench.fault("p0", 0, Cause.PROCESS_EXIT, GONE)
+    bench.states["p0"][1] = replace(bench.states["p0"][1], phase=READY, incarnation=1)
+    bench.report("p0")
+    bench.states["p1"] = bench.workers(READY, 0, 1)
+    assert not sent(bench.report("p1"), Plan)
+    plans = sent(bench.worker("p0", 0, READY, incarnation=1, iteration=-1), Plan)
+    assert ranks(plans["p0"]) == [0, 1]
+
+
+def test_welcome_says_which_iterations_nobody_may_enter_any_more() -> None:
+    bench = Bench()
+    bench.run("p0", "p1", "p2")
+    assert sent(bench.join("p0"), Welcome)["p0"].over == -1
+    bench.fault("p1", 0, Cause.EXCEPTION)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    assert sent(bench.join("p0"), Welcome)["p0"].over == 0
+
+
+def test_a_new_rendezvous_lets_nobody_enter_what_is_older_than_the_newest_plan_that_it_knows() -> None:
+    bench = Bench()
+    parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (0, 1), strict=True))
+    newest = Plan(1, 5, Role.ACTIVE, 4, "10.0.0.1", 5000, parts)
+    assert sent(bench.join("p0", generation=1, plan=newest), Welcome)["p0"].over == 4
+    assert sent(bench.join("p1", generation=1, plan=replace(newest, iteration=4)), Welcome)["p1"].over == 4

@@ -1,0 +1,71 @@
+"""How much of the time was progress, and what was lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken_core.recovery.history import Progress
+
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["run", "stop", "step"]), st.floats(0.0, 100.0), st.integers(0, 5)), max_size=30
+)
+
+
+def test_lost_time_is_what_was_repeated_or_stood_still_times_the_ranks_that_it_cost() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=8)
+    progress.step(1, 10.0)
+    progress.step(2, 20.0)
+    assert (progress.gained_s(25.0), progress.lost_rank_s(25.0)) == (20.0, 0.0)  # 5 s that may still become a step
+    progress.stop(25.0)
+    assert progress.lost_rank_s(25.0) == 5.0 * 8
+    assert progress.lost_rank_s(30.0) == 10.0 * 8  # stands still
+    progress.run(30.0, world_size=4)
+    progress.step(2, 36.0)  # again
+    progress.step(3, 40.0)
+    assert progress.lost_rank_s(40.0) == 10.0 * 8 + 6.0 * 4
+    assert progress.gained_s(40.0) == 24.0
+
+
+def test_without_steps_only_the_time_between_iterations_is_lost() -> None:
+    progress = Progress()
+    assert (progress.gained_s(5.0), progress.lost_rank_s(5.0)) == (0.0, 0.0)
+    progress.run(10.0, world_size=2)
+    assert (progress.gained_s(40.0), progress.lost_rank_s(40.0)) == (30.0, 0.0)
+    progress.stop(40.0)
+    progress.run(45.0, world_size=2)
+    assert (progress.gained_s(50.0), progress.lost_rank_s(50.0)) == (35.0, 10.0)
+
+
+def test_nothing_is_lost_any_more_when_the_job_is_over() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2)
+    progress.step(1, 10.0)
+    progress.stop(11.0)
+    progress.end(15.0)
+    assert (progress.gained_s(1000.0), progress.lost_rank_s(1000.0)) == (10.0, 10.0)
+
+
+@given(moves=MOVES)
+def test_both_only_rise_and_are_all_of_the_wall_time_in_the_end(moves: list[tuple[str, float, int]]) -> None:
+    progress = Progress()
+    now_s, gained_s, lost_rank_s, began_s = 0.0, 0.0, 0.0, None
+    is_running = False
+    for move, seconds, step in moves:
+        now_s += seconds
+        if move == "run" and not is_running:
+            progress.run(now_s, world_size=4)
+            is_running = True
+            began_s = now_s if began_s is None else began_s
+        elif move == "stop":
+            progress.stop(now_s)
+            is_running = False
+        elif move == "step":
+            progress.step(step, now_s)
+        seen = progress.gained_s(now_s), progress.lost_rank_s(now_s)
+        assert seen[0] >= gained_s - 1e-9
+        assert seen[1] >= lost_rank_s - 1e-9
+        gained_s, lost_rank_s = seen
+    progress.end(now_s)
+    wall_s = 0.0 if began_s is None else now_s - began_s
+    assert progress.gained_s(now_s) + progress.lost_rank_s(now_s) / 4 == pytest.approx(wall_s, abs=1e-6)

@@ -1,0 +1,405 @@
+"""Status, conditions and Events of a job."""
+
+import copy
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from unbroken_core import wire
+from unbroken_core.messages import Earlier, RungUse
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
+from unbroken_operator.api.schema import structural_schema
+from unbroken_operator.api.status_models import Status
+from unbroken_operator.decisions.actions import PostEvent, WriteStatus
+from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
+from unbroken_operator.decisions.reporting.status import status_patch
+from unbroken_operator.decisions.snapshot import pod_view
+
+from .operator_world import World, a_job, a_recovery, running_world
+
+
+def say(world: World, **fields: Any) -> None:
+    """Let the rendezvous say that all is well, but for these fields."""
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], **fields)
+
+
+def test_a_job_that_trains_says_so() -> None:
+    world = running_world()
+    status = world.job["status"]
+    assert (status["state"], status["iteration"], status["observedGeneration"]) == ("Running", 0, 1)
+    assert status["ranks"] == {"active": 4, "spare": 2, "lost": 0}
+    assert status["replicas"] == 2
+    conditions = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    assert conditions == {
+        "Admitted": ("True", "SpecAccepted"),
+        "PodsReady": ("True", "PodsReady"),
+        "Running": ("True", "Training"),
+        "Recovering": ("False", "NothingToRecover"),
+        "Degraded": ("False", "FullStrength"),
+        "SparesExhausted": ("False", "SparesReady"),
+        "Complete": ("False", "NotFinished"),
+        "Failed": ("False", "NotFinished"),
+    }
+    assert world.events == {}
+
+
+def test_the_written_status_is_what_the_schema_allows() -> None:
+    world = running_world()
+    say(world, recoveries=(a_recovery(),), restarts_by_rung={"pod": 1}, restarts_by_cause={"exception": 1}, ettr=0.9)
+    world.settle()
+    status = copy.deepcopy(world.job["status"])
+    for condition in status["conditions"]:
+        condition["lastTransitionTime"] = str(condition["lastTransitionTime"])
+    Status.model_validate_json(json.dumps(status))
+
+
+def test_what_is_unknown_of_a_recovery_is_left_out_since_an_old_api_server_refuses_empty_strings() -> None:
+    world = running_world()
+    say(world, recoveries=(dataclasses.replace(a_recovery(), domain="", detail="", rank=None),))
+    world.settle()
+    status = world.job["status"]
+    unknown = {"domain", "detail", "rank"}
+    assert unknown.isdisjoint(status["lastInterruption"])
+    assert "" not in status["lastInterruption"].values()
+    assert unknown.isdisjoint(status["lastRecovery"])
+
+
+def test_a_recovery_is_told_once_with_culprit_cause_rung_and_seconds() -> None:
+    world = running_world()
+    running = a_recovery(ended_at="")
+    say(world, recoveries=(running,))
+    world.settle()
+    assert world.condition("Recovering") == ("True", "Recovering")
+    assert world.messages("Recovered") == []
+    assert "lastRecovery" not in world.job["status"]
+    say(world, recoveries=(a_recovery(),), iteration=1)
+    world.settle()
+    say(world, recoveries=(a_recovery(),), iteration=1, max_step=7)
+    world.settle()
+    assert world.messages("Recovered") == [
+        "rank 3 (pod digits-1, node a, domain n1): exception: ValueError: boom; recovered by rung in-process in "
+        "0.060 s (detect 0.010, stop 0.050), iteration 0 -> 1"
+    ]
+    assert world.job["status"]["lastRecovery"]["seconds"] == {"detect": 0.01, "stop": 0.05}
+
+
+def test_an_in_process_recovery_costs_one_status_write_and_one_event() -> None:
+    world = running_world()
+    say(world, recoveries=(a_recovery(),), iteration=1)
+    kinds = [type(action) for action in world.actions()]
+    assert kinds == [PostEvent, WriteStatus]
+    world.settle()
+    assert world.actions() == ()
+
+
+def test_a_small_change_of_ettr_alone_is_no_reason_to_write() -> None:
+    world = running_world()
+    say(world, ettr=0.91)
+    world.settle()
+    say(world, ettr=0.94)
+    assert world.actions() == ()
+
+
+def test_an_ettr_that_was_read_too_early_does_not_stay_for_ever() -> None:
+    world = running_world()
+    say(world, ettr=0.0)
+    world.settle()
+    say(world, ettr=0.8)
+    world.settle()
+    assert world.job["status"]["ettr"] == 0.8
+
+
+def test_a_spare_whose_workers_still_start_is_not_ready() -> None:
+    world = running_world()
+    say(world)
+    assert world.report is not None
+    starting = dataclasses.replace(world.report.pods[-1], workers=(WorkerPhase.READY, WorkerPhase.STARTING))
+    world.report = dataclasses.replace(world.report, pods=(*world.report.pods[:-1], starting))
+    world.settle()
+    assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
+
+
+def test_waiting_below_the_minimum_is_told_by_an_event() -> None:
+    world = running_world()
+    text = "waits for pods: 0 of 2 are there"
+    world.rendezvous_says(JobPhase.INTERRUPTED, [], [], reason=Reason.BELOW_MINIMUM, message=text)
+    world.settle()
+    assert world.condition("Running") == ("False", "BelowMinimumReplicas")
+    assert world.condition("Degraded") == ("True", "FewerRanks")
+    assert world.messages("BelowMinimumReplicas") == [text]
+
+
+def test_a_lost_pod_is_told_as_a_pod_and_phases_in_their_order() -> None:
+    lost = a_recovery(
+        rank=None,
+        cause=Cause.POD_LEAVING,
+        detail="",
+        domain="a",
+        rung=Rung.POD,
+        replaced_by=("digits-2",),
+        world_size_after=2,
+        phase_s={"stop": 0.03, "enter": 0.01, "detect": 0.0},
+    )
+    assert recovery_sentence(lost) == (
+        "pod digits-1 (node a): pod-leaving; recovered by rung pod in 0.040 s "
+        "(detect 0.000, stop 0.030, enter 0.010), iteration 0 -> 1; digits-2 took over; 4 -> 2 ranks"
+    )
+
+
+def test_a_failed_pod_ends_by_its_own_container_rather_than_by_our_agent() -> None:
+    def ended(name: str, code: int) -> dict[str, Any]:
+        return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+
+    pod = {
+        "metadata": {"name": "digits-1", "uid": "u"},
+        "status": {
+            "phase": "Failed",
+            "initContainerStatuses": [ended("unbroken-install", 0), ended("unbroken-agent", 143)],
+            "containerStatuses": [ended("trainer", 1)],
+        },
+    }
+    assert pod_view(pod).end == "container trainer ended with exit code 1 Error"
+
+
+def test_restarts_are_summed_over_coordinators() -> None:
+    world = running_world()
+    say(world, restarts_by_rung={"pod": 2}, restarts_by_cause={"pod-lost": 2}, generation=1)
+    world.settle()
+    say(world, restarts_by_rung={"process": 1}, restarts_by_cause={"process-exit": 1}, generation=2)
+    world.settle()
+    say(world, restarts_by_rung={"process": 3}, restarts_by_cause={"process-exit": 3}, generation=2)
+    world.settle()
+    assert world.job["status"]["restarts"] == {
+        "total": 5,
+        "byRung": {"pod": 2, "process": 3},
+        "byCause": {"pod-lost": 2, "process-exit": 3},
+    }
+
+
+def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_have_used() -> None:
+    world = running_world()
+    used = a_recovery(1, started_at="2026-01-01T00:01:00.000Z")
+    say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, generation=3)
+    world.settle()
+    world.remove_pod("digits-rendezvous-0")
+    world.job["spec"]["restart"] = {"uncountedCauses": ["pod-leaving"]}
+    uses = ((Cause.EXCEPTION, RungUse(Rung.IN_PROCESS, 7.5)), (Cause.POD_LEAVING, RungUse(Rung.POD, 8.5)))
+    world.memory = dataclasses.replace(world.memory, uses=uses)
+    world.settle()
+    (pod,) = [pod for pod in world.pods.values() if pod["metadata"]["name"] == "digits-rendezvous-1"]
+    variables = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
+    assert wire.decode(variables["UNBROKEN_EARLIER"], Earlier) == Earlier(
+        generation=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, 7.5),)
+    )
+
+
+def test_the_first_rendezvous_is_told_of_nothing_earlier() -> None:
+    world = World()
+    world.settle()
+    container = world.pods["digits-rendezvous-0"]["spec"]["containers"][0]
+    assert "UNBROKEN_EARLIER" not in {item["name"] for item in container["env"]}
+
+
+def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:
+    world = running_world()
+    first = tuple(a_recovery(number, started_at=f"2026-01-01T00:{number:02}:00Z") for number in range(1, 16))
+    say(world, recoveries=first)
+    world.settle()
+    second = tuple(a_recovery(number, started_at=f"2026-01-01T01:{number:02}:00Z") for number in range(1, 11))
+    say(world, recoveries=second, generation=2)
+    world.settle()
+    history = [(item["generation"], item["number"]) for item in world.job["status"]["history"]]
+    assert history == [*((1, number) for number in range(6, 16)), *((2, number) for number in range(1, 11))]
+    assert len(world.messages("Recovered")) == 25
+
+
+def test_the_time_of_a_condition_moves_only_with_its_status() -> None:
+    world = running_world()
+    before = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}
+    world.now = "2026-01-01T05:00:00Z"
+    say(world, world_size=2, lost_ranks=2, message="2 of 4 ranks train")
+    world.settle()
+    after = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}
+    assert {kind for kind in after if after[kind] != before[kind]} == {"Degraded"}
+    assert world.condition("Degraded") == ("True", "FewerRanks")
+    assert len(world.messages("FewerRanks")) == 1
+
+
+def test_a_rendezvous_that_is_down_is_a_normal_state_and_training_goes_on() -> None:
+    world = running_world()
+    world.is_reachable = False
+    assert world.actions() == (), "the first failures are not shown"
+    world.unreachable_because = "rendezvous digits-rendezvous-0 at http://127.0.0.1:29600 did not answer within 10 s"
+    world.settle()
+    assert world.condition("Running") == ("Unknown", "WaitingForRendezvous")
+    assert world.job["status"]["state"] == "Running"
+    assert world.events == {}
+
+
+def test_spares_that_run_out_are_told_with_what_would_help() -> None:
+    world = running_world()
+    world.end_pod("digits-2", "Failed")
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [])
+    world.settle()
+    assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
+    (message,) = world.messages("SparesExhausted")
+    assert "0 spare pods are ready, 1 are wanted" in message
+    assert "would help" in message
+
+
+def test_pods_that_wait_for_nodes_say_how_many_and_what_no_node_has() -> None:
+    job = a_job()
+    job["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "gpu"}}
+    world = World(job)
+    world.settle()
+    world.run_pods()
+    for name in ("digits-0", "digits-2"):
+        told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+        world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodsUnschedulable")
+    (message,) = world.messages("PodsUnschedulable")
+    assert message == (
+        "1 of 3 training pods run; 2 wait for nodes (digits-0, digits-2): 0/1 nodes are available; "
+        "no node has the label pool=gpu (seen none)"
+    )
+
+
+def test_pods_that_wait_for_their_scheduling_gates_are_no_fault_of_the_nodes() -> None:
+    """A queue holds them back: that is ordinary, no Event, and goes without a trace."""
+    world = World()
+    world.settle()
+    world.run_pods()
+    for name in ("digits-0", "digits-2"):
+        told = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}
+        world.pods[name]["spec"]["schedulingGates"] = [{"name": "example.com/queue"}]
+        world.pods[name]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodsGated")
+    conditions = {item["type"]: item for item in world.job["status"]["conditions"]}
+    assert conditions["PodsReady"]["message"] == (
+        "1 of 3 training pods run; digits-0, digits-2: held back by scheduling gate example.com/queue"
+    )
+    assert world.messages("PodsGated") == []
+    for name in ("digits-0", "digits-2"):
+        del world.pods[name]["spec"]["schedulingGates"]
+    world.run_pods()
+    world.settle()
+    assert world.condition("PodsReady") == ("True", "PodsReady")
+
+
+def test_a_rendezvous_that_waits_for_a_node_is_not_explained_by_the_template_of_the_others() -> None:
+    job = a_job()
+    job["spec"]["template"]["spec"] |= {"nodeSelector": {"pool": "gpu"}}
+    world = World(job)
+    world.settle()
+    told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    world.pods["digits-rendezvous-0"]["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    (message,) = world.messages("PodsUnschedulable")
+    assert "1 wait for nodes (digits-rendezvous-0): 0/1 nodes are available" in message
+    assert "pool" not in message
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "part"),
+    [
+        pytest.param(
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]},
+            "PodsUnschedulable",
+            "0/3 nodes are available",
+            id="unschedulable",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+                ]
+            },
+            "ImagePullFailed",
+            "container trainer: ErrImagePull: no such image",
+            id="image",
+        ),
+        pytest.param(
+            {
+                "initContainerStatuses": [
+                    {"name": "unbroken-agent", "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+                ]
+            },
+            "ContainerNotStarted",
+            "container unbroken-agent: CrashLoopBackOff",
+            id="crash loop",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_come_up_is_shown_in_conditions_and_one_event(
+    status: dict[str, Any], reason: str, part: str
+) -> None:
+    world = World()
+    world.settle()
+    for name in world.names():
+        world.pods[name]["status"] = {"phase": "Pending", **status}
+    world.settle()
+    world.pods["digits-0"]["status"] = {"phase": "Running"}
+    world.settle()
+    assert world.condition("PodsReady") == ("False", reason)
+    assert world.condition("Running") == ("False", "WaitingForRendezvous")
+    (message,) = world.messages(reason)
+    assert part in message
+    world.unreachable_because = "the rendezvous does not answer"
+    world.settle()
+    assert world.condition("Running") == ("False", reason)
+
+
+def test_how_a_failed_pod_ended_is_read_from_its_containers() -> None:
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 127, "reason": "Error", "message": "no python3"}}}
+    pod = {
+        "metadata": {"name": "digits-3", "uid": "u"},
+        "status": {"phase": "Failed", "containerStatuses": [ended]},
+    }
+    assert pod_view(pod).end == "container trainer ended with exit code 127 Error no python3"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        pytest.param({"a": 1}, {"a": 1}, {}, id="nothing"),
+        pytest.param({"a": 1, "b": 2}, {"a": 1}, {"b": None}, id="removed"),
+        pytest.param({"a": {"x": 1, "y": 2}}, {"a": {"x": 1}}, {"a": {"y": None}}, id="removed inside"),
+        pytest.param({"a": [1]}, {"a": [1, 2]}, {"a": [1, 2]}, id="lists are replaced"),
+        pytest.param({"ettr": 0.5}, {"ettr": 0.54}, {}, id="ettr alone"),
+        pytest.param({"ettr": 0.5, "a": 1}, {"ettr": 0.6, "a": 2}, {"ettr": 0.6, "a": 2}, id="ettr with another"),
+    ],
+)
+def test_the_patch_holds_only_what_changed(before: Any, after: Any, patch: Any) -> None:
+    assert status_patch(before, after) == patch
+
+
+def test_the_status_schema_has_no_defaults_and_documents_every_field() -> None:
+    properties = structural_schema(Status)["properties"]
+    assert [name for name, child in properties.items() if not child.get("description")] == []
+
+
+def test_the_rung_of_the_report_reaches_the_record() -> None:
+    world = running_world()
+    say(world, recoveries=(dataclasses.replace(a_recovery(), rung=Rung.POD, replaced_by=("digits-2",)),))
+    world.settle()
+    assert world.job["status"]["lastRecovery"]["rung"] == "pod"
+    assert "digits-2 took over" in world.messages("Recovered")[0]
+
+
+def test_a_pod_that_the_rendezvous_refuses_is_told_once_and_taken_back() -> None:
+    world = World()
+    world.settle()
+    world.run_pods()
+    why = "digits-2: ranksPerPod: want 2 workers in each pod of the job, got 4 in pod digits-2"
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [], refused=(why,))
+    world.settle()
+    assert world.condition("PodsReady") == ("False", "PodRefused")
+    (event,) = [item for item in world.events.values() if item["reason"] == "PodRefused"]
+    assert event["message"] == f"3 of 3 training pods run; the rendezvous refuses {why}"
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
+    world.settle()
+    assert world.condition("PodsReady") == ("True", "PodsReady")

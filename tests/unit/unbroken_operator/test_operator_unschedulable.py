@@ -1,0 +1,69 @@
+"""What no node has, in words."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes, quantity
+from unbroken_operator.decisions.snapshot import NodeView
+
+NODES = {
+    "a": NodeView("a", {"pool": "cpu"}, True, {"cpu": "7500m", "memory": "16Gi"}),
+    "b": NodeView("b", {"pool": "small"}, True, {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "4"}),
+    "c": NodeView("c", {}, False),
+}
+
+
+def wants(**spec: Any) -> dict[str, Any]:
+    return {"containers": [{"name": "trainer", "resources": spec.pop("resources", {})}, {"name": "other"}], **spec}
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        pytest.param(wants(), "not ready: c", id="nothing asked for"),
+        pytest.param(
+            wants(nodeSelector={"pool": "gpu"}),
+            "no node has the label pool=gpu (seen cpu, small); not ready: c",
+            id="another value",
+        ),
+        pytest.param(
+            wants(nodeSelector={"zone": "x"}), "no node has the label zone=x (seen none); not ready: c", id="no label"
+        ),
+        pytest.param(wants(nodeSelector={"pool": "cpu"}), "not ready: c", id="a label that a node bears"),
+        pytest.param(
+            wants(resources={"limits": {"nvidia.com/gpu": 8}}),
+            "each pod needs 8 nvidia.com/gpu, the largest node has 4; not ready: c",
+            id="too many devices",
+        ),
+        pytest.param(
+            wants(resources={"limits": {"example.com/nic": "1"}}),
+            "each pod needs 1 example.com/nic, the largest node has none; not ready: c",
+            id="a device that no node has",
+        ),
+        pytest.param(
+            wants(resources={"limits": {"cpu": "64"}, "requests": {"cpu": "7.5", "memory": "16Gi"}}),
+            "not ready: c",
+            id="requests come before limits",
+        ),
+    ],
+)
+def test_each_wish_that_no_node_meets_is_named_with_what_there_is(spec: dict[str, Any], text: str) -> None:
+    assert missing_on_nodes(spec, NODES) == text
+
+
+def test_a_cluster_without_nodes_says_so() -> None:
+    assert missing_on_nodes(wants(), {}) == "the cluster has no nodes"
+
+
+def test_nothing_is_said_where_every_wish_is_met() -> None:
+    assert missing_on_nodes(wants(), {"a": NODES["a"]}) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8", 8), (8, 8), ("500m", Fraction(1, 2)), ("2Gi", 2**31), ("1.5k", 1500), ("x", None), ("1Xi", None)],
+)
+def test_quantities_are_exact(text: object, value: object) -> None:
+    assert quantity(text) == value
