@@ -25,7 +25,7 @@ from unbroken.inprocess.assignment.steps import (
     steps_of,
 )
 from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
-from unbroken.inprocess.pod.environment import Place
+from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import State
 from unbroken_core.layers import Layer as CoreLayer
 from unbroken_core.messages import Policy
@@ -111,7 +111,7 @@ def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]
     return ()
 
 
-def first_state(environment: Mapping[str, str], place: Place) -> State:
+def first_state(environment: Mapping[str, str], place: PodContext) -> State:
     """Return this worker's state before the first plan. Unknown values are None, or 0 for the size of the world."""
     text, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     rank = int(text) if text.isdecimal() else None

@@ -26,17 +26,17 @@ from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 from unbroken.inprocess.connections.sockets import release_connections
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort, StaleStateError
 from unbroken.inprocess.interruption import failure
-from unbroken.inprocess.interruption.gate import Gate, Outcome, RankShouldRestart
-from unbroken.inprocess.interruption.interrupter import Breaker
+from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
+from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.interruption.rehearsal import rehearse
 from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.plugins import Plugins
-from unbroken.inprocess.loop.step_hold import Halting
+from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.options import Options
-from unbroken.inprocess.pod.environment import Place, export, survive_nccl_errors
-from unbroken.inprocess.pod.link import Link, Orders
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
+from unbroken.inprocess.pod.link import AgentLink, AgentOrders
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state.groups import name_apart, take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
@@ -76,7 +76,7 @@ class CallWrapper:
     Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing.
     """
 
-    def __init__(self, options: Options, place: Place) -> None:
+    def __init__(self, options: Options, place: PodContext) -> None:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
         entry.refuse_other_threads()
         if _live:
@@ -84,17 +84,19 @@ class CallWrapper:
         self._options = options
         self._place = place
         self._gate = Gate()
-        self._progress = Progress(place.local_rank, place.incarnation)
+        self._progress = ProgressSlot(place.local_rank, place.incarnation)
         self._stack_signal = StackSignal(place.folder, place.local_rank)
         number = self._stack_signal.number
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
         asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
-        self._link = Link(place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys)
-        self._halting = Halting(self._progress, self._link.answer)
+        self._link = AgentLink(
+            place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys
+        )
+        self._step_hold = StepHold(self._progress, self._link.answer)
         self._leftovers = Leftovers()
         self._torch_state = TorchState()
         self._plugins = Plugins(options)
-        self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
+        self._interrupter = Interrupter(self._gate, self._leftovers, self, self._plugins.aborts)
         self._endpoint: Endpoint | None = None
         self._state: State | None = None
         self._iteration = -1
@@ -130,7 +132,7 @@ class CallWrapper:
             if self._progress.arm():
                 self._is_pinged = True
                 self._report(WorkerPhase.RUNNING)
-            self._halting.wait(step, is_atomic=self._gate.num_atomic > 0)
+            self._step_hold.wait(step, is_atomic=self._gate.num_atomic > 0)
 
     def on_move(self, save: Callable[[int], object]) -> None:
         """Call `save(step)` before ranks move as planned, in this iteration: a checkpoint there loses no step.
@@ -138,7 +140,7 @@ class CallWrapper:
         It runs inside of `ping(step=)`, on all ranks after the same step, with the process groups intact; after it
         `ping` raises RankShouldRestart. What it raises is a fault. Without time (timeouts.drain) it is not called.
         """
-        self._halting.on_move(save)
+        self._step_hold.on_move(save)
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the function is not interrupted; it may be nested.
@@ -170,14 +172,14 @@ class CallWrapper:
         self._gate.install()
         self._leftovers.freeze()
         _live.add(self)
-        self._breaker.start()
+        self._interrupter.start()
         self._link.start(self._on_leave)
 
     def close(self) -> None:
         """End the threads and give everything back; harmless when repeated."""
         _live.discard(self)
         self._progress.detach()
-        self._breaker.close()
+        self._interrupter.close()
         self._link.close()
         self._gate.uninstall()
         self._stack_signal.close()
@@ -261,7 +263,7 @@ class CallWrapper:
         while True:
             entered = self._iteration
 
-            def is_news(orders: Orders, entered: int = entered) -> bool:
+            def is_news(orders: AgentOrders, entered: int = entered) -> bool:
                 is_asked = orders.question is not None and orders.question != self._answered
                 is_entered = orders.enter is not None and orders.enter.iteration > entered
                 return orders.release is not None or is_entered or is_asked
@@ -290,7 +292,7 @@ class CallWrapper:
         if has_time and not self._is_practised:
             self._is_practised = True
             # Now, while nobody waits: not in the middle of a first recovery.
-            self._leftovers.bury(rehearse(), after_s=0.0)
+            self._leftovers.destroy(rehearse(), after_s=0.0)
 
     def _answer(self, question: Question | None) -> None:
         """Say who shall be which rank, in the words of the script."""
@@ -316,13 +318,13 @@ class CallWrapper:
             endpoint.serve()
             _kept_store[:] = endpoint.close()
         self._drop_endpoint()
-        self._leftovers.bury(former)
+        self._leftovers.destroy(former)
         release_connections()
 
     def _drop_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            self._leftovers.bury(endpoint.close())
+            self._leftovers.destroy(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state
@@ -339,7 +341,7 @@ class CallWrapper:
             mode=Mode.INACTIVE if enter.rank is None else Mode.ACTIVE,
         )
 
-    def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
+    def _run_iteration(self, function: Callable[[], Any]) -> FunctionOutcome:
         def body() -> Any:
             # The gate is open: who comes from now on ends the function; what came before is seen here.
             self._refuse_what_is_over()
@@ -355,7 +357,7 @@ class CallWrapper:
         self._plugins.cut(1)
         self._is_pinged = False
         self._num_inner = 0
-        self._halting.begin(self._iteration)
+        self._step_hold.begin(self._iteration)
         self._progress.hold()
         # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
@@ -364,9 +366,9 @@ class CallWrapper:
         with interruptible_env(), self._torch_state.watched(self._iteration):
             outcome = self._gate.run(body)
         self._is_in_function = False
-        self._halting.end()
+        self._step_hold.end()
         self._progress.end()
-        return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
+        return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
 
     def _refuse_what_is_over(self) -> None:
         if self._link.orders.has_left(self._iteration):
@@ -374,7 +376,7 @@ class CallWrapper:
             self._gate.leave(reason)
             raise RankShouldRestart(reason)
 
-    def _settle(self, outcome: Outcome) -> Release | None:
+    def _settle(self, outcome: FunctionOutcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
         error = outcome.error
         if isinstance(error, StaleStateError):
@@ -394,7 +396,7 @@ class CallWrapper:
         )
         if orders.release is not None and not orders.has_left(iteration):
             return orders.release
-        self._breaker.abort_once(self._iteration)
+        self._interrupter.abort_once(self._iteration)
         return None
 
     def _tell(self, error: BaseException | None) -> None:
@@ -442,7 +444,7 @@ class CallWrapper:
     def _leave_for_good(self, error: BaseException, cause: Cause) -> None:
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, cause, self._iteration))
         self._gate.leave("this worker leaves")
-        self._breaker.abort_once(self._iteration)
+        self._interrupter.abort_once(self._iteration)
         self._leftovers.keep(take_groups())
         self._terminate(self._current_state(), error)
 
@@ -452,18 +454,18 @@ class CallWrapper:
 
     # ------------------------------------------------------------------------------------------ ending a function
 
-    def _on_leave(self, orders: Orders) -> None:
+    def _on_leave(self, orders: AgentOrders) -> None:
         """In the link's thread: the function, if it runs, is over, or is to halt after a step."""
         iteration = self._iteration
         if orders.halt is not None:
-            self._halting.obey(orders.halt)
+            self._step_hold.obey(orders.halt)
         if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
             leave = orders.leave
             log_hang(leave, iteration)
             culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
             self._gate.leave(f"iteration {iteration} is over: {culprit}")
             self._progress.stop_main()
-            self._breaker.stop(iteration)
+            self._interrupter.stop(iteration)
 
     # ------------------------------------------------------------------------------------------ small things
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutError  # noqa: A004 - the reference's name
-from unbroken.inprocess.pod.environment import Place
+from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.standalone.launched import Launched
 from unbroken.standalone.folders import lock_folder
 from unbroken.standalone.messages import (
@@ -64,7 +64,7 @@ os.register_at_fork(after_in_child=_close_all)
 class Registration:
     """A worker's place in a standalone job, held by an open connection until `close`."""
 
-    def __init__(self, place: Place, is_first: bool, connection: socket.socket) -> None:
+    def __init__(self, place: PodContext, is_first: bool, connection: socket.socket) -> None:
         self.place = place
         self.is_first = is_first
         """Whether the rendezvous runs on this host."""
@@ -217,8 +217,8 @@ def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Placement
                 raise RestartError(f"host process of another version? {error}") from error
 
 
-def _place(folder: Path, placement: Placement) -> Place:
-    return Place(
+def _place(folder: Path, placement: Placement) -> PodContext:
+    return PodContext(
         folder=folder,
         local_rank=placement.local_rank,
         incarnation=0,
