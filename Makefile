@@ -34,7 +34,7 @@ test: $(STAMP) ## Run the tests that need nothing but Python: unit, contract, si
 demo: $(STAMP) ## Train on a cluster on this machine and break it in six ways, under 3 minutes (KEEP=1 leaves it up)
 	$(BIN)/python -m unbroken_local.demo $(if $(KEEP),--keep)
 
-check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the lock file and the generated files
+check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the lock file, the generated files and the site
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy core sidecar operator local cli tests benchmarks examples tools
@@ -42,14 +42,14 @@ check: $(STAMP) ## Check format, lint, types, import contracts, Dockerfiles, the
 	$(BIN)/lint-imports
 	$(BIN)/hadolint --failure-threshold style images/*/Dockerfile
 	$(BIN)/python tools/lock.py --check
-	@$(MAKE) verify
+	@$(MAKE) verify docs
 
-format: $(STAMP) ## Format the code and mend what the linter can mend
+format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
 ##@ Generated files
-.PHONY: generate verify lock
+.PHONY: generate verify docs lock
 GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/*.json charts/unbroken/README.md docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
     docs/topology/*.svg
 
@@ -61,6 +61,9 @@ generate: $(STAMP) ## Write the generated files again: CRD, references of API, m
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
 	$(BIN)/python tools/topology_pictures.py
+
+docs: $(STAMP) ## Build the site of the documents into build/docs, and fail on a link or an anchor that leads nowhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 verify: $(STAMP) ## Write the generated files again and fail when one of them differs
 	@before=$$(sha256sum $(GENERATED) 2>/dev/null || true); $(MAKE) generate >/dev/null; \
@@ -80,21 +83,21 @@ cluster-test: $(STAMP) ## Run tests that need a real API server (UNBROKEN_TEST_K
 
 WITH_HELM = UNBROKEN_TEST_HELM="$${UNBROKEN_TEST_HELM:-$$(command -v helm || tools/get-helm.sh)}"
 
-chart-test: $(STAMP) ## Try the chart with helm (fetched where it is missing), on UNBROKEN_TEST_KUBECONFIGS' cluster named full where there is one
+chart-test: $(STAMP) ## Test the chart with helm (fetched if missing), and on the cluster named full in UNBROKEN_TEST_KUBECONFIGS if there is one
 	$(WITH_HELM) UNBROKEN_REQUIRE=helm \
 	    $(PYTEST) tests/integration/chart --junitxml=$(REPORT) $(ARGS)
 
-dashboards-test: $(STAMP) ## Try alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; wants both, and fails without
+dashboards-test: $(STAMP) ## Test alerts with promtool, and each panel on a Prometheus that scrapes a job with faults; needs both, and fails without
 	$(WITH_HELM) UNBROKEN_REQUIRE=helm,prometheus \
 	    $(PYTEST) tests/integration/chart/test_alert_rules.py tests/e2e/test_e2e_dashboards.py --junitxml=$(REPORT) $(ARGS)
 
 e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBROKEN_TEST_KUBECONFIGS names some)
 	$(PYTEST) -n 3 tests/e2e --junitxml=$(REPORT) $(ARGS)
 
-sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or tell the story of one seed (SEED=number)
+sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number)
 	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
 
-soak: $(STAMP) ## 1,000 restarts in one process, then many random faults: a million of them strike in simulated jobs (SCHEDULES=number), and in real jobs (JOBS=number)
+soak: $(STAMP) ## 1,000 restarts in one process, then a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
@@ -105,14 +108,14 @@ bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, ren
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)
 	@tools/images.sh "$(BASE)" "$(or $(TAG),0.1.0)" $(ARGS)
 
-pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 minutes: docs/dashboards/*.png; wants prometheus, node and chromium
+pictures: $(STAMP) ## Draw the dashboards of a small fleet that breaks for 8 minutes: docs/dashboards/*.png; needs prometheus, node and chromium
 	npm ci --prefix tools/dashboard_pictures --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.fleet --helm "$$(tools/get-helm.sh)" $(ARGS)
 
-live-page: $(STAMP) ## Draw the live page of a job that breaks three times: docs/live-page.png; wants chromium
+live-page: $(STAMP) ## Draw the live page of a job that breaks three times: docs/live-page.png; needs chromium
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.live_page_picture docs/live-page.png
 
-rendezvous-kill: $(STAMP) ## Kill the rendezvous in the middle of a recovery, and record that the training goes on: docs/rendezvous-kill.svg
+rendezvous-kill: $(STAMP) ## Kill the rendezvous in the middle of a recovery, and record that the training continues: docs/rendezvous-kill.svg
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tools.rendezvous_kill --svg docs/rendezvous-kill.svg
 
 ##@ Cleaning

@@ -174,7 +174,7 @@ class Reference:
 
 
 def make_environment() -> Path:
-    """Return the interpreter of an environment with the reference, made when missing; torch is the one at hand."""
+    """Return the interpreter of an environment with the reference, made when missing; torch is this environment's."""
     python = CACHE / "bin" / "python"
     if not (CACHE / "done").exists():
         say(f"making {CACHE.relative_to(ROOT)} with {REFERENCE}")

@@ -111,7 +111,7 @@ class Jobs(Objects):
     """The jobs of the namespace."""
 
     def num_restarted(self, times: int) -> int:
-        """Return how many jobs tell of so many restarts."""
+        """Return how many jobs report that many restarts."""
         told = [((job.get("status") or {}).get("restarts") or {}).get("total", 0) for job in self.items.values()]
         return sum(total >= times for total in told)
 
@@ -474,7 +474,7 @@ async def restart(bench: Bench, num_jobs: int) -> Row:
     watching = asyncio.create_task(Informer(bench.kube, bench.path(layout.PLURAL), jobs).run())
     try:
         async with operator(bench.kubeconfig, bench.namespace):
-            # A fault is told in the status of every job as soon as it is caught up.
+            # The status of every job shows a fault as soon as the operator has caught up.
             bench.rendezvous.recover()
             await jobs.wait("two restarts of every job", lambda: jobs.num_restarted(2) >= num_jobs)
             took_s = time.monotonic() - before

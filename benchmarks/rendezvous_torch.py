@@ -23,7 +23,7 @@ _ROUNDS = 2
 
 
 def member(number: int, size: int, port: int, start: list[int], answer: int) -> None:
-    """Take part in each round once its start is told; write when the rank is known."""
+    """Take part in each round once it is announced; write when the rank is known."""
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
     backend = C10dRendezvousBackend(store, "bench")
     handler = DynamicRendezvousHandler.from_backend("bench", store, backend, size, size, local_addr="127.0.0.1")

@@ -1,4 +1,4 @@
-"""Train a small network on handwritten digits under DistributedDataParallel, and go on through any fault.
+"""Train a small network on handwritten digits under DistributedDataParallel, and continue through any fault.
 
     unbroken run --pods 4 --spares 1 --ranks-per-pod 2 examples/digits.py     on this machine, without Kubernetes
     kubectl apply -f examples/digits.yaml                                     on a cluster
@@ -8,8 +8,8 @@ Six things make a training script unbreakable; look for their numbers below:
   (2) On entry take all state from the newest checkpoint, none from globals: what ran before may have ended anywhere.
   (3) Let a checkpoint appear whole or not at all; `atomic()` keeps a restart from cutting in between.
   (4) Report each step with `ping`, so that a hang is noticed and progress is measured.
-  (5) Do what is slow the first time before the wrapped function is called: a spare then has it behind itself.
-  (6) Save before ranks move as planned (a pod is deleted, a node drained): no step is made twice then.
+  (5) Do slow first-time work before the wrapped function is called, so that a spare has already done it.
+  (6) Save before a planned move (a pod is deleted, a node drained), so that no step is made twice.
 """
 
 import argparse
@@ -161,7 +161,7 @@ def train(
         with torch.no_grad():
             accuracy = (model(test_images).argmax(dim=1) == test_labels).double().mean().item()
         report(options, progress, accuracy, len(images), call.iteration)
-    # Leave together: who left early would look like a fault to who still computes. The wrapper ends the process group.
+    # Leave together: a rank that left early would look like a fault to the others. The wrapper ends the process group.
     dist.barrier()
 
 
@@ -209,7 +209,7 @@ def do_fault(control: Path | None, rank: int) -> None:
     if kind == "raise":
         raise RuntimeError(f"rank {rank} was told to fail")
     # A C function that is called with the interpreter lock held: no thread of this process can run any Python. It locks
-    # twice what can be locked once, since a sleep would end at the signal that asks a hanging worker for its stack.
+    # one mutex twice, since a sleep would end at the signal that asks a hanging worker for its stack.
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     for _ in range(2):
         library.pthread_mutex_lock(mutex)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build the container images with buildah: tools/images.sh BASE TAG [ARGUMENT...], called by `make images`.
 # BASE is an image with Python 3.11, by digest: a tag can point to something else tomorrow. ARGUMENTs go to `buildah build`.
-# One commit and one base give one image: files and image bear the commit's time, not that of the build.
+# One commit and one base give one image: files and image have the commit's time, not that of the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

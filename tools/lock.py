@@ -108,7 +108,7 @@ def _not_installed(pinned: Mapping[str, str]) -> list[str]:
         except PackageNotFoundError:
             seen = "nothing"
         if seen != wanted:
-            found.append(f"{name}: want {wanted} in .venv, as {LOCK.name} says, got {seen}; `make setup` mends it")
+            found.append(f"{name}: want {wanted} in .venv, as {LOCK.name} says, got {seen}; `make setup` fixes it")
     return found
 
 

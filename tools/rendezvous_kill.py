@@ -32,7 +32,7 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Story:
-    """What happened, as it is told."""
+    """What happened, as it is reported."""
 
     console: Console
     started_s: float = field(default_factory=time.monotonic)

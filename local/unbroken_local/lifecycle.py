@@ -95,7 +95,7 @@ def _is_due(pod: Json, unreachable_s: float, settings: LifecycleSettings) -> boo
     limits = [t["tolerationSeconds"] for t in covering if t.get("tolerationSeconds") is not None]
     if not limits:
         return False
-    # 300 s is what API servers add to pods that say nothing: on a laptop nobody waits so long.
+    # API servers add 300 s to pods without a toleration: too long to wait on a laptop.
     wanted = [settings.eviction_s if limit == 300 else float(limit) for limit in limits]
     return unreachable_s >= min(wanted)
 

@@ -202,7 +202,7 @@ class _Listener:
                     self._serve, sock=self._socket, limit=BUFFER_BYTES, backlog=512, start_serving=False
                 )
                 try:
-                    # Within: who is cancelled in here has it in the event loop already.
+                    # Within: a task that is cancelled in here already has it in the event loop.
                     await server.start_serving()
                     await self._is_deserted.wait()
                 finally:

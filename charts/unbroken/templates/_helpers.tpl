@@ -29,7 +29,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "unbroken.wantMonitoring" -}}
 {{- if not (.capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
-{{- fail (printf "%s: want the API monitoring.coreos.com/v1 of the Prometheus Operator, got none in this cluster; install it first, leave %s false, or, where helm does not ask the cluster, give --api-versions monitoring.coreos.com/v1" .value .value) -}}
+{{- fail (printf "%s: needs the API monitoring.coreos.com/v1 of the Prometheus Operator, which this cluster lacks. Install it first, or leave %s false; where helm does not ask the cluster, add --api-versions monitoring.coreos.com/v1" .value .value) -}}
 {{- end -}}
 {{- end -}}
 
@@ -37,7 +37,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "unbroken.name" .) .Values.serviceAccount.name -}}
 {{- else -}}
-{{- required "serviceAccount.name: want the name of a service account, since serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- required "serviceAccount.name: is required while serviceAccount.create is false" .Values.serviceAccount.name -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,4 +1,4 @@
-"""What is special about pods: binding, eviction, logs (asked of the node's kubelet); and namespaces' finalizers.
+"""What is special about pods: binding, eviction, logs (from the node's kubelet); and namespaces' finalizers.
 
 Logs come from `http://<InternalIP>:<status.daemonEndpoints.kubeletEndpoint.Port>/containerLogs/NAMESPACE/POD/CONTAINER`
 of the pod's node, with the query of the request.

@@ -105,7 +105,7 @@ class Store:
         return stored
 
     def restore(self, place: Place, key: Key, document: Document, revision: int) -> None:
-        """Put an object of a snapshot back as it was; nobody is told, and history starts behind it."""
+        """Restore an object of a snapshot; watchers are not notified, and history starts after it."""
         self.revision = max(self.revision, revision)
         collection = self.collection(place)
         stored = Stored(document, revision)

@@ -56,7 +56,7 @@ EXPECTED: Mapping[FaultKind, Expectation] = {
         frozenset({Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT, Cause.PROCESS_SIGNAL}), frozenset({Rung.POD})
     ),
     FaultKind.DELETE_POD: Expectation(_POD_LOST, frozenset({Rung.POD})),
-    # Its processes end one after the other: an agent may still tell of its launcher's end, and that repairs it as well.
+    # Its processes end one after the other: an agent may still report its launcher's end, and that repairs it as well.
     FaultKind.NODE_DOWN: Expectation(_POD_LOST | {Cause.PROCESS_SIGNAL}, frozenset({Rung.POD})),
     FaultKind.NO_OPERATOR: Expectation(frozenset({Cause.PROCESS_SIGNAL}), frozenset({Rung.POD})),
 }

@@ -78,7 +78,7 @@ class Observer:
                 try:
                     await self._ask(session)
                 except (aiohttp.ClientError, TimeoutError, OSError, ApiError, WireError) as error:
-                    log.debug("no word of the rendezvous: error=%r", error)
+                    log.debug("rendezvous does not answer: error=%r", error)
                     await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
@@ -106,7 +106,7 @@ def describe(snapshot: Snapshot) -> str:
     """Return what is known of a job, in one line."""
     status = snapshot.status
     if status is None:
-        return f"state {snapshot.state or 'none'}, and no word of the rendezvous"
+        return f"state {snapshot.state or 'none'}, and the rendezvous does not answer"
     last = [f"{item.number} {item.cause}/{item.rung} {sorted(item.phase_s)}" for item in status.recoveries[-2:]]
     pods = [f"{pod.name} {','.join(pod.workers) or pod.phase}" for pod in snapshot.pods]
     noted = [item.get("number") for item in snapshot.history]

@@ -15,7 +15,7 @@ from unbroken_local.kubelet.volumes import FetchToken, VolumeContext, volume_fil
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
-"""A kubelet takes up to a minute and its caches' time; nobody should have to wait so long on a laptop."""
+"""A real kubelet takes up to a minute plus its caches' time, which is too long to wait on a laptop."""
 _KINDS = ("secret", "configMap", "downwardAPI", "projected")
 _TOKEN_SHARE = 0.8
 """Of a token's life, after which a new one is asked for."""

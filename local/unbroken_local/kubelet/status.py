@@ -1,4 +1,4 @@
-"""What the API server is told about a pod: a pure function of spec and state, in the words of the real kubelet."""
+"""What the kubelet reports about a pod: a pure function of spec and state, in the real kubelet's wording."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

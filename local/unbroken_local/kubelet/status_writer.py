@@ -48,7 +48,7 @@ class StatusWriter:
         self._may_write.clear()
 
     def resume(self) -> None:
-        """Write again; others may have changed the status meanwhile, so it is written anew."""
+        """Write again; others may have changed the status meanwhile."""
         self._written = None
         self._may_write.set()
         self._touched.set()

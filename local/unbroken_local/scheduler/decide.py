@@ -27,7 +27,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Refusal:
-    """No node takes this pod now; `message` says why, in the words of the real scheduler."""
+    """No node takes this pod now; `message` says why, in the real scheduler's wording."""
 
     pod: Json
     message: str

@@ -30,9 +30,7 @@ class OperatorMetrics:
         self.reconcile_errors = Counter(
             "unbroken_operator_reconcile_errors", "Plans that could not be carried out", registry=self.registry
         )
-        self.actions = Counter(
-            "unbroken_operator_actions", "Actions that were carried out", ["action"], registry=self.registry
-        )
+        self.actions = Counter("unbroken_operator_actions", "Actions carried out", ["action"], registry=self.registry)
         self.api_calls = Counter(
             "unbroken_operator_api_calls",
             "Calls to the API server by HTTP status, or error when there was none",
@@ -41,7 +39,7 @@ class OperatorMetrics:
         )
         self.reviews = Counter(
             "unbroken_operator_reviews",
-            "Reviews of jobs that the API server asked the webhook for",
+            "Job reviews that the API server requested from the webhook",
             ["outcome"],
             registry=self.registry,
         )

@@ -68,15 +68,15 @@ class TopologyLayer(Model):
     max_ranks: Annotated[int, Field(ge=1)] | None = None
     """Most active ranks in one domain; empty means no limit."""
     replace_from: bool = True
-    """Whether a spare may be sought in the whole domain of this layer around the lost ranks. The search widens from
-    the innermost layer outwards, and stays inside of the first layer that does not allow it."""
+    """Whether a spare may be sought in the whole domain of this layer around the lost ranks. The search widens from the
+    innermost layer outwards, and stops below the first layer that does not allow it."""
     close_gaps: bool = False
-    """Without a spare, the highest ranks of the domain take the places of the lost ones, and nobody else moves.
-    It needs the same of all layers inside of this one."""
+    """Without a spare, the highest ranks of the domain take the places of the lost ones, and nobody else moves. All
+    layers inside this one must allow it, too."""
 
 
 class Topology(Model):
-    """Where ranks stand to each other. The order of the ranks follows the order of the domains."""
+    """How close ranks are to each other. Their order follows the order of the domains."""
 
     layers: Annotated[
         tuple[TopologyLayer, ...],
@@ -134,7 +134,7 @@ class Spec(Model):
             json_schema_extra=rules(rule("self == oldSelf", "ranksPerPod cannot change after the job was created")),
         ),
     ] = 1
-    """Workers in each pod, normally one a GPU. Cannot be changed."""
+    """Workers in each pod, normally one per GPU. Cannot be changed."""
     topology: Topology = Topology()
     world: World = World()
     restart: Annotated[
@@ -157,23 +157,22 @@ class Spec(Model):
     rendezvous: Rendezvous = Rendezvous()
     logs: Logs | None = None
     update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
-    """What becomes of pods that run when template, sidecar or logs change. OnDelete: they stay until they are deleted
-    or lost. Rolling: as many new pods as spares.count, at least one, are made beside them; when one is ready ranks move
-    to it, in a planned recovery, and the old pod is deleted; and so on. Without a new pod that is ready nothing moves.
-    The condition UpToDate says which pods are old."""
+    """What happens to running pods when template, sidecar or logs change. OnDelete: they stay until they are deleted or
+    lost. Rolling: as many new pods as spares.count, at least one, are made beside them. When one is ready, ranks move
+    to it in a planned recovery, and the old pod is deleted; and so on. Nothing moves before a new pod is ready. The
+    condition UpToDate says which pods are old."""
     suspend: bool = False
-    """True keeps the job without pods, or ends those that it has with their grace period; false starts it, or starts it
-    again where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""
+    """True: the job has no pods, and those that it has are ended with their grace period. False: it starts, or resumes
+    where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """A job that is not complete so long after status.startTime fails, and its pods are ended. A suspension ends the
-    count; it begins again when the job does. Empty means no limit."""
+    """A job that is not complete this long after status.startTime fails, and its pods are ended. A suspension restarts
+    the count. Empty means no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
-    """The job is deleted, with all that belongs to it, so long after status.completionTime. Empty means that it
-    stays."""
+    """The job and everything it owns are deleted this long after status.completionTime. Empty means that it stays."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
-    """Which training pods are deleted when the job is over: Running, those that have not ended a minute later; All, the
-    others as well, with their logs; None, none but those that never started."""
+    """Which training pods are deleted when the job is over. Running: those that have not ended a minute later. All: the
+    others as well, with their logs. None: only those that never started."""
     failed_pods_history_limit: Annotated[int, Field(ge=0, le=100)] = 5
-    """While the job goes on, so many failed pods stay for their logs, the newest ones. Controllers that look at a job's
-    pods, such as AppWrapper's, may take a failed one for a job that is in trouble: 0 keeps none."""
+    """How many failed pods stay for their logs while the job runs, newest first. Controllers that watch a job's pods,
+    such as AppWrapper's, may take a failed pod for a failed job: 0 keeps none."""
     template: Template

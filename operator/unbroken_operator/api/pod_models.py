@@ -82,7 +82,7 @@ class Rendezvous(Model):
     node_selector: Labels | None = None
     """Labels of the nodes where it may run, such as those of a pool of CPU nodes."""
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=32)] | None = None
-    """Taints of nodes where it may run nevertheless."""
+    """Taints that it tolerates."""
 
 
 class Logs(Model):
@@ -148,7 +148,7 @@ class TemplateSpec(Model):
 
 class Template(Model):
     """Training pods, active and spare alike. A change applies to pods that are created after it; updatePolicy says what
-    becomes of those that run, and those that have not started are made anew."""
+    happens to running pods; pods that have not started are recreated."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the training pods."""

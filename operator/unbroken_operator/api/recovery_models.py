@@ -28,9 +28,9 @@ class RestartRung(Model):
     """One step of the recovery ladder, and how often it may be used."""
 
     name: Rung
-    """in-process restarts the training function in the same processes (the script must use
-    unbroken.inprocess.Wrapper); process starts lost worker processes again; pod promotes a spare pod; world goes on
-    with fewer ranks; job starts all pods again."""
+    """in-process restarts the training function in the same processes (the script must use unbroken.inprocess.Wrapper);
+    process respawns lost worker processes; pod promotes a spare pod; world continues with fewer ranks; job restarts
+    every process."""
     limit: Annotated[int, Field(ge=0)] | None = None
     """Most uses within the window; empty means no limit."""
     window_seconds: Annotated[int, Field(ge=1, le=30 * DAY_S)] = 3600
@@ -52,65 +52,66 @@ class Restart(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ALL_RUNGS
-    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun
-    as it is."""
+    """Steps that may be taken, cheapest first. List all but in-process to run a script that was written for torchrun as
+    it is."""
     max_faults_per_rank: Annotated[int, Field(ge=1)] | None = None
-    """A place that faulted so often is not used again; empty means no limit."""
+    """A place with this many faults is not used again; empty means no limit."""
     fatal_exit_codes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=255)], ...],
         Field(strict=False, max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ()
     """Exit codes of a worker's process with which the script says that no restart would help: the job fails at once,
-    whatever rungs are left. Choose codes that nothing else ends with: after a fault of one worker the others may end
-    with 1, by errors of their collectives."""
+    whatever rungs are left. Choose codes that nothing else uses: after a fault of one worker the others may end with 1,
+    from errors of their collectives."""
     uncounted_causes: Annotated[
         tuple[Cause, ...],
         Field(strict=False, max_length=len(Cause), json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = ()
     """Causes of faults whose recoveries count in no limit of rungs, such as pod-leaving and node-lost on machines that
-    are taken away now and then: that says nothing against the job."""
+    are taken away now and then: that is not the job's fault."""
     grow_back_seconds: Seconds | None = None
-    """A job that runs with fewer ranks than it wants takes in the pods that are ready for the missing ones, once there
-    were some for so long, after a step that all ranks have finished and saved (call.on_move); it counts in no limit. A
-    script that tells no steps is left alone. Empty means that they wait for the next recovery."""
+    """A job that runs with fewer ranks than it wants takes in pods that have been ready for the missing ranks this
+    long, after a step that all ranks have finished and saved (call.on_move). It counts in no limit. A script that
+    reports no steps is left alone. Empty means that the pods wait for the next recovery."""
     no_progress_limit: Annotated[int, Field(ge=1)] = 10
-    """So many faults of the script in a row are recovered while the job gets nowhere between them (no new step, or,
-    where the script reports no steps, no run of a minute); one more fails the job."""
+    """This many faults of the script in a row are recovered without progress between them (no new step, or, if the
+    script reports no steps, no run of a minute). One more fails the job."""
 
 
 class Timeouts(Model):
     """Time boxes, in seconds. Nothing waits for ever."""
 
     soft_seconds: Seconds = 60
-    """A worker without progress for so long is interrupted, and the iteration restarts."""
+    """A worker without progress for this long is interrupted, and the iteration restarts."""
     hard_seconds: Seconds = 90
     """A worker that does not leave the training function by then is ended. More than softSeconds."""
     heartbeat_seconds: Seconds = 30
-    """A pod that is silent for so long is lost."""
+    """A pod that is silent for this long is lost."""
     barrier_seconds: Seconds = 120
     """All workers must be ready for the next iteration within this. More than hardSeconds."""
     completion_seconds: Seconds = 120
-    """After the first worker completed, the others have so long to complete, too."""
+    """After the first worker has completed, the others have this long to complete, too."""
     termination_grace_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
     """Time between SIGTERM and SIGKILL for a worker process."""
     startup_seconds: Seconds = 600
-    """A started worker has so long to become ready (imports, CUDA context, first compilation)."""
+    """A started worker has this long to become ready (imports, CUDA context, first compilation)."""
     reconnect_seconds: Seconds = 5
-    """A pod whose connection broke has so long to come back before it is lost."""
+    """A pod whose connection broke has this long to come back before it is lost."""
     last_call_seconds: Annotated[int, Field(ge=0, le=3600)] = 5
-    """A job that could start with the pods that are ready waits so long for more of them."""
+    """A job that could start with the ready pods waits this long for more of them."""
     drain_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
     """Ranks that have to move while all is well (a pod is deleted, a node drained, the template changed) do so after a
-    step that all ranks have finished and saved, if that comes within this time; 0 interrupts at once. Deleted pods also
-    need a terminationGracePeriodSeconds that is as much longer as it takes to end them."""
+    step that all ranks have finished and saved, if that comes within this time; 0 interrupts at once. The
+    terminationGracePeriodSeconds of a deleted pod must be longer by the time that it takes to end its workers."""
     isolation_seconds: Seconds | None = None
-    """When no active pod is heard any more, others get the ranks after so long, since pods that hear no rendezvous have
-    left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that is
-    more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is replaced later."""
+    """When no active pod is heard any more, others get the ranks after this time, since pods that hear no rendezvous
+    have left their iteration by then; empty means 120, or twice heartbeatSeconds + terminationGraceSeconds where that
+    is more. With more, training survives a longer absence of the rendezvous' node, and a lost rack is replaced
+    later."""
 
 
 class NodeTaint(Model):
-    """A taint that tells that a node is about to go."""
+    """A taint that says that a node is about to go."""
 
     key: LabelKey
     """Key of the taint."""
@@ -119,7 +120,7 @@ class NodeTaint(Model):
 
 
 class NodeCondition(Model):
-    """A condition of a node that tells that it is about to go."""
+    """A condition that says that a node is about to go."""
 
     type: Annotated[str, Field(pattern=LABEL_KEY, min_length=1, max_length=317)]
     """Type of the condition, such as one of node-problem-detector's."""
@@ -129,11 +130,11 @@ class NodeCondition(Model):
 
 class NodeSignals(Model):
     """Signs that a node is about to go. Its pods leave it in time: when a spare pod on another node is ready, ranks
-    move there, and then the pod is deleted. One pod more is made for this, or as many as spares.count."""
+    move there, and then the old pod is deleted. One more pod is made for this, or as many as spares.count."""
 
     cordon: Reaction = Reaction.MOVE
-    """Whether a cordoned node (spec.unschedulable) is one."""
+    """Whether a cordoned node (spec.unschedulable) is about to go."""
     taints: Annotated[tuple[NodeTaint, ...], Field(strict=False, max_length=16)] = ()
-    """Taints that are."""
+    """Taints of nodes that are about to go."""
     conditions: Annotated[tuple[NodeCondition, ...], Field(strict=False, max_length=16)] = ()
-    """Conditions that are. That a node is not ready needs no mention."""
+    """Conditions of nodes that are about to go. NotReady need not be listed."""

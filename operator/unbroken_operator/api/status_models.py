@@ -59,12 +59,12 @@ class Condition(Model):
 
     type: ConditionType
     """Admitted: the spec is sound. Suspended: the job has no pods, or is ending those that it has, because its spec
-    says so. PodsReady: all wanted pods run. TopologyKnown: every node of a pod bears every
-    layer's label, and no domain lies in two domains of an outer layer. Running: the training function runs on all
-    active ranks. Recovering: an interruption is being repaired. Degraded: the job runs with fewer ranks than it wants.
-    SparesExhausted: spares are wanted and none is ready. SparesSpread: every domain of every layer in which active pods
-    stand has a spare pod. UpToDate: all pods were made from the present template; it appears with the first change.
-    Complete and Failed: the job is over."""
+    says so. PodsReady: all wanted pods run. TopologyKnown: every pod's node has every layer's label, and no domain lies
+    in two domains of an outer layer. Running: the training function runs on all active ranks. Recovering: an
+    interruption is being repaired. Degraded: the job runs with fewer ranks than it wants. SparesExhausted: spares are
+    wanted and none is ready. SparesSpread: every domain of every layer in which active pods stand has a spare pod.
+    UpToDate: all pods were made from the current template; shown from its first change on. Complete and Failed: the job
+    is over."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(min_length=1, max_length=64)]
@@ -107,7 +107,7 @@ class Interruption(Model):
     cause: Text
     """Why: one of the causes in the reference."""
     rank: Count | None = None
-    """Active rank of the culprit; empty for a fault outside of the workers."""
+    """Active rank of the culprit; empty for a fault outside the workers."""
     pod: Text = ""
     """Pod of the culprit."""
     node: Text = ""
@@ -122,9 +122,9 @@ class RecoveryRecord(Model):
     """How one interruption was repaired."""
 
     generation: Count
-    """Generation of the coordinator."""
+    """Term of the coordinator: its fencing number, which only ever rises."""
     number: Count
-    """Number of the recovery in that generation, from 1."""
+    """Number of the recovery in that term, from 1."""
     cause: Text
     """Why the job was interrupted."""
     rung: Text = ""
@@ -153,11 +153,11 @@ class SuspectNode(Model):
     name: Text
     """Name of the node."""
     faults: Count
-    """So many faults."""
+    """Number of faults."""
     score: Annotated[float, Field(ge=0)]
     """Their weight at scoreTime: 1 for a lost node or pod or a failed health check, less where the script may be to
-    blame. Half of it is gone after half an hour. From 0.25 on new pods avoid the node; from 1.5 on none goes there,
-    unless it could go nowhere else: then the score is lowered."""
+    blame. It halves every half hour. From 0.25 on new pods avoid the node; from 1.5 on none goes there, unless there is
+    no other: then the score is lowered."""
     score_time: Time
     """When the score was that."""
 
@@ -168,13 +168,13 @@ class RendezvousStatus(Model):
     pod_uid: Text
     """Uid of its pod."""
     generation: Count
-    """Its fencing number."""
+    """Its term."""
     earlier: Restarts
     """Recoveries of earlier coordinators, which are part of restarts."""
 
 
 class Accepted(Model):
-    """What cannot change any more since the job was admitted."""
+    """What cannot change after the job was admitted."""
 
     ranks_per_pod: Count
     """ranksPerPod."""
@@ -223,7 +223,7 @@ class Status(Model):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = ()
-    """Nodes that new pods avoid, or have avoided until a while ago."""
+    """Nodes that new pods avoid, or avoided until recently."""
     ettr: float | None = None
     """Seconds in which the job made first-time progress / seconds since it first ran."""
     next_pod_ordinal: Count | None = None
@@ -232,5 +232,5 @@ class Status(Model):
     """Number of the next rendezvous pod."""
     rendezvous: RendezvousStatus | None = None
     ended_generation: Count | None = None
-    """Highest generation of the coordinators that ended with a suspension: what they still say is not heard."""
+    """Highest term of the coordinators that ended with a suspension: what they still report is ignored."""
     accepted: Accepted | None = None

@@ -8,8 +8,8 @@ from unbroken.network.refusals import Refusal
 
 
 def refused_metric(counts: Mapping[Refusal, int]) -> Metric:
-    """Return the metric family."""
-    refused = CounterMetricFamily("unbroken_refused", "Requests and messages that were refused.", labels=["reason"])
+    """Return the family."""
+    refused = CounterMetricFamily("unbroken_refused", "Refused requests and messages.", labels=["reason"])
     for reason, count in counts.items():
         refused.add_metric([reason.value], count)
     return refused

@@ -105,15 +105,13 @@ class ViewCollector(Collector):
 
 
 def _state(status: JobStatus) -> Iterator[Metric]:
-    phases = GaugeMetricFamily("unbroken_phase", "1 for the state that the job is in, 0 for others.", labels=["phase"])
+    phases = GaugeMetricFamily("unbroken_phase", "1 for the job's current state, 0 for the others.", labels=["phase"])
     for phase in JobPhase:
         phases.add_metric([phase.value], int(phase is status.phase))
     yield phases
     yield _gauge("unbroken_iteration", "Iteration of the job; -1 before the first.", status.iteration)
     yield _gauge("unbroken_step", "Highest step that a worker has reported; -1 before the first.", status.max_step)
-    yield _gauge(
-        "unbroken_generation", "Fencing number of the rendezvous: it rises with each new one.", status.generation
-    )
+    yield _gauge("unbroken_generation", "Term of the rendezvous, which rises with each new one.", status.generation)
 
 
 def _workers(view: View) -> Iterator[Metric]:
@@ -123,7 +121,7 @@ def _workers(view: View) -> Iterator[Metric]:
     ranks.add_metric([Role.SPARE.value], status.spare_ranks)
     ranks.add_metric(["lost"], status.lost_ranks)
     yield ranks
-    wanted = GaugeMetricFamily("unbroken_wanted_ranks", "Workers that the job asks for, by role.", labels=["role"])
+    wanted = GaugeMetricFamily("unbroken_wanted_ranks", "Workers that the job wants, by role.", labels=["role"])
     wanted.add_metric([Role.ACTIVE.value], view.wanted_ranks)
     wanted.add_metric([Role.SPARE.value], settings.spares * settings.ranks_per_pod)
     yield wanted
@@ -138,7 +136,7 @@ def _workers(view: View) -> Iterator[Metric]:
     yield spares
     broken = CounterMetricFamily(
         "unbroken_broken_spares",
-        "Wholly spare pods of which a plan took some workers only, because no spare in use was as near.",
+        "Whole spare pods that a plan had to break, because no partly used spare was as near.",
     )
     broken.add_metric([], status.broken_spares)
     yield broken
@@ -158,7 +156,7 @@ def _time(view: View) -> Iterator[Metric]:
     yield progress
     lost = CounterMetricFamily(
         "unbroken_lost_gpu_seconds",
-        "Seconds without first-time progress since the job first ran, times active ranks; a rank is taken for one GPU.",
+        "Seconds without first-time progress since the job first ran, times active ranks; one rank counts as one GPU.",
     )
     lost.add_metric([], view.lost_rank_s)
     yield lost
@@ -167,7 +165,7 @@ def _time(view: View) -> Iterator[Metric]:
 def _contact(view: View) -> Iterator[Metric]:
     yield _gauge(
         "unbroken_heartbeat_age_seconds",
-        "Seconds for which the most silent of the connected agents has sent nothing.",
+        "Longest silence of a connected agent, in seconds.",
         view.heartbeat_age_s,
     )
     yield _gauge(

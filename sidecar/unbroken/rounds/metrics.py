@@ -21,11 +21,11 @@ class RoundsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families; called by prometheus_client in the event loop."""
         rounds = self._rounds
-        runs = GaugeMetricFamily("unbroken_torchrun_runs", "Runs of torchrun that are known.")
+        runs = GaugeMetricFamily("unbroken_torchrun_runs", "Known runs of torchrun.")
         runs.add_metric([], rounds.num_runs)
         yield runs
         nodes = GaugeMetricFamily(
-            "unbroken_torchrun_nodes", "Nodes of all runs, those included whose connection has just broken."
+            "unbroken_torchrun_nodes", "Nodes of all runs, including those whose connection has just broken."
         )
         nodes.add_metric([], rounds.num_nodes)
         yield nodes

@@ -138,7 +138,7 @@ def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: O
         ("nonsense=1", r"nonsense"),
         ("podMonitor.interval=often", r"interval"),
         ("prometheusRule.recoveryObjectiveSeconds=0", r"recoveryObjectiveSeconds"),
-        ("serviceAccount.create=false", r"serviceAccount\.name: want the name"),
+        ("serviceAccount.create=false", r"serviceAccount\.name: is required"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(option: str, wanted: str) -> None:
@@ -150,13 +150,13 @@ def test_a_wrong_value_is_refused_by_its_name(option: str, wanted: str) -> None:
 def test_a_monitor_in_a_cluster_without_its_operator_is_refused_with_what_to_do() -> None:
     for switch in ("serviceMonitor", "podMonitor", "prometheusRule"):
         result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", f"{switch}.enabled=true")
-        assert f"{switch}.enabled: want the API monitoring.coreos.com/v1" in result.stderr
+        assert f"{switch}.enabled: needs the API monitoring.coreos.com/v1" in result.stderr
 
 
 def test_a_certificate_of_a_cert_manager_that_is_not_there_is_refused_with_what_to_do() -> None:
     options = ("--set", "webhook.enabled=true,webhook.certManager.enabled=true")
     result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options)
-    assert "webhook.certManager.enabled: want the API cert-manager.io/v1 of cert-manager, got none" in result.stderr
+    assert "webhook.certManager.enabled: needs the API cert-manager.io/v1 of cert-manager, which" in result.stderr
 
 
 def test_the_webhooks_certificate_is_for_its_service_and_signed_by_what_the_api_server_trusts(tmp_path: Path) -> None:

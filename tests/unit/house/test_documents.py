@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from unbroken_core.reasons import Cause, Reason, Word
 from unbroken_operator.api.status_models import ConditionType
@@ -13,8 +14,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.parametrize("words", [Reason, Cause, ConditionType], ids=["reasons", "causes", "conditions"])
-def test_operations_page_explains_every_word(words: type[Word]) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+def test_page_of_conditions_explains_every_word(words: type[Word]) -> None:
+    text = (ROOT / "docs" / "reference" / "conditions.md").read_text()
     assert [word.value for word in words if f"`{word.value}`" not in text] == []
 
 
@@ -29,3 +30,49 @@ def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
     pages = "".join(page.read_text() for page in PAGES)
     named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", pages, flags=re.MULTILINE))
     assert {first or second for first, second in named} <= targets
+
+
+GENERATED = {"docs/behaviours.md", "docs/metrics.md", "docs/reference/api.md", "docs/reference/cli.md"}
+BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in GENERATED]
+_FENCE = re.compile(r"^```(\S*)\n(.*?)^```$\n?", flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_code_of_a_page_says_what_it_is(page: Path) -> None:
+    """`sh` is what a reader types: tests/e2e/test_e2e_documented_commands.py runs it."""
+    kinds = {kind for kind, _ in _FENCE.findall(page.read_text())}
+    assert kinds - {"sh", "text", "python", "yaml"} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_python_and_yaml_of_a_page_can_be_read(page: Path) -> None:
+    for kind, text in _FENCE.findall(page.read_text()):
+        if kind == "python":
+            compile(text, page.name, "exec")
+        elif kind == "yaml":
+            yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=[page.name for page in BY_HAND])
+def test_prose_is_at_most_100_columns_wide(page: Path) -> None:
+    lines = _FENCE.sub("", page.read_text()).splitlines()
+    prose = [line for line in lines if not line.startswith(("|", "#", "![", "<"))]
+    assert [line for line in prose if len(line) > 100 and " " in line.strip().lstrip("-*0123456789. ")] == []
+
+
+def test_documents_that_the_code_names_exist() -> None:
+    folders = ("core", "sidecar", "operator", "local", "cli", "tools", "tests", "charts", "examples", "benchmarks")
+    kinds = (".py", ".yaml", ".toml", ".tpl", ".txt")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    files = [path for path in paths if "node_modules" not in path.parts]
+    named = {name for file in files for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text(errors="ignore"))}
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=[page.name for page in BY_HAND])
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    """What readers took for something else, or had to read twice: docs/glossary.md has the words to use."""
+    found = re.findall(
+        r"\b(?:tells? of|told of|mend(?:s|ed)?|former world|census|undertaker|homeless)\b", page.read_text()
+    )
+    assert found == []

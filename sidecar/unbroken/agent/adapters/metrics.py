@@ -36,7 +36,7 @@ class PodCollector(Collector):
         iteration = GaugeMetricFamily("unbroken_agent_iteration", "Iteration of the newest plan; -1 before the first.")
         iteration.add_metric([], self._member.instructions.plan.iteration if self._member.instructions.plan else -1)
         yield iteration
-        refused = CounterMetricFamily("unbroken_agent_refused", "Connections of the pod's socket that were refused.")
+        refused = CounterMetricFamily("unbroken_agent_refused", "Refused connections to the pod's socket.")
         refused.add_metric([], self._num_refused())
         yield refused
         unauthorized = CounterMetricFamily(
