@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unbroken.inprocess.assignment.evaluation import answer as answer_question
-from unbroken.inprocess.assignment.policy import ask, first_state, refuse_inside
-from unbroken.inprocess.connections.endpoint import Endpoint
+from unbroken.inprocess.assignment.policy import ask, first_state
 from unbroken.inprocess.connections.env_store import interruptible_env
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 from unbroken.inprocess.connections.sockets import release_connections
@@ -31,14 +30,16 @@ from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.interruption.rehearsal import rehearse
 from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
 from unbroken.inprocess.loop import entry
+from unbroken.inprocess.loop.inner_calls import InnerCalls, InnerFault
 from unbroken.inprocess.loop.plugins import Plugins
 from unbroken.inprocess.loop.step_hold import StepHold
+from unbroken.inprocess.loop.store_offer import StoreOffer
 from unbroken.inprocess.options import Options
 from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
 from unbroken.inprocess.pod.link import AgentLink, AgentOrders
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken.inprocess.torch_state.groups import name_apart, take_groups
+from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.inprocess.torch_state.renewal import Layout, TorchState
 from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
@@ -48,9 +49,6 @@ from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 logger = logging.getLogger(__name__)
 
 _live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
-_kept_store: list[Any] = []
-"""The iteration's store, where this worker serves it. It lives until the next plan, when all ranks have left: a client
-that finds no server tries again for long. After the last iteration it outlives the call: others may shut down late."""
 
 
 def _forget_all() -> None:
@@ -59,10 +57,6 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-class _InnerFault(BaseException):
-    """Carries an exception of a wrapped function, its cause, past the handlers of the function around it."""
 
 
 def current_call() -> "CallWrapper | None":
@@ -80,7 +74,7 @@ class CallWrapper:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
         entry.refuse_other_threads()
         if _live:
-            raise InternalError("wrapped function: want it called by a wrapped one's function, not by its plug-ins")
+            raise InternalError("wrapped function: cannot be called from a plug-in")
         self._options = options
         self._place = place
         self._gate = Gate()
@@ -96,8 +90,9 @@ class CallWrapper:
         self._leftovers = Leftovers()
         self._torch_state = TorchState()
         self._plugins = Plugins(options)
+        self._inner_calls = InnerCalls(self._plugins, self._report_inner_fault)
         self._interrupter = Interrupter(self._gate, self._leftovers, self, self._plugins.aborts)
-        self._endpoint: Endpoint | None = None
+        self._store = StoreOffer(place.pod_address, self._leftovers)
         self._state: State | None = None
         self._iteration = -1
         self._answered: Question | None = None
@@ -107,8 +102,6 @@ class CallWrapper:
         """Whether this worker has run an iteration, or rehearsed one."""
         self._has_run = False
         """Whether this worker has run an iteration."""
-        self._num_inner = 0
-        """Wrapped functions that were called inside of this iteration's function so far."""
 
     # ------------------------------------------------------------------------------------------ for the function
 
@@ -183,7 +176,7 @@ class CallWrapper:
         self._link.close()
         self._gate.uninstall()
         self._stack_signal.close()
-        self._drop_endpoint()
+        self._store.drop()
         self._leftovers.close()
         release_connections()
 
@@ -193,8 +186,7 @@ class CallWrapper:
         self._gate.forget()
         self._progress.forget()
         self._link.forget()
-        if self._endpoint is not None:
-            self._endpoint.forget()
+        self._store.forget()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Run the function until the job releases this worker; return its value, None for a spare."""
@@ -211,29 +203,12 @@ class CallWrapper:
             del outcome
 
     def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
-        """Run a function that was wrapped with these options inside of this call's function; return its value.
+        """Run a function that was wrapped with these options inside this call's function; return its value.
 
-        Whatever interrupts it, or what it raises, restarts the outermost function. Raises ValueError when
-        torch.distributed is initialised already.
+        Its exceptions and interruptions restart the outermost function. Raises ValueError when torch.distributed is
+        initialised already.
         """
-        entry.refuse_other_threads()
-        entry.refuse_a_group()
-        refuse_inside(options.rank_assignment)
-        self._num_inner += 1
-        name_apart(self._num_inner)
-        plugins, depth = self._plugins, self._plugins.depth
-        plugins.enter(options)
-        try:
-            plugins.prepare(self.state)
-            value = function()
-        except Exception as error:
-            # Told at once: what is around the function may swallow everything. The plug-ins stay for the recovery.
-            if not self._gate.is_leaving:
-                self._tell(error)
-            raise _InnerFault(failure.describe(error)) from error
-        plugins.complete(self.state)
-        plugins.cut(depth)
-        return value
+        return self._inner_calls.run(options, lambda: self.state, function)
 
     @property
     def num_workers(self) -> int | None:
@@ -249,8 +224,7 @@ class CallWrapper:
 
     def _await_plan(self) -> Enter | Release:
         """Say READY and return the next plan with a rank for this worker, or the end of the job."""
-        if self._endpoint is None:
-            self._endpoint = Endpoint(self._place.pod_address)
+        self._store.make()
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
         if self._leftovers.collect():
@@ -259,7 +233,7 @@ class CallWrapper:
         self._practise(has_time=self._place.incarnation == 0)
         if self._state is not None and self._state.active_rank == 0:
             # It will most likely be rank 0 again: all others wait for its store.
-            self._endpoint.serve()
+            self._store.serve_early()
         while True:
             entered = self._iteration
 
@@ -281,9 +255,7 @@ class CallWrapper:
             if enter.rank is None:
                 self._set_state(enter)
             else:
-                # Others may have entered, and told this port things that belong to an iteration that is over.
-                self._drop_endpoint()
-                self._endpoint = Endpoint(self._place.pod_address)
+                self._store.renew()
             self._report(WorkerPhase.READY)
             self._practise(has_time=enter.rank is None)
 
@@ -304,27 +276,11 @@ class CallWrapper:
         self._report(WorkerPhase.READY, answer=found)
 
     def _begin(self, enter: Enter) -> None:
-        endpoint = self._endpoint
-        if endpoint is None:
-            raise InternalError("endpoint: want one that was bound before READY, got none")
         self._is_practised = True
         self._set_state(enter)
         export(self._place, enter)
-        # There is a plan: all ranks have left the former iteration.
-        former = _kept_store[:]
-        _kept_store.clear()
-        if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
-            # First of all: the others wait for it.
-            endpoint.serve()
-            _kept_store[:] = endpoint.close()
-        self._drop_endpoint()
-        self._leftovers.destroy(former)
+        self._store.enter(enter.master_host, enter.master_port)
         release_connections()
-
-    def _drop_endpoint(self) -> None:
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            self._leftovers.destroy(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state
@@ -354,9 +310,8 @@ class CallWrapper:
             return function()
 
         self._gate.reset()
-        self._plugins.cut(1)
+        self._inner_calls.begin_iteration()
         self._is_pinged = False
-        self._num_inner = 0
         self._step_hold.begin(self._iteration)
         self._progress.hold()
         # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
@@ -368,7 +323,7 @@ class CallWrapper:
         self._is_in_function = False
         self._step_hold.end()
         self._progress.end()
-        return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
+        return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, InnerFault) else outcome
 
     def _refuse_what_is_over(self) -> None:
         if self._link.orders.has_left(self._iteration):
@@ -387,7 +342,7 @@ class CallWrapper:
             raise error
         iteration = self._iteration
         if not self._gate.is_leaving:
-            self._tell(error)
+            self._report_end(error)
         wait_s = self._options.completion_timeout if error is None else self._options.barrier_timeout
         orders = self._link.wait(
             lambda orders: orders.has_left(iteration) or orders.release is not None,
@@ -399,7 +354,11 @@ class CallWrapper:
         self._interrupter.abort_once(self._iteration)
         return None
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _report_inner_fault(self, error: BaseException) -> None:
+        if not self._gate.is_leaving:
+            self._report_end(error)
+
+    def _report_end(self, error: BaseException | None) -> None:
         if error is None:
             self._report(WorkerPhase.COMPLETED)
             return
@@ -472,7 +431,7 @@ class CallWrapper:
     def _report(
         self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None, may_wait: bool = False
     ) -> None:
-        endpoint = self._endpoint if phase is WorkerPhase.READY else None
+        endpoint = self._store.endpoint if phase is WorkerPhase.READY else None
         self._link.report(
             WorkerReport(
                 phase=phase,
