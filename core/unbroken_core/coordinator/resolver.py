@@ -54,7 +54,7 @@ _MAX_TURNS = 8
 def resolve(job: JobState, now_s: float) -> float:
     """Do what is to be done now. Return when a tick is due; inf when only an event can change anything."""
     if isinstance(job.phase, Over):
-        return math.inf
+        return _end(job, now_s)
     until_s, waits_until_s = lose_overdue(job, now_s), math.inf
     for _turn in range(_MAX_TURNS):
         if job.members.hopeless or job.pod_clock.is_standing:
@@ -66,10 +66,15 @@ def resolve(job: JobState, now_s: float) -> float:
         if before is JobPhase.RUNNING:
             until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
     if isinstance(job.phase, Over):
-        return math.inf
+        return _end(job, now_s)
     if job.members.respawning or job.members.lingering:
         until_s = min(until_s, respawn(job, now_s))
     return min(until_s, waits_until_s)
+
+
+def _end(job: JobState, now_s: float) -> float:
+    job.progress.end(now_s)
+    return math.inf
 
 
 def _settle_phase(job: JobState, now_s: float) -> float:
@@ -118,7 +123,6 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
                 if decision.failed:
                     _mark_failed(job, *decision.failed[number])
         case EndJob():
-            job.progress.end(now_s)
             finish(job, decision.outcome, decision.reason, decision.message)
         case _:
             assert_never(decision)

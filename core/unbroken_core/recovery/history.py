@@ -273,9 +273,10 @@ class Progress:
         self._stopped_s = now_s
 
     def end(self, now_s: float) -> None:
-        """The job is over."""
-        self.stop(now_s)
-        self._ended_s = now_s
+        """The job is over; to say so again changes nothing."""
+        if self._ended_s is None:
+            self.stop(now_s)
+            self._ended_s = now_s
 
     def step(self, step: int, now_s: float) -> None:
         """A worker has reported a step."""
