@@ -1,8 +1,8 @@
-"""Who is which rank, asked of one worker, where the script has a rank assignment in Python.
+"""Asks one worker for the ranks of the next plan, where the script has a rank assignment in Python.
 
-The lowest healthy active rank is asked, and the next one when it is lost or silent. What it says is checked: workers
-that are there, none twice, within all limits of the spec. An error of the script ends the job: all would make it. Too
-few workers with a rank are no error while others may come: they are waited for as if too few were healthy.
+The coordinator asks the lowest healthy active rank, and the next one when that is lost or silent. It checks the answer:
+known workers, none twice, within all limits of the spec. An error of the script ends the job, since all workers would
+make it. If the answer leaves too few workers with a rank while others may come, the job waits for them.
 """
 
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _question(job: JobState, previous: Consultation | None, now_s: float) -> Con
     lost = set(roll.lost)
     workers = [*roll.active, *roll.idle]
     healthy = [worker for number, worker in enumerate(workers) if number not in lost]
-    # Whoever was asked is waited for, whoever comes and goes meanwhile: it may hang, and must not get a rank then.
+    # The worker that was asked is waited for, whatever changes meanwhile: it may hang, and must get no rank then.
     is_same = previous is not None and _is_there(job, previous, healthy)
     uid, local_rank = (previous.uid, previous.local_rank) if previous is not None and is_same else healthy[0]
     is_silent = previous is not None and is_same and not _has_answered(job, previous)

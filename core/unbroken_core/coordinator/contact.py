@@ -90,7 +90,7 @@ def _lose_away(job: JobState, now_s: float) -> float:
 
 
 def _is_deaf(job: JobState, now_s: float) -> bool:
-    """Return whether no pod at all was heard of late; to be asked when the first of them has been silent too long."""
+    """Return whether no pod at all was heard recently; to be asked once the quietest was silent for too long."""
     if not isinstance(job.phase, _LIVE) or not job.members.heard:
         return False
     newest = job.members.by_uid[next(reversed(job.members.heard))]

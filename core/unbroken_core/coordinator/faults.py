@@ -62,10 +62,10 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
 
 
 def order_out(job: JobState, members: Iterable[Member]) -> None:
-    """Tell agents that the iteration is over; each in the words of a plan that it has.
+    """Tell agents that the iteration is over, each with the number of a plan that it has.
 
-    One that was told of an iteration without its plan would keep that to itself: were this rendezvous lost, the next
-    one might never hear of it, begin with the same number, and be ignored.
+    An agent cannot report an iteration whose plan it does not have. If this rendezvous were lost, the next one could
+    reuse the number, and agents would ignore it.
     """
     iteration = job.world.iteration
     message = interrupt_message(job, job.history.running, iteration)

@@ -98,7 +98,7 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
 
 
 def _num_awaited(job: JobState, num_missing: int) -> int:
-    """Return how many pods must come before it is worth to look again; often enough to tell people how it goes on."""
+    """Return how many pods must come before another look pays; few enough that people see progress."""
     num_wanted = -(-num_missing // job.settings.ranks_per_pod)
     return max(min(num_wanted, len(job.members.by_uid) // 8), 1)
 

@@ -37,7 +37,7 @@ def decide_planned(job: JobState, now_s: float) -> Decision:
 
 
 def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
-    """Make the world that was asked for last the next iteration and tell everybody.
+    """Make the world that was asked for last the next iteration, and send each pod its part.
 
     With an order of the script these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the
     spec.

@@ -141,8 +141,8 @@ def _uids(job: JobState) -> Iterator[str]:
 
 def _is_obeying(job: JobState, member: Member) -> bool:
     """Whether a pod that is heard has left, or was waited for long enough as one that leaves."""
-    # Whoever keeps its ranks has left by now, or had its time and is ended; who is on its way out was not waited for,
-    # nor was anybody where all processes are started again.
+    # A pod that keeps its ranks has left by now, or had its time and was ended. Pods on their way out were not waited
+    # for; where all processes are started again, no pod was.
     was_waited_for = not isinstance(job.phase, Interrupted) or job.phase.job_rung_began is None
     return _has_left(job, member) or (was_waited_for and bool(member.ranks) and member.out is None)
 

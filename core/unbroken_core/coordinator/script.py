@@ -1,8 +1,8 @@
 """What the script asks of the coordinator, as its workers report it: the same on all of them.
 
-The first worker that speaks decides, unless another one has trained longer: a rendezvous that was restarted follows
-those who are in the running iteration. At the start of a job workers that ask for different things end it; later on
-they have no part in it, as a pod whose script does not start. Exit codes may say that no restart would help.
+The first worker that reports decides, unless another one has trained longer: a rendezvous that was restarted follows
+the workers of the running iteration. At the start of a job, workers that ask for different things end it. Later they
+get no ranks, like a pod whose script does not start. Exit codes may say that no restart would help.
 """
 
 from unbroken_core.coordinator.planning import finish

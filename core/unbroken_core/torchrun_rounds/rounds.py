@@ -87,7 +87,7 @@ class RunRounds:
             node = self._meet(session, report, addresses, now_s)
         elif node.session != session:
             self._move(node, session, addresses)
-        # Each report is answered: a node that hears nothing believes that its connection is broken.
+        # Each report is answered: a node without answers takes its connection for broken.
         node.heard_at_s, node.away_since_s, node.report, node.told = now_s, None, report, None
         self._take_over(node, now_s)
         self._take_intent(node, now_s)
@@ -288,7 +288,7 @@ class RunRounds:
             state.previous[report.uid] = state.runners[report.uid] = report.rank
             node.admitted_attempt = report.attempt - 1 if report.intent is Intent.JOIN else report.attempt
         elif report.ready_round == state.run_round and report.intent is Intent.JOIN:
-            # The rendezvous ended before it could tell this one that the round had begun.
+            # The rendezvous ended before it could report the beginning of the round to this one.
             state.num_unknown -= 1
             self._break(f"{node.name} has not begun it")
 
@@ -358,7 +358,7 @@ class RunRounds:
     def _break(self, reason: str) -> None:
         self._state.broken = self._state.broken or reason
 
-    # ------------------------------------------------------------------------------------------------------------ tell
+    # ---------------------------------------------------------------------------------------------------------- report
 
     def _note(self, text: str) -> None:
         self._out.append(Note(text))

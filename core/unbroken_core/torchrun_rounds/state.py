@@ -60,7 +60,7 @@ class RoundState:
     number: int = -1
     """Of the newest round that has formed."""
     seen_number: int = -1
-    """The highest number that any node has heard."""
+    """The highest number that any node knows."""
     world: tuple[str, ...] = ()
     """Uids of that round by rank."""
     places: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class RoundState:
         return growth_due_s(since_s, limits.max_nodes - len(self.runners) - self.num_unknown, limits.last_call_s)
 
     def lost_at_s(self, node: Node, limits: Limits) -> float:
-        """Return when a node is lost if nothing more is heard of it."""
+        """Return when a node is lost if it reports nothing more."""
         silent_s = node.heard_at_s + limits.heartbeat_s
         if node.away_since_s is None:
             return silent_s

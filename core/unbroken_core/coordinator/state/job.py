@@ -46,7 +46,7 @@ class Numbers:
 
     generation: int
     highest_iteration: int = -1
-    """Highest iteration that any agent has heard of."""
+    """Highest iteration that any agent knows of."""
     question: int = 0
     """Of the last question and the last Halt in this generation."""
     halt: int = 0
@@ -153,7 +153,7 @@ class JobState:
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
-        """Send a message to a member; one that is away hears it all when it comes back."""
+        """Send a message to a member; one that is away catches up when it comes back."""
         if member.session is not None:
             self.actions.append(Send(member.session, message))
 

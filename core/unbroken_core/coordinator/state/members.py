@@ -1,7 +1,7 @@
 """The pods of a job as the coordinator knows them, sorted by what they mean for the current iteration.
 
 Every change of one pod costs O(its workers): the table sorts that pod anew and keeps sets, so that no event has to
-look at all pods. Whoever changes a pod does so by a verb of the table, which sorts it.
+look at all pods. A pod is changed by a verb of the table, which sorts it.
 """
 
 import math
@@ -128,7 +128,7 @@ class Members:
         """Active pods that an interruption waits for: away, or with a rank that has not left what it was told.
 
         Pods without a process at a place with a rank are not waited for, unless pods may be split: their fault is
-        known. One without a process at another place may be the culprit, and has yet to tell or to be lost."""
+        known. One without a process at another place may be the culprit: it has yet to report, or to be lost."""
         self.lingering: OrderedDict[str, None] = OrderedDict()
         """Pods with a worker without a rank that has not left what it was told: nobody waits for it."""
         self.without_domain: OrderedDict[str, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The phases of a job, each with what belongs to it alone: whoever leaves a phase leaves that behind.
+"""The phases of a job, each with what belongs to it alone: it goes when the job leaves the phase.
 
     Forming ──> Planned ──> Running ──> Over
        ^          │   ^        │

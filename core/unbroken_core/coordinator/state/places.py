@@ -35,7 +35,7 @@ class WorkerPlace:
     fault_detect_s: float = 0.0
     """That age."""
     since_s: float = 0.0
-    """When its process was first heard to be in this phase of this iteration."""
+    """When its process was first reported in this phase of this iteration."""
     num_faults: int = 0
     last_words: str = ""
     """How the last process that ended too early has ended."""
@@ -122,7 +122,7 @@ class Member:
 
     @property
     def newest_iteration(self) -> int:
-        """The highest iteration of which its agent can tell: by its plan, or by a worker. -1: none."""
+        """Highest iteration that its agent knows of, from its plan or a worker; -1: none."""
         told = -1 if self.plan is None else self.plan.iteration
         return max([told, *(place.state.iteration for place in self.places.values())])
 
