@@ -6,7 +6,7 @@ environment variable UNBROKEN_SETTINGS. All durations are seconds.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
@@ -133,11 +133,12 @@ def violations(settings: JobSettings) -> list[str]:
     ]
 
 
-class LayerOfJob(NamedTuple):
+class LayerOfJob:
     """A layer, and the job that it belongs to."""
 
-    job: JobSettings
-    own: Layer
+    def __init__(self, job: JobSettings, own: Layer) -> None:
+        self.job = job
+        self.own = own
 
     @property
     def all_ranks(self) -> int:
@@ -153,18 +154,25 @@ class LayerOfJob(NamedTuple):
 Subject = TypeVar("Subject")
 
 
-@dataclass(frozen=True)
 class Rule(Generic[Subject]):
     """One rule, in the words of the API server where its schema cannot say it otherwise, and in ours."""
 
-    field: str
-    """The field to blame, as the spec has it."""
-    is_kept: Callable[[Subject], bool]
-    wanted: Callable[[Subject], str]
-    """Returns what was wanted, and what was seen instead."""
-    cel: str = ""
-    """The same for the API server, which has checked types and bounds of each field before; "" where that is enough."""
-    cel_message: str = ""
+    # No dataclass: to make one costs most of what this module costs, and every worker imports it when it starts.
+    def __init__(
+        self,
+        field: str,
+        is_kept: Callable[[Subject], bool],
+        wanted: Callable[[Subject], str],
+        cel: str = "",
+        cel_message: str = "",
+    ) -> None:
+        """`wanted` returns what was wanted, and what was seen instead.
+
+        `field` is the field to blame, as the spec has it. `cel` is the same rule for the API server, which has checked
+        types and bounds of each field before; "" where that is enough.
+        """
+        self.field, self.is_kept, self.wanted = field, is_kept, wanted
+        self.cel, self.cel_message = cel, cel_message
 
 
 SIZE_RULES: tuple[Rule[JobSettings], ...] = (
