@@ -44,6 +44,7 @@ _CAUSES = {
     "hard-timeout": "find what rank {rank} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
+    "stale-state": "make meshes and models inside the wrapped function; the message says who keeps one",
     "unhealthy": "have the device of node {node} checked",
     "node-lost": "kubectl describe node {node}",
     "heartbeat-lost": "check the network of node {node}",

@@ -17,7 +17,7 @@ def leave_starter(log_file: str) -> None:
         Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        raise InputError(f"log {log_file}: want a file that can be written, got: {error.strerror}") from error
+        raise InputError(f"log {log_file} cannot be written: {error.strerror}") from error
     sys.stdout.flush()
     sys.stderr.flush()
     if os.fork():

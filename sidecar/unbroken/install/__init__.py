@@ -22,7 +22,7 @@ def install(folder: Path) -> list[Path]:
         return [_copy(Path(package.__path__[0]), folder) for package in _PACKAGES]
     except OSError as error:
         where = error.filename or folder
-        raise InputError(f"{where}: want a folder that can be written, got: {error.strerror}") from error
+        raise InputError(f"{where} cannot be written: {error.strerror}") from error
 
 
 def _copy(source: Path, folder: Path) -> Path:

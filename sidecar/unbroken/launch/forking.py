@@ -227,7 +227,7 @@ class Forking:
             self._complain_once("has ended")
             self._lose()
         elif "refused" in (notice := json.loads(data)):
-            self.switch_off(f"is of no use: {notice['refused']}")
+            self.switch_off(f"cannot be used: {notice['refused']}")
         else:
             self._phase = ServerPhase.READY
 
@@ -259,7 +259,7 @@ class Forking:
         if self._phase is ServerPhase.OFF:
             return False
         if (name := differing_variable(self._environment, environment)) is not None:
-            self._complain_once(f"was born with another {name} than a worker is to have")
+            self._complain_once(f"has another {name} than the worker")
             return False
         self._starts[local_rank] = _Start(local_rank, environment)
         return True
@@ -330,7 +330,7 @@ class Forking:
             data = b""
         notice = json.loads(data) if data else {}
         if "refused" in notice:
-            self.switch_off(f"is of no use: {notice['refused']}")
+            self.switch_off(f"cannot be used: {notice['refused']}")
         pid = int(notice.get("pid", 0))
         if pid <= 0 or not _is_child(pid):
             return NotStarted(start.local_rank)

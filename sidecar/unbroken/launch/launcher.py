@@ -144,7 +144,7 @@ class Launcher:
         if self._give_up_at_s is not None and now_s >= self._give_up_at_s:
             self._give_up_at_s = None
             waited = f"{self._config.agent_timeout_s:g} s"
-            complain(self._stderr, f"agent: want a socket at {self._config.directory}/agent.sock, got none in {waited}")
+            complain(self._stderr, f"agent: no socket at {self._config.directory}/agent.sock within {waited}")
             self._exit_code = 1
         if self._drain_until_s is not None and (now_s >= self._drain_until_s or self._link.socket is None):
             self._end_workers(signal.SIGTERM, self._config.grace_s)

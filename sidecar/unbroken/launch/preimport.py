@@ -29,7 +29,7 @@ def plan_forking(
     if command is None or environment.get("PYTHONINSPECT"):
         if config.preimport:
             complain(
-                "UNBROKEN_PREIMPORT: the command is not `python script.py` or `python -m module`: it is not forked"
+                "UNBROKEN_PREIMPORT: no worker is forked: the command is not `python script.py` or `python -m module`"
             )
         return None
     text = _main_text(command, environment)
@@ -41,8 +41,8 @@ def plan_forking(
     name = variable_read_at_import(text)
     if modules and name is not None:
         complain(
-            f"{command.target} names {name}, which is read when torch is imported: workers are started by themselves "
-            "(UNBROKEN_PREIMPORT=torch forks them nevertheless, '' says nothing)"
+            f"{command.target} names {name}, which is read when torch is imported: workers are not forked "
+            "(UNBROKEN_PREIMPORT=torch forks them all the same, UNBROKEN_PREIMPORT= silences this)"
         )
     return Forking(command, modules, environment, tie, complain) if modules and name is None else None
 

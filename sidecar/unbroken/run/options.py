@@ -206,7 +206,7 @@ def _domains(text: str, layers: tuple[Layer, ...], num_pods: int) -> tuple[tuple
 
 def _is_encrypted(is_wanted: bool) -> bool:
     if is_wanted and importlib.util.find_spec("trustme") is None:
-        raise InputError("--tls: the package trustme is missing; want it: pip install 'unbroken[tls]'")
+        raise InputError("--tls needs the package trustme: pip install 'unbroken[tls]'")
     return is_wanted
 
 
@@ -223,7 +223,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
         return (sys.executable, *words)
     if first.endswith(".py"):
         if not Path(first).is_file():
-            raise InputError(f"script: want a Python file, got {first!r}, which is not there")
+            raise InputError(f"script: {first!r} does not exist")
         return (sys.executable, *words)
     if shutil.which(first) is None:
         raise InputError(f"script: want a .py file or a command that is in PATH, got {first!r}")

@@ -330,7 +330,7 @@ def _start_root(folder: Path) -> int:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"root: want it to start, got: {error}") from error
+        raise InputError(f"root did not start: {error}") from error
     if done.returncode != 0 or not done.stdout.strip().isdecimal():
         raise InputError(done.stderr.strip() or f"root: it ended with code {done.returncode}")
     return int(done.stdout)

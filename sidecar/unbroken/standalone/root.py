@@ -88,7 +88,7 @@ def bind(master_host: str, ports: tuple[int, ...]) -> socket.socket:
         except OSError as error:
             errors.append(f"{port}: {error.strerror}")
     raise InputError(
-        f"ports {ports[0]} to {ports[-1]} on {master_host}: want one that is free for the job's root, got "
+        f"ports {ports[0]} to {ports[-1]} on {master_host}: none is free for the job's root: "
         f"{'; '.join(errors)}. Set UNBROKEN_PORT, or store_kwargs={{'port': ...}}, to another first port"
     )
 

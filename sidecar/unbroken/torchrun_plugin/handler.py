@@ -139,7 +139,7 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
 
     def _join(self) -> tuple[Standing, RoundStore]:
         if self._has_left:
-            raise RendezvousClosedError("this node has left the run: want next_rendezvous before shutdown")
+            raise RendezvousClosedError("this node has left the run: call next_rendezvous before shutdown")
         attempt = self._link.report.attempt + 1
         self._say(intent=Intent.JOIN, attempt=attempt)
         until_s = time.monotonic() + self._options.join_s

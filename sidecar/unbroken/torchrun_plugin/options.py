@@ -68,7 +68,7 @@ def read_options(
     texts = {name: str(config.get(name, "")) for name in _TEXTS}
     for name in config:
         if name in _OF_OTHERS:
-            logger.info("rdzv-conf: %s means nothing to this backend", name)
+            logger.info("rdzv-conf: %s has no effect with this backend", name)
         elif name not in _SECONDS and name not in texts:
             raise InputError(f"rdzv-conf: want {', '.join(sorted((*_SECONDS, *_TEXTS)))}, got {name!r}")
     seconds = {name: _seconds(name, config.get(name, default)) for name, default in _SECONDS.items()}

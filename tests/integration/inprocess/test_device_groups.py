@@ -162,16 +162,16 @@ def test_function_starts_when_the_groups_of_the_device_are_gone(monkeypatch: pyt
     is_waited_for, gone = threading.Event(), threading.Event()
     join = threading.Thread.join
 
-    def note_and_join(burial: threading.Thread, timeout: float | None = None) -> None:
+    def note_and_join(destruction: threading.Thread, timeout: float | None = None) -> None:
         if timeout:
             is_waited_for.set()
-        join(burial, timeout)
+        join(destruction, timeout)
 
     def destroy() -> None:
         is_waited_for.wait(LIMIT_S)
         gone.set()
 
-    monkeypatch.setattr(groups._Burial, "join", note_and_join)
+    monkeypatch.setattr(groups._Destruction, "join", note_and_join)
     monkeypatch.setattr(leftovers, "DEVICE_WAIT_S", LIMIT_S)
     left = Leftovers()
     left.keep([Group(destroy=destroy)])

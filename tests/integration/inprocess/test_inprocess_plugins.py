@@ -108,8 +108,8 @@ def test_second_call_in_one_process_is_refused_with_the_way_out(tmp_path: Path) 
         (again,) = job.events("second")
         assert again.values["threads"] == ["MainThread"]
         with_group, without = again.values["refused"]
-        assert "not initialised when the wrapped function is called" in with_group
-        assert without.startswith("RestartError: wrapped function: want one call in a process")
+        assert "already initialised when the wrapped function is called" in with_group
+        assert without.startswith("RestartError: wrapped function: this is the second call in this process")
         assert len(job.events("first") + job.events("second")) == 2
 
 

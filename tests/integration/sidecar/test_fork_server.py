@@ -277,7 +277,7 @@ def test_worker_that_is_to_have_another_environment_is_started_by_itself(begin: 
     agent.wait_exit(0, 1)
     agent.wait_output("True")
     assert "[digits-0/0] False\n[digits-0/0] True\n" in agent.text()
-    agent.wait_output("was born with another OMP_NUM_THREADS")
+    agent.wait_output("has another OMP_NUM_THREADS than the worker")
 
 
 def test_process_after_a_crash_is_not_forked(begin: Begin, tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ def test_launcher_without_an_agent_says_what_it_waits_for_and_ends() -> None:
             check=False,
         )
     assert done.returncode == 1
-    assert f"agent: want a socket at {folder}/agent.sock, got none in 0.2 s" in done.stderr
+    assert f"agent: no socket at {folder}/agent.sock within 0.2 s" in done.stderr
 
 
 def test_missing_command_is_refused() -> None:

@@ -26,8 +26,8 @@ LIMIT_S = 30.0
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from unbroken.inprocess.pod.progress import Progress
-progress = Progress(int(sys.argv[2]), 0)
+from unbroken.inprocess.pod.progress import ProgressSlot
+progress = ProgressSlot(int(sys.argv[2]), 0)
 progress.attach(Path(sys.argv[1]))
 progress.hold()
 progress.hold()

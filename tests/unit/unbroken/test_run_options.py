@@ -48,7 +48,7 @@ HELP = "; `unbroken run --help` lists all options"
     ("arguments", "message"),
     [
         ([], "script: want `unbroken run [options] script.py [arguments]`, got no script"),
-        (["no-such.py"], "script: want a Python file, got 'no-such.py', which is not there"),
+        (["no-such.py"], "script: 'no-such.py' does not exist"),
         (["no-such-command"], "script: want a .py file or a command that is in PATH, got 'no-such-command'"),
         (["--podz", "2", "true"], f"unrecognized arguments: --podz{HELP}"),
         (["--pods", "x", "true"], f"argument --pods: invalid int value: 'x'{HELP}"),
@@ -73,7 +73,7 @@ def test_encryption_without_its_package_says_what_to_install(monkeypatch: pytest
     assert not read_options(["true"]).is_encrypted
     with pytest.raises(InputError) as caught:
         read_options(["--tls", "true"])
-    assert str(caught.value) == "--tls: the package trustme is missing; want it: pip install 'unbroken[tls]'"
+    assert str(caught.value) == "--tls needs the package trustme: pip install 'unbroken[tls]'"
 
 
 STATUS = JobStatus(PROTOCOL, "j", 1, 1, JobPhase.RUNNING, Reason.TRAINING, "", 0, 8, 2, 0, (), {}, {}, (), -1, None)
@@ -118,5 +118,5 @@ def test_installed_packages_are_whole_and_importable_and_replace_older_ones(tmp_
 def test_install_into_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    with pytest.raises(InputError, match=r"file: want a folder that can be written"):
+    with pytest.raises(InputError, match=r"file cannot be written: "):
         install(path)

@@ -26,5 +26,5 @@ class TerminationMessage:
             # Not by a rename: the kubelet has mounted this file.
             self._path.write_bytes(text.encode()[:_MAX_BYTES])
         except OSError as error:
-            logger.warning("termination message %s: want a file that can be written, got %s", self._path, error)
+            logger.warning("termination message cannot be written: file=%s error=%s", self._path, error)
             self._path = None

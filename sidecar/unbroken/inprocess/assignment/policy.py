@@ -25,7 +25,7 @@ from unbroken.inprocess.assignment.steps import (
     steps_of,
 )
 from unbroken.inprocess.assignment.tree import Layer, LayerFlag, Tree
-from unbroken.inprocess.pod.environment import Place
+from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import State
 from unbroken_core.layers import Layer as CoreLayer
 from unbroken_core.messages import Policy
@@ -70,8 +70,8 @@ def refuse_inside(assignment: RankAssignment | None) -> None:
     for step in _steps(assignment):
         if isinstance(step, (Tree, FillGaps)) or _is_own(step):
             raise ValueError(
-                f"rank_assignment: want {type(step).__name__} on the outermost wrapped function, because ranks are "
-                "assigned before it begins, got it inside of another one"
+                f"rank_assignment: {type(step).__name__} must be on the outermost wrapped function, because ranks are "
+                "assigned before it begins; it is inside another one"
             )
 
 
@@ -111,7 +111,7 @@ def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]
     return ()
 
 
-def first_state(environment: Mapping[str, str], place: Place) -> State:
+def first_state(environment: Mapping[str, str], place: PodContext) -> State:
     """Return this worker's state before the first plan. Unknown values are None, or 0 for the size of the world."""
     text, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     rank = int(text) if text.isdecimal() else None

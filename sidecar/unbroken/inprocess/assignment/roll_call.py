@@ -65,8 +65,8 @@ class RollCall:
         column = self._columns.get(id(step))
         if column is None:
             raise ValueError(
-                f"{type(step).__name__}: want it as a step of rank_assignment itself, where each worker says its keys "
-                f"at the start, got it inside of another step"
+                f"{type(step).__name__} must be a step of rank_assignment itself, so that each worker can send its "
+                "keys at the start; it is inside another step"
             )
         return column
 
@@ -79,6 +79,6 @@ class RollCall:
     def __getattr__(self, name: str) -> NoReturn:
         """Explain to a step that wants to reach other ranks why there is no store."""
         raise AttributeError(
-            f"ctx.store.{name}: one worker answers for all, there is no store to meet the others at; "
-            "want an answer that depends on the ctx alone"
+            f"ctx.store.{name}: one worker answers for all, so there is no store; "
+            "the answer must depend on the ctx alone"
         )

@@ -36,7 +36,7 @@ class RankShouldRestart(BaseException):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FunctionOutcome:
     """How the function was left."""
 
     value: Any = None
@@ -88,7 +88,7 @@ class Gate:
         self._num_raised = 0
         self._does_trace = False
 
-    def run(self, function: Callable[[], Any]) -> Outcome:
+    def run(self, function: Callable[[], Any]) -> FunctionOutcome:
         """Call the function with the gate open."""
         value: Any = None
         error: BaseException | None = None
@@ -108,7 +108,7 @@ class Gate:
             if self._does_trace:
                 sys.settrace(self._previous_trace)
             self.left.set()
-        return Outcome(value, error)
+        return FunctionOutcome(value, error)
 
     def leave(self, reason: str) -> None:
         """Declare the iteration over, from any thread: what the function raises from now on is a consequence."""

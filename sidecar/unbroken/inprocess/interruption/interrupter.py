@@ -10,7 +10,7 @@ from unbroken.inprocess.abort import Abort, free_sockets
 from unbroken.inprocess.interruption.gate import Gate
 from unbroken.inprocess.state import FrozenState
 from unbroken.inprocess.torch_state.groups import current_groups
-from unbroken.inprocess.torch_state.leftovers import GOODBYE_S, Leftovers
+from unbroken.inprocess.torch_state.leftovers import CLOSE_TIMEOUT_S, Leftovers
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Running(Protocol):
         """This worker as of now."""
 
 
-class Breaker:
+class Interrupter:
     """Has a thread of its own: neither the main thread nor the link's may wait for an abort."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Breaker:
         """End the thread, if it was started."""
         if self._thread.is_alive():
             self._to_stop.put(None)
-            self._thread.join(GOODBYE_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def stop(self, iteration: int) -> None:
         """End the function that runs in this iteration; from any thread, without waiting."""

@@ -19,26 +19,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from unbroken.inprocess.assignment.evaluation import answer as answer_question
-from unbroken.inprocess.assignment.policy import ask, first_state, refuse_inside
-from unbroken.inprocess.connections.endpoint import Endpoint
+from unbroken.inprocess.assignment.policy import ask, first_state
 from unbroken.inprocess.connections.env_store import interruptible_env
 from unbroken.inprocess.connections.reverse_lookups import stop_reverse_lookups
 from unbroken.inprocess.connections.sockets import release_connections
 from unbroken.inprocess.exception import HealthCheckError, InternalError, RestartAbort, StaleStateError
 from unbroken.inprocess.interruption import failure
-from unbroken.inprocess.interruption.gate import Gate, Outcome, RankShouldRestart
-from unbroken.inprocess.interruption.interrupter import Breaker
+from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
+from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.interruption.rehearsal import rehearse
 from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
 from unbroken.inprocess.loop import entry
+from unbroken.inprocess.loop.inner_calls import InnerCalls, InnerFault
 from unbroken.inprocess.loop.plugins import Plugins
-from unbroken.inprocess.loop.step_hold import Halting
+from unbroken.inprocess.loop.step_hold import StepHold
+from unbroken.inprocess.loop.store_offer import StoreOffer
 from unbroken.inprocess.options import Options
-from unbroken.inprocess.pod.environment import Place, export, survive_nccl_errors
-from unbroken.inprocess.pod.link import Link, Orders
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
+from unbroken.inprocess.pod.link import AgentLink, AgentOrders
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
-from unbroken.inprocess.torch_state.groups import name_apart, take_groups
+from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken.inprocess.torch_state.renewal import Layout, TorchState
 from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
@@ -48,9 +49,6 @@ from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 logger = logging.getLogger(__name__)
 
 _live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
-_kept_store: list[Any] = []
-"""The iteration's store, where this worker serves it. It lives until the next plan, when all ranks have left: a client
-that finds no server tries again for long. After the last iteration it outlives the call: others may shut down late."""
 
 
 def _forget_all() -> None:
@@ -59,10 +57,6 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-class _InnerFault(BaseException):
-    """Carries an exception of a wrapped function, its cause, past the handlers of the function around it."""
 
 
 def current_call() -> "CallWrapper | None":
@@ -76,26 +70,29 @@ class CallWrapper:
     Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing.
     """
 
-    def __init__(self, options: Options, place: Place) -> None:
+    def __init__(self, options: Options, place: PodContext) -> None:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
         entry.refuse_other_threads()
         if _live:
-            raise InternalError("wrapped function: want it called by a wrapped one's function, not by its plug-ins")
+            raise InternalError("wrapped function: cannot be called from a plug-in")
         self._options = options
         self._place = place
         self._gate = Gate()
-        self._progress = Progress(place.local_rank, place.incarnation)
+        self._progress = ProgressSlot(place.local_rank, place.incarnation)
         self._stack_signal = StackSignal(place.folder, place.local_rank)
         number = self._stack_signal.number
         attach = Attach(PROTOCOL, "worker", os.getpid(), place.local_rank, place.incarnation, number)
         asked = ask(options.rank_assignment, options.rank_filter, first_state(os.environ, place))
-        self._link = Link(place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys)
-        self._halting = Halting(self._progress, self._link.answer)
+        self._link = AgentLink(
+            place.folder, attach, self._progress, options.beat_s, policy=asked.policy, keys=asked.keys
+        )
+        self._step_hold = StepHold(self._progress, self._link.answer)
         self._leftovers = Leftovers()
         self._torch_state = TorchState()
         self._plugins = Plugins(options)
-        self._breaker = Breaker(self._gate, self._leftovers, self, self._plugins.aborts)
-        self._endpoint: Endpoint | None = None
+        self._inner_calls = InnerCalls(self._plugins, self._report_inner_fault)
+        self._interrupter = Interrupter(self._gate, self._leftovers, self, self._plugins.aborts)
+        self._store = StoreOffer(place.pod_address, self._leftovers)
         self._state: State | None = None
         self._iteration = -1
         self._answered: Question | None = None
@@ -105,8 +102,6 @@ class CallWrapper:
         """Whether this worker has run an iteration, or rehearsed one."""
         self._has_run = False
         """Whether this worker has run an iteration."""
-        self._num_inner = 0
-        """Wrapped functions that were called inside of this iteration's function so far."""
 
     # ------------------------------------------------------------------------------------------ for the function
 
@@ -130,7 +125,7 @@ class CallWrapper:
             if self._progress.arm():
                 self._is_pinged = True
                 self._report(WorkerPhase.RUNNING)
-            self._halting.wait(step, is_atomic=self._gate.num_atomic > 0)
+            self._step_hold.wait(step, is_atomic=self._gate.num_atomic > 0)
 
     def on_move(self, save: Callable[[int], object]) -> None:
         """Call `save(step)` before ranks move as planned, in this iteration: a checkpoint there loses no step.
@@ -138,7 +133,7 @@ class CallWrapper:
         It runs inside of `ping(step=)`, on all ranks after the same step, with the process groups intact; after it
         `ping` raises RankShouldRestart. What it raises is a fault. Without time (timeouts.drain) it is not called.
         """
-        self._halting.on_move(save)
+        self._step_hold.on_move(save)
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the function is not interrupted; it may be nested.
@@ -170,18 +165,18 @@ class CallWrapper:
         self._gate.install()
         self._leftovers.freeze()
         _live.add(self)
-        self._breaker.start()
+        self._interrupter.start()
         self._link.start(self._on_leave)
 
     def close(self) -> None:
         """End the threads and give everything back; harmless when repeated."""
         _live.discard(self)
         self._progress.detach()
-        self._breaker.close()
+        self._interrupter.close()
         self._link.close()
         self._gate.uninstall()
         self._stack_signal.close()
-        self._drop_endpoint()
+        self._store.drop()
         self._leftovers.close()
         release_connections()
 
@@ -191,8 +186,7 @@ class CallWrapper:
         self._gate.forget()
         self._progress.forget()
         self._link.forget()
-        if self._endpoint is not None:
-            self._endpoint.forget()
+        self._store.forget()
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Run the function until the job releases this worker; return its value, None for a spare."""
@@ -209,29 +203,12 @@ class CallWrapper:
             del outcome
 
     def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
-        """Run a function that was wrapped with these options inside of this call's function; return its value.
+        """Run a function that was wrapped with these options inside this call's function; return its value.
 
-        Whatever interrupts it, or what it raises, restarts the outermost function. Raises ValueError when
-        torch.distributed is initialised already.
+        Its exceptions and interruptions restart the outermost function. Raises ValueError when torch.distributed is
+        initialised already.
         """
-        entry.refuse_other_threads()
-        entry.refuse_a_group()
-        refuse_inside(options.rank_assignment)
-        self._num_inner += 1
-        name_apart(self._num_inner)
-        plugins, depth = self._plugins, self._plugins.depth
-        plugins.enter(options)
-        try:
-            plugins.prepare(self.state)
-            value = function()
-        except Exception as error:
-            # Told at once: what is around the function may swallow everything. The plug-ins stay for the recovery.
-            if not self._gate.is_leaving:
-                self._tell(error)
-            raise _InnerFault(failure.describe(error)) from error
-        plugins.complete(self.state)
-        plugins.cut(depth)
-        return value
+        return self._inner_calls.run(options, lambda: self.state, function)
 
     @property
     def num_workers(self) -> int | None:
@@ -247,8 +224,7 @@ class CallWrapper:
 
     def _await_plan(self) -> Enter | Release:
         """Say READY and return the next plan with a rank for this worker, or the end of the job."""
-        if self._endpoint is None:
-            self._endpoint = Endpoint(self._place.pod_address)
+        self._store.make()
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
         if self._leftovers.collect():
@@ -257,11 +233,11 @@ class CallWrapper:
         self._practise(has_time=self._place.incarnation == 0)
         if self._state is not None and self._state.active_rank == 0:
             # It will most likely be rank 0 again: all others wait for its store.
-            self._endpoint.serve()
+            self._store.serve_early()
         while True:
             entered = self._iteration
 
-            def is_news(orders: Orders, entered: int = entered) -> bool:
+            def is_news(orders: AgentOrders, entered: int = entered) -> bool:
                 is_asked = orders.question is not None and orders.question != self._answered
                 is_entered = orders.enter is not None and orders.enter.iteration > entered
                 return orders.release is not None or is_entered or is_asked
@@ -279,9 +255,7 @@ class CallWrapper:
             if enter.rank is None:
                 self._set_state(enter)
             else:
-                # Others may have entered, and told this port things that belong to an iteration that is over.
-                self._drop_endpoint()
-                self._endpoint = Endpoint(self._place.pod_address)
+                self._store.renew()
             self._report(WorkerPhase.READY)
             self._practise(has_time=enter.rank is None)
 
@@ -290,7 +264,7 @@ class CallWrapper:
         if has_time and not self._is_practised:
             self._is_practised = True
             # Now, while nobody waits: not in the middle of a first recovery.
-            self._leftovers.bury(rehearse(), after_s=0.0)
+            self._leftovers.destroy(rehearse(), after_s=0.0)
 
     def _answer(self, question: Question | None) -> None:
         """Say who shall be which rank, in the words of the script."""
@@ -302,27 +276,11 @@ class CallWrapper:
         self._report(WorkerPhase.READY, answer=found)
 
     def _begin(self, enter: Enter) -> None:
-        endpoint = self._endpoint
-        if endpoint is None:
-            raise InternalError("endpoint: want one that was bound before READY, got none")
         self._is_practised = True
         self._set_state(enter)
         export(self._place, enter)
-        # There is a plan: all ranks have left the former iteration.
-        former = _kept_store[:]
-        _kept_store.clear()
-        if (endpoint.host, endpoint.port) == (enter.master_host, enter.master_port):
-            # First of all: the others wait for it.
-            endpoint.serve()
-            _kept_store[:] = endpoint.close()
-        self._drop_endpoint()
-        self._leftovers.bury(former)
+        self._store.enter(enter.master_host, enter.master_port)
         release_connections()
-
-    def _drop_endpoint(self) -> None:
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            self._leftovers.bury(endpoint.close())
 
     def _set_state(self, enter: Enter) -> None:
         first = self._state
@@ -339,7 +297,7 @@ class CallWrapper:
             mode=Mode.INACTIVE if enter.rank is None else Mode.ACTIVE,
         )
 
-    def _run_iteration(self, function: Callable[[], Any]) -> Outcome:
+    def _run_iteration(self, function: Callable[[], Any]) -> FunctionOutcome:
         def body() -> Any:
             # The gate is open: who comes from now on ends the function; what came before is seen here.
             self._refuse_what_is_over()
@@ -352,10 +310,9 @@ class CallWrapper:
             return function()
 
         self._gate.reset()
-        self._plugins.cut(1)
+        self._inner_calls.begin_iteration()
         self._is_pinged = False
-        self._num_inner = 0
-        self._halting.begin(self._iteration)
+        self._step_hold.begin(self._iteration)
         self._progress.hold()
         # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
@@ -364,9 +321,9 @@ class CallWrapper:
         with interruptible_env(), self._torch_state.watched(self._iteration):
             outcome = self._gate.run(body)
         self._is_in_function = False
-        self._halting.end()
+        self._step_hold.end()
         self._progress.end()
-        return Outcome(error=outcome.error.__cause__) if isinstance(outcome.error, _InnerFault) else outcome
+        return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, InnerFault) else outcome
 
     def _refuse_what_is_over(self) -> None:
         if self._link.orders.has_left(self._iteration):
@@ -374,7 +331,7 @@ class CallWrapper:
             self._gate.leave(reason)
             raise RankShouldRestart(reason)
 
-    def _settle(self, outcome: Outcome) -> Release | None:
+    def _settle(self, outcome: FunctionOutcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
         error = outcome.error
         if isinstance(error, StaleStateError):
@@ -385,7 +342,7 @@ class CallWrapper:
             raise error
         iteration = self._iteration
         if not self._gate.is_leaving:
-            self._tell(error)
+            self._report_end(error)
         wait_s = self._options.completion_timeout if error is None else self._options.barrier_timeout
         orders = self._link.wait(
             lambda orders: orders.has_left(iteration) or orders.release is not None,
@@ -394,10 +351,14 @@ class CallWrapper:
         )
         if orders.release is not None and not orders.has_left(iteration):
             return orders.release
-        self._breaker.abort_once(self._iteration)
+        self._interrupter.abort_once(self._iteration)
         return None
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _report_inner_fault(self, error: BaseException) -> None:
+        if not self._gate.is_leaving:
+            self._report_end(error)
+
+    def _report_end(self, error: BaseException | None) -> None:
         if error is None:
             self._report(WorkerPhase.COMPLETED)
             return
@@ -442,7 +403,7 @@ class CallWrapper:
     def _leave_for_good(self, error: BaseException, cause: Cause) -> None:
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, cause, self._iteration))
         self._gate.leave("this worker leaves")
-        self._breaker.abort_once(self._iteration)
+        self._interrupter.abort_once(self._iteration)
         self._leftovers.keep(take_groups())
         self._terminate(self._current_state(), error)
 
@@ -452,25 +413,25 @@ class CallWrapper:
 
     # ------------------------------------------------------------------------------------------ ending a function
 
-    def _on_leave(self, orders: Orders) -> None:
+    def _on_leave(self, orders: AgentOrders) -> None:
         """In the link's thread: the function, if it runs, is over, or is to halt after a step."""
         iteration = self._iteration
         if orders.halt is not None:
-            self._halting.obey(orders.halt)
+            self._step_hold.obey(orders.halt)
         if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
             leave = orders.leave
             log_hang(leave, iteration)
             culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
             self._gate.leave(f"iteration {iteration} is over: {culprit}")
             self._progress.stop_main()
-            self._breaker.stop(iteration)
+            self._interrupter.stop(iteration)
 
     # ------------------------------------------------------------------------------------------ small things
 
     def _report(
         self, phase: WorkerPhase, fault: Fault | None = None, answer: Answer | None = None, may_wait: bool = False
     ) -> None:
-        endpoint = self._endpoint if phase is WorkerPhase.READY else None
+        endpoint = self._store.endpoint if phase is WorkerPhase.READY else None
         self._link.report(
             WorkerReport(
                 phase=phase,

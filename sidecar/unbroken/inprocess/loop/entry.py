@@ -33,11 +33,11 @@ def refuse_a_group() -> None:
     import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
 
     if not dist.is_available():
-        raise ValueError("torch.distributed: want a torch that was built with it")
+        raise ValueError("this torch was built without torch.distributed")
     if dist.is_initialized():
         raise ValueError(
-            "torch.distributed: want it not initialised when the wrapped function is called; "
-            "call init_process_group inside of the function"
+            "torch.distributed is already initialised when the wrapped function is called; "
+            "call init_process_group inside the function"
         )
 
 
@@ -47,6 +47,6 @@ def refuse_after_the_end() -> None:
         if release.outcome is not JobPhase.COMPLETE:
             raise RestartAbort(f"the job has failed: {release.message}")
         raise RestartError(
-            "wrapped function: want one call in a process, because the job is complete when that has returned on all "
-            "ranks; got a second one. Call both from inside of one wrapped function"
+            "wrapped function: this is the second call in this process, but the job is complete once the first has "
+            "returned on all ranks. Call both from inside one wrapped function"
         )

@@ -9,17 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken_core.messages import NO_STEP, Halt, Halted
 
 POLL_S = 0.1
 """Pauses of a wait, so that signals and pending calls of the interpreter are served."""
 
 
-class Halting:
+class StepHold:
     """The wait of one worker. `obey` runs in the link's thread, all others in the main thread."""
 
-    def __init__(self, progress: Progress, tell: Callable[[Halted], None]) -> None:
+    def __init__(self, progress: ProgressSlot, tell: Callable[[Halted], None]) -> None:
         """`tell` sends an answer to the agent; it is called from both threads."""
         self._progress = progress
         self._tell = tell

@@ -14,7 +14,7 @@ _ATTRIBUTES_BYTES = 64
 """More than sizeof(pthread_mutexattr_t)."""
 
 
-class Life:
+class DeathLock:
     """Holds the lock of one slot, by the C library's own robust mutex: that it ends well is the kernel's work.
 
     All methods belong to the main thread. Where anything is not as on Linux with glibc, nothing is held.

@@ -18,7 +18,7 @@ _OFF = frozenset({"0", "n", "no", "f", "false"})
 
 
 @dataclass(frozen=True)
-class Place:
+class PodContext:
     """Where this worker stands in its pod."""
 
     folder: Path
@@ -32,15 +32,15 @@ class Place:
     """False: the job starts processes again, each for one iteration, and rank 0's own process serves the store."""
 
 
-def read_place(environment: Mapping[str, str]) -> Place:
+def read_pod_context(environment: Mapping[str, str]) -> PodContext:
     """Raises NoAgentError when the process was not started by the launcher."""
     folder = environment.get("UNBROKEN_DIR", "")
     if not folder:
         raise NoAgentError(
-            "UNBROKEN_DIR: want the folder of the pod's agent, it is not set. Start the script with "
+            "UNBROKEN_DIR is not set: there is no agent in this pod. Start the script with "
             "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
-    return Place(
+    return PodContext(
         folder=Path(folder),
         local_rank=_number(environment, "UNBROKEN_LOCAL_RANK"),
         incarnation=_number(environment, "UNBROKEN_INCARNATION"),
@@ -57,7 +57,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
+def variables(place: PodContext, plan: Enter, run_id: str) -> dict[str, str]:
     """Return torchrun's variables for an active worker in one iteration."""
     rank, size, local_size = plan.rank or 0, plan.world_size, place.local_world_size
     return {
@@ -80,7 +80,7 @@ def variables(place: Place, plan: Enter, run_id: str) -> dict[str, str]:
     }
 
 
-def export(place: Place, plan: Enter) -> None:
+def export(place: PodContext, plan: Enter) -> None:
     """Set the variables of an iteration in this process."""
     os.environ.update(variables(place, plan, os.environ.get("TORCHELASTIC_RUN_ID") or "unbroken"))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken_core import wire
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
 from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
@@ -31,7 +31,7 @@ _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 
 
 @dataclass(frozen=True)
-class Orders:
+class AgentOrders:
     """The agent's newest message of each kind."""
 
     enter: Enter | None = None
@@ -50,14 +50,14 @@ class Orders:
         return is_told or (self.enter is not None and self.enter.iteration > iteration)
 
 
-class Link:
+class AgentLink:
     """Connection, its thread, and the newest orders."""
 
     def __init__(
         self,
         folder: Path,
         attach: Attach,
-        progress: Progress,
+        progress: ProgressSlot,
         beat_s: float,
         *,
         policy: Policy | None = None,
@@ -75,14 +75,14 @@ class Link:
         self._send_lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._news = threading.Condition()
-        self._orders = Orders()
+        self._orders = AgentOrders()
         self._last_seen_s = time.monotonic()
         self._no_contact_since_s: float | None = None
         """Since when no agent of this worker had contact to the rendezvous, as far as the worker knows."""
         self._own_leave: Fault | None = None
         """Why this worker left an iteration by itself, the last time it did."""
         self._is_closing = False
-        self._on_leave: Callable[[Orders], None] = lambda _: None
+        self._on_leave: Callable[[AgentOrders], None] = lambda _: None
         self._unsent = b""
         """A report that may wait."""
         self._quiet_s: float | None = None
@@ -91,11 +91,11 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="unbroken-link", daemon=True)
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> AgentOrders:
         """The newest orders."""
         return self._orders
 
-    def start(self, on_leave: Callable[[Orders], None]) -> None:
+    def start(self, on_leave: Callable[[AgentOrders], None]) -> None:
         """Start the thread; `on_leave` runs in it at every Leave and every new plan."""
         self._on_leave = on_leave
         self._last_seen_s = time.monotonic()
@@ -170,7 +170,7 @@ class Link:
             report = replace(report, fault=replace(report.fault, detect_s=age_s))
         return wire.encode(report).encode() + b"\n"
 
-    def wait(self, is_enough: Callable[[Orders], bool], away_timeout_s: float, what: str) -> Orders:
+    def wait(self, is_enough: Callable[[AgentOrders], bool], away_timeout_s: float, what: str) -> AgentOrders:
         """Return the orders once they are enough.
 
         Waits as long as the agent is there: how long a job may wait is the coordinator's decision. Raises TimeoutError
@@ -181,8 +181,8 @@ class Link:
                 away_s = 0.0 if self._socket is not None else time.monotonic() - self._last_seen_s
                 if away_s > away_timeout_s:
                     raise TimeoutError(
-                        f"{what}: want an agent at {self._folder / 'agent.sock'} within {away_timeout_s:g} s, "
-                        f"none has answered for {away_s:.1f} s"
+                        f"{what}: no agent at {self._folder / 'agent.sock'} has answered for {away_s:.1f} s "
+                        f"(limit {away_timeout_s:g} s)"
                     )
                 self._news.wait(away_timeout_s - away_s + 0.1)
             return self._orders

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unbroken.inprocess.exception import InternalError
-from unbroken.inprocess.pod.death_lock import Life
+from unbroken.inprocess.pod.death_lock import DeathLock
 from unbroken_core.pod import stamps
 
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
-class Progress:
+class ProgressSlot:
     """Writes the stamps. Without a page (before the first `attach`, in a forked child) every method does nothing."""
 
     def __init__(self, local_rank: int, incarnation: int) -> None:
@@ -32,7 +32,7 @@ class Progress:
         self._words: memoryview | None = None
         self._page: tuple[mmap.mmap, int] | None = None
         """The mapped file and its number of slots."""
-        self._life = Life()
+        self._death_lock = DeathLock()
         # One object throughout: the interpreter may still hold a pending call when the next is added.
         self._callback = _PENDING_CALL(self._stamp_main)
 
@@ -65,18 +65,18 @@ class Progress:
         """Stop writing for good; the slot shows that no timeout applies."""
         self._set_flags(0)
         self._words = self._page = None
-        self._life.release()
+        self._death_lock.release()
 
     def forget(self) -> None:
         """Stop writing in a forked child, whose parent goes on with the slot."""
         self._words = self._page = None
-        self._life.forget()
+        self._death_lock.forget()
 
     def hold(self) -> None:
         """Show the agent at once when the main thread ends, until `detach`; call it in that thread."""
         if self._page is not None:
             page, num_slots = self._page
-            self._life.hold(page, self._local_rank, num_slots)
+            self._death_lock.hold(page, self._local_rank, num_slots)
 
     def begin(self, iteration: int) -> None:
         """Begin an iteration, in the main thread: from now on timeouts apply."""

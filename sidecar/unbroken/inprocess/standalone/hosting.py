@@ -7,7 +7,7 @@ from dataclasses import replace
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.options import Options
-from unbroken.inprocess.pod.environment import Place, read_place
+from unbroken.inprocess.pod.environment import PodContext, read_pod_context
 from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
 from unbroken.inprocess.standalone.launched import read_launched
 from unbroken_core.settings import Timeouts
@@ -32,7 +32,7 @@ class Hosting:
         if environment.get("UNBROKEN_DIR"):
             if names := options.names_set_by_the_job():
                 logger.warning("timeouts are set by the job, without effect here: options=%s", ",".join(names))
-            self.place: Place = read_place(environment)
+            self.place: PodContext = read_pod_context(environment)
             return
         request = _request(options, environment)
         self._registration = join(request)
@@ -75,9 +75,9 @@ def _request(options: Options, environment: Mapping[str, str]) -> JoinRequest:
     launched = read_launched(environment, port, host)
     if launched is None:
         raise NoAgentError(
-            "environment: want RANK, WORLD_SIZE and MASTER_ADDR as torchrun sets them, the variables of mpirun or "
-            "srun, or UNBROKEN_DIR of a pod; none of them is set. Start the script with `torchrun --nproc-per-node N "
-            "script.py` or `unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
+            "no launcher found: neither torchrun's RANK, WORLD_SIZE and MASTER_ADDR, nor variables of mpirun or srun, "
+            "nor a pod's UNBROKEN_DIR are set. Start the script with `torchrun --nproc-per-node N script.py` or "
+            "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
     return JoinRequest(
         launched=launched,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutError  # noqa: A004 - the reference's name
-from unbroken.inprocess.pod.environment import Place
+from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.standalone.launched import Launched
 from unbroken.standalone.folders import lock_folder
 from unbroken.standalone.messages import (
@@ -64,7 +64,7 @@ os.register_at_fork(after_in_child=_close_all)
 class Registration:
     """A worker's place in a standalone job, held by an open connection until `close`."""
 
-    def __init__(self, place: Place, is_first: bool, connection: socket.socket) -> None:
+    def __init__(self, place: PodContext, is_first: bool, connection: socket.socket) -> None:
         self.place = place
         self.is_first = is_first
         """Whether the rendezvous runs on this host."""
@@ -132,7 +132,7 @@ def join(request: JoinRequest) -> Registration:
                 connection.close()
         time.sleep(BUSY_RETRY_S)
     raise TimeoutError(
-        f"job of {request.world_size} workers: want all of them to call the wrapped function within "
+        f"job of {request.world_size} workers: not all of them called the wrapped function within "
         f"{request.limit_s:g} s (barrier_timeout): {waiting_for}"
     )
 
@@ -149,11 +149,11 @@ def base_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise NoAgentError(f"{folder}: want a folder for sockets, got: {error.strerror}; set TMPDIR") from error
+        raise NoAgentError(f"{folder} cannot be made for sockets: {error.strerror}; set TMPDIR") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise NoAgentError(
-            f"{folder}: want a folder that user {os.getuid()} owns and nobody else can use, got owner {found.st_uid} "
-            f"and mode {stat.S_IMODE(found.st_mode):o}; set TMPDIR"
+            f"{folder}: must be a folder of user {os.getuid()} with mode 700, but has owner {found.st_uid} and mode "
+            f"{stat.S_IMODE(found.st_mode):o}; set TMPDIR"
         )
     return folder
 
@@ -217,8 +217,8 @@ def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Placement
                 raise RestartError(f"host process of another version? {error}") from error
 
 
-def _place(folder: Path, placement: Placement) -> Place:
-    return Place(
+def _place(folder: Path, placement: Placement) -> PodContext:
+    return PodContext(
         folder=folder,
         local_rank=placement.local_rank,
         incarnation=0,
@@ -235,7 +235,7 @@ def _start_host(folder: Path, request: JoinRequest, deadline_s: float) -> bool:
     try:
         if importlib.util.find_spec("aiohttp") is None:
             raise NoAgentError(
-                "aiohttp: want it installed for the agent that the wrapper starts, it is not: "
+                "aiohttp is not installed, but the agent that the wrapper starts needs it: "
                 "`pip install 'unbroken[sidecar]'`"
             )
         _clear(folder)
@@ -298,7 +298,7 @@ def _spawn(folder: Path, lock: int) -> None:
         raise
     if process.returncode != 0:
         text = errors.decode(errors="replace").strip()
-        raise NoAgentError(f"host process: want it to start, `{' '.join(command)}` ended with {text or 'no word'}")
+        raise NoAgentError(f"host process did not start: `{' '.join(command)}`: {text or 'no message'}")
 
 
 def _environment() -> dict[str, str]:

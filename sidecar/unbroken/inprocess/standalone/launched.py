@@ -115,7 +115,7 @@ def _master_host(environment: Mapping[str, str], name: str, world_size: int, loc
     if world_size in (1, local_size):
         return "127.0.0.1"
     raise NoAgentError(
-        f"MASTER_ADDR: want the address of rank 0's host, which {name} does not tell; it is not set. "
+        f"MASTER_ADDR is not set, and {name} does not provide the address of rank 0's host. "
         "Export it, the same on all hosts"
     )
 

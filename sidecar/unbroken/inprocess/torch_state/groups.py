@@ -1,4 +1,4 @@
-"""Process groups of torch: abort them, take them out of the registry, destroy them in the background."""
+"""Process groups of torch: abort them, and take them out of torch's registry."""
 
 import logging
 import sys
@@ -8,11 +8,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-MAX_DESTROYING = 8
-"""More old groups than this are not kept alive at once: the next restart waits for the oldest."""
-DESTROY_TIMEOUT_S = 30.0
 NAMES_EACH = 1_000_000
-"""More groups than any function makes."""
+"""More than the groups that any function makes."""
 
 
 def abort_communicators(timeout_s: float) -> bool:
@@ -34,12 +31,12 @@ def abort_communicators(timeout_s: float) -> bool:
 
 
 def holds_device(thing: Any) -> bool:
-    """Return whether this is a group that may hold tensors of a device: those of collectives that were aborted."""
+    """Return whether this is a group that may hold tensors of a device, of aborted collectives."""
     return bool(_device_backends(thing))
 
 
 def current_groups() -> list[Any]:
-    """Return all groups. Whoever holds them keeps their slow end (10 ms a peer with gloo) out of the main thread."""
+    """Return all groups. Holding them keeps their slow end (10 ms per peer with gloo) out of the main thread."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     return [] if c10d is None else list(c10d._world.pg_names)
 
@@ -47,11 +44,11 @@ def current_groups() -> list[Any]:
 def take_groups() -> list[Any]:
     """Empty torch's registry of groups, so that init_process_group works again; return the groups, still alive.
 
-    Quick: what is slow is dropping the last reference (10 ms a peer with gloo), see `Undertaker`. Nothing is shut down
-    in order, as `destroy_process_group` would do it: that waits for collectives that nobody will finish, and, after an
-    error of NCCL, a minute for its watchdog. An init_process_group that was interrupted half-way is forgotten, too: it
-    has counted itself already, and the next group would have another name here than on the other ranks, which would
-    wait for each other for ever.
+    This is quick; dropping the last reference is slow (10 ms per peer with gloo), see `deferred_destroyer`. Nothing is
+    shut down in order, as `destroy_process_group` would do: that waits for collectives that will never finish and,
+    after an error of NCCL, a minute for its watchdog. An interrupted init_process_group is forgotten as well: it has
+    counted itself already, so the next group would have another name here than on the other ranks, and all would wait
+    for each other for ever.
     """
     groups = current_groups()
     if not groups and "torch.distributed" not in sys.modules:
@@ -62,10 +59,10 @@ def take_groups() -> list[Any]:
 
 
 def name_apart(number: int) -> None:
-    """Give the groups that are made from now on names of their own; the same number on all ranks.
+    """Give the groups that are made from now on new names; `number` is the same on all ranks.
 
-    torch counts from 0 again once all groups are destroyed, but the store still has the addresses that were told under
-    those names: a rank that reads one of them connects to nobody, and waits.
+    torch counts from 0 again once all groups are destroyed, but the store still has addresses for those names: a rank
+    that reads one of them connects to nothing and waits.
     """
     import torch.distributed as dist  # noqa: PLC0415 - the package's import must stay cheap
 
@@ -86,7 +83,7 @@ def _empty_registry() -> None:
         world.pg_to_tag,
         world.tags_to_pg,
         world.pg_coalesce_state,
-        # Of torchcomms, which older torch does not know.
+        # From torchcomms, which older torch does not know.
         getattr(world, "comms", []),
     ):
         registry.clear()
@@ -95,10 +92,10 @@ def _empty_registry() -> None:
 
 
 def _unhook() -> None:
-    """Take torch's hooks for uncaught exceptions away.
+    """Remove torch's hooks for uncaught exceptions.
 
-    Each init_process_group puts one more around the last, and destroying the group leaves it there: every line of a
-    final traceback would bear the rank once a restart, until the hooks are nested too deep to be called at all.
+    Each init_process_group adds one around the last, and destroying the group leaves it there: every line of a final
+    traceback would name the rank once per restart, until the hooks are nested too deep to be called.
     """
     hook: Any = sys.excepthook
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
@@ -110,16 +107,16 @@ def _unhook() -> None:
 
 
 def _device_backends(group: Any) -> list[Any]:
-    """Return a group's backends but gloo's, each once; nothing for anything else than a group."""
+    """Return a group's backends except gloo's, each once; none for anything but a group."""
     gloo = getattr(sys.modules.get("torch.distributed"), "ProcessGroupGloo", ())
     found: list[Any] = []
     for device in getattr(group, "_device_types", ()):
         try:
             backend = group._get_backend(device)
         except RuntimeError:
-            # Groups of one's own class need not be made of backends.
+            # A group of another class need not have backends.
             continue
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts another one around each.
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps each backend.
         backend = getattr(backend, "wrapped_pg", backend)
         if not isinstance(backend, gloo) and not any(backend is other for other in found):
             found.append(backend)
@@ -131,59 +128,7 @@ def _abort_backend(backend: Any) -> None:
         if hasattr(backend, "abort"):
             backend.abort()
         else:
-            # Before torch 2.6.
+            # torch before 2.6.
             backend._shutdown()
     except Exception as error:
         logger.warning("communicator not aborted: error=%s", error)
-
-
-class Undertaker:
-    """Drops the last references to old groups and stores in background threads."""
-
-    def __init__(self) -> None:
-        self._burials: list[_Burial] = []
-
-    def bury(self, objects: list[Any], after_s: float = 0.0, wait_s: float = 0.0) -> bool:
-        """Destroy these after a while; the caller keeps no reference. Waits for older ones when there are too many.
-
-        Waits for these for at most `wait_s`, and returns whether they are gone.
-        """
-        if not objects:
-            return True
-        self._burials = [burial for burial in self._burials if burial.is_alive()]
-        if len(self._burials) >= MAX_DESTROYING:
-            self._burials[0].hurry()
-            self._burials[0].join(DESTROY_TIMEOUT_S)
-        burial = _Burial(objects, after_s)
-        burial.start()
-        self._burials.append(burial)
-        burial.join(wait_s)
-        return not burial.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until all are destroyed, at most so long; nothing is put off any more."""
-        for burial in self._burials:
-            burial.hurry()
-        deadline_s = time.monotonic() + timeout_s
-        for burial in self._burials:
-            burial.join(max(deadline_s - time.monotonic(), 0.0))
-        self._burials = [burial for burial in self._burials if burial.is_alive()]
-
-
-class _Burial(threading.Thread):
-    """Destroys objects after a while."""
-
-    def __init__(self, objects: list[Any], after_s: float) -> None:
-        super().__init__(name="unbroken-destroy", daemon=True)
-        self._objects = objects
-        self._after_s = after_s
-        self._is_due = threading.Event()
-
-    def hurry(self) -> None:
-        """Do not wait any longer."""
-        self._is_due.set()
-
-    def run(self) -> None:
-        if self._after_s > 0:
-            self._is_due.wait(self._after_s)
-        self._objects.clear()

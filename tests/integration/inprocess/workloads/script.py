@@ -100,7 +100,7 @@ def bind_no_port_twice() -> None:
 
 def end_without_haste() -> None:
     """Let the end of a call wait for its threads for as long as a busy machine takes; the test asks for all of them."""
-    leftovers.GOODBYE_S = link.SEND_TIMEOUT_S = LIMIT_S
+    leftovers.CLOSE_TIMEOUT_S = link.SEND_TIMEOUT_S = LIMIT_S
 
 
 def is_first(call: inprocess.CallWrapper) -> bool:

@@ -106,8 +106,8 @@ def test_termination_message_that_cannot_be_written_is_told_once(
     termination_message = TerminationMessage(tmp_path)
     for text in ("one", "another"):
         termination_message.put(text)
-    assert [record.getMessage().partition(": want")[0] for record in caplog.records] == [
-        f"termination message {tmp_path}"
+    assert [record.getMessage().partition(" error=")[0] for record in caplog.records] == [
+        f"termination message cannot be written: file={tmp_path}"
     ]
 
 

@@ -190,10 +190,10 @@ COUNT = ra.FilterCountGroupedByKey("all", bool)
             id="a worker with another script",
         ),
         pytest.param(
-            Hidden(), [None, None], "want it as a step of rank_assignment itself, where each worker says", id="hidden"
+            Hidden(), [None, None], "must be a step of rank_assignment itself, so that each worker", id="hidden"
         ),
         pytest.param(
-            Meeting(), [None, None], "ctx.store.set: one worker answers for all, there is no store", id="other store"
+            Meeting(), [None, None], "ctx.store.set: one worker answers for all, so there is no store", id="other store"
         ),
         pytest.param(
             Compose(ra.ShiftRanks(), COUNT, Apart()),

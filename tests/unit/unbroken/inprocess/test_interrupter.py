@@ -8,7 +8,7 @@ import pytest
 from unbroken.inprocess.abort import Abort
 from unbroken.inprocess.interruption import interrupter
 from unbroken.inprocess.interruption.gate import Gate
-from unbroken.inprocess.interruption.interrupter import Breaker
+from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.state import FrozenState, Mode
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 
@@ -62,7 +62,7 @@ def test_connections_of_the_next_iteration_are_left_alone(
     monkeypatch.setattr(interrupter, "free_sockets", free)
     call = Call()
     abort = Noting(call, does_move_on=does_move_on)
-    Breaker(gate, Leftovers(), call, lambda: [abort])._stop_function(0)
+    Interrupter(gate, Leftovers(), call, lambda: [abort])._stop_function(0)
     assert (abort.iterations, freed) == ([0], [0] * num_freed)
 
 
@@ -70,7 +70,7 @@ def test_iteration_that_the_main_thread_has_left_is_not_aborted_later(gate: Gate
     """2.10: it has aborted it itself, and is in the next."""
     call = Call()
     abort = Noting(call, does_move_on=True)
-    late = Breaker(gate, Leftovers(), call, lambda: [abort])
+    late = Interrupter(gate, Leftovers(), call, lambda: [abort])
     late.abort_once(0)
     late.abort_once(0)
     assert abort.iterations == [0]

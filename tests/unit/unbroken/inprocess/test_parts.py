@@ -30,13 +30,13 @@ from unbroken.inprocess.interruption.stacks import describe_threads, log_hang
 from unbroken.inprocess.loop.call import CallWrapper
 from unbroken.inprocess.pod.environment import (
     NCCL_ERRORS_END_PROCESS,
-    Place,
-    read_place,
+    PodContext,
+    read_pod_context,
     survive_nccl_errors,
     variables,
 )
-from unbroken.inprocess.pod.link import Link, Orders
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.pod.link import AgentLink, AgentOrders
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
@@ -47,7 +47,7 @@ from unbroken.inprocess.rank_assignment import (
 )
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state import leftovers
-from unbroken.inprocess.torch_state.groups import MAX_DESTROYING, Undertaker
+from unbroken.inprocess.torch_state.deferred_destroyer import MAX_DESTROYING, DeferredDestroyer
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, Fault
@@ -55,7 +55,7 @@ from unbroken_core.pod import stamps
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
-PLACE = Place(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
+PLACE = PodContext(Path("/run/pod"), local_rank=1, incarnation=0, local_world_size=2, pod_address="127.0.1.2")
 
 
 def enter(iteration: int, rank: int | None = 3) -> Enter:
@@ -234,20 +234,20 @@ def test_torch_is_to_leave_the_process_alone_when_nccl_fails(
 def test_place_needs_the_launchers_variables() -> None:
     """Bad input says which variable."""
     with pytest.raises(NoAgentError, match="UNBROKEN_LOCAL_RANK: want a number"):
-        read_place({"UNBROKEN_DIR": "/x", "UNBROKEN_LOCAL_RANK": "one"})
+        read_pod_context({"UNBROKEN_DIR": "/x", "UNBROKEN_LOCAL_RANK": "one"})
 
 
 @pytest.mark.parametrize(
     ("orders", "is_over"),
     [
-        (Orders(), False),
-        (Orders(enter=enter(2)), False),
-        (Orders(enter=enter(2), leave=leave(1)), False),
-        (Orders(enter=enter(2), leave=leave(2)), True),
-        (Orders(enter=enter(3)), True),
+        (AgentOrders(), False),
+        (AgentOrders(enter=enter(2)), False),
+        (AgentOrders(enter=enter(2), leave=leave(1)), False),
+        (AgentOrders(enter=enter(2), leave=leave(2)), True),
+        (AgentOrders(enter=enter(3)), True),
     ],
 )
-def test_iteration_is_over_by_an_end_or_by_a_newer_plan(orders: Orders, is_over: bool) -> None:
+def test_iteration_is_over_by_an_end_or_by_a_newer_plan(orders: AgentOrders, is_over: bool) -> None:
     """A Leave that was missed while the agent restarted changes nothing."""
     assert orders.has_left(2) is is_over
 
@@ -345,7 +345,7 @@ def test_progress_writes_its_slot_and_no_other(tmp_path: Path) -> None:
     """2.7, 2.23: flags say when timeouts apply; the first ping of an iteration arms the manual timeout."""
     path = tmp_path / "stamps"
     path.write_bytes(stamps.pack_header(3).ljust(stamps.page_bytes(3), b"\0"))
-    progress = Progress(local_rank=1, incarnation=4)
+    progress = ProgressSlot(local_rank=1, incarnation=4)
     assert progress.ping(1) is False
     progress.attach(path)
     assert (read_slot(path).incarnation, read_slot(path).flags, read_slot(path).step) == (4, 0, -1)
@@ -366,7 +366,7 @@ def test_progress_stops_in_a_forked_child_and_refuses_a_strange_page(tmp_path: P
     """A child's stamps would say that its parent lives."""
     path = tmp_path / "stamps"
     path.write_bytes(stamps.pack_header(2).ljust(stamps.page_bytes(2), b"\0"))
-    progress = Progress(local_rank=1, incarnation=0)
+    progress = ProgressSlot(local_rank=1, incarnation=0)
     progress.attach(path)
     progress.begin(0)
     before = path.read_bytes()
@@ -377,7 +377,7 @@ def test_progress_stops_in_a_forked_child_and_refuses_a_strange_page(tmp_path: P
     path.unlink()
     path.write_bytes(struct.pack("<2Q", 1, 1).ljust(4096, b"\0"))
     with pytest.raises(inprocess.exception.InternalError, match="want a page of stamps with slot 1"):
-        Progress(local_rank=1, incarnation=0).attach(path)
+        ProgressSlot(local_rank=1, incarnation=0).attach(path)
 
 
 def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_pa
         return {*descriptors, *handlers, *threading.enumerate()}
 
     def call() -> CallWrapper:
-        return CallWrapper(inprocess.Wrapper().options, Place(tmp_path, 0, 0, 1, "127.0.0.1"))
+        return CallWrapper(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
 
     first = call()
     first.open()
@@ -409,7 +409,7 @@ def test_iteration_whose_end_is_heard_just_before_it_begins_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2.13: the end is told once, and nobody would end the function later."""
-    call = CallWrapper(inprocess.Wrapper().options, Place(tmp_path, 0, 0, 1, "127.0.0.1"))
+    call = CallWrapper(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
 
     @contextlib.contextmanager
     def told_meanwhile() -> Iterator[None]:
@@ -446,11 +446,11 @@ def test_function_that_returned_is_not_interrupted_any_more() -> None:
 
 def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
     """2.12"""
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link = AgentLink(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), ProgressSlot(0, 0), beat_s=1.0)
     link.start(lambda _: None)
     try:
         with pytest.raises(
-            exception.TimeoutError, match=r"end of the iteration: want an agent at .*agent\.sock within 0\.05 s"
+            exception.TimeoutError, match=r"end of the iteration: no agent at .*agent\.sock has .*\(limit 0\.05 s\)"
         ):
             link.wait(lambda _: False, 0.05, "end of the iteration")
     finally:
@@ -459,7 +459,7 @@ def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:
 
 def test_report_that_may_wait_goes_before_the_next_one_or_when_all_is_quiet(tmp_path: Path) -> None:
     """The agent hears all phases of a worker in their order, whatever is put off."""
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link = AgentLink(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), ProgressSlot(0, 0), beat_s=1.0)
     mine, agents = socket.socketpair()
     running = [WorkerReport(WorkerPhase.RUNNING, iteration) for iteration in range(3)]
     stopping = WorkerReport(WorkerPhase.STOPPING, 1)
@@ -492,7 +492,7 @@ def test_report_that_may_wait_goes_before_the_next_one_or_when_all_is_quiet(tmp_
 
 
 @contextlib.contextmanager
-def _agent_heard(folder: Path, link: Link) -> Iterator[BinaryIO]:
+def _agent_heard(folder: Path, link: AgentLink) -> Iterator[BinaryIO]:
     """Be the agent that a link finds when it starts; yields what the link says."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "agent.sock"))
@@ -506,7 +506,7 @@ def _agent_heard(folder: Path, link: Link) -> Iterator[BinaryIO]:
 
 def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: Path) -> None:
     """It joins with what the worker is, not with what the agent before it was told last; and hears it once."""
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link = AgentLink(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), ProgressSlot(0, 0), beat_s=1.0)
     link.report(WorkerReport(WorkerPhase.READY, 0))
     link._obey(Enter(1, 1, 0, 1, "127.0.0.1", 29500))
     link.report(WorkerReport(WorkerPhase.RUNNING, 1), may_wait=True)
@@ -520,9 +520,9 @@ def test_report_that_was_put_off_is_the_first_that_a_new_agent_hears(tmp_path: P
     assert phases == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
 
 
-def _orders_without_agent(folder: Path, alone_s: float, *lost_s: float | None) -> tuple[Orders, Orders]:
+def _orders_without_agent(folder: Path, alone_s: float, *lost_s: float | None) -> tuple[AgentOrders, AgentOrders]:
     """Return what a worker in an iteration obeys before and after it loses an agent that told it this."""
-    link = Link(folder, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link = AgentLink(folder, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), ProgressSlot(0, 0), beat_s=1.0)
     mine, agents = socket.socketpair()
     enter = Enter(1, 1, 0, 1, "127.0.0.1", 29500, alone_s=alone_s)
     with mine, agents:
@@ -564,7 +564,7 @@ def test_process_without_torch_has_no_connection_of_gloo(monkeypatch: pytest.Mon
 
 
 def test_fault_is_told_to_a_later_agent_with_its_age(tmp_path: Path) -> None:
-    link = Link(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), Progress(0, 0), beat_s=1.0)
+    link = AgentLink(tmp_path, Attach(PROTOCOL, "worker", os.getpid(), 0, 0), ProgressSlot(0, 0), beat_s=1.0)
     fault = Fault(Cause.EXCEPTION, 0, "ValueError: x")
     link.report(WorkerReport(WorkerPhase.STOPPING, 0, fault=fault))
     link._reported_s -= 5.0
@@ -583,11 +583,11 @@ def test_old_stores_are_destroyed_late_but_never_too_many_are_kept() -> None:
     class Store:
         """Something that can be watched."""
 
-    undertaker = Undertaker()
+    undertaker = DeferredDestroyer()
     stores = [Store() for _ in range(MAX_DESTROYING + 1)]
     seen = [weakref.ref(store) for store in stores]
     while stores:
-        undertaker.bury([stores.pop(0)], 3600.0)
+        undertaker.destroy([stores.pop(0)], 3600.0)
     assert [ref() is None for ref in seen] == [True] + [False] * MAX_DESTROYING
     undertaker.join(30.0)
     assert all(ref() is None for ref in seen)

@@ -11,13 +11,13 @@ from unbroken.inprocess import Compose
 from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.evaluation import answer
 from unbroken.inprocess.assignment.policy import Asked, ask, first_state, refuse_inside
-from unbroken.inprocess.pod.environment import Place
+from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.state import Mode, State
 from unbroken_core.layers import Layer
 from unbroken_core.messages import Answer, Policy, Question
 
 STATE = State(rank=21, world_size=32)
-PLACE = Place(Path("/nowhere"), 3, 0, 4, "127.0.0.1")
+PLACE = PodContext(Path("/nowhere"), 3, 0, 4, "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,6 @@ def test_answer_that_cannot_be_is_an_error_with_what_was_seen(
     "policy", [ra.Tree([ra.Layer()]), Backwards(), Compose(ra.MaxActiveWorldSize(4), ra.FillGaps())]
 )
 def test_policy_that_comes_too_late_is_refused(policy: ra.RankAssignment) -> None:
-    with pytest.raises(ValueError, match=r"want .* on the outermost wrapped function"):
+    with pytest.raises(ValueError, match=r" must be on the outermost wrapped function"):
         refuse_inside(policy)
     refuse_inside(Compose(ra.MaxActiveWorldSize(4), ra.ShiftRanks()))

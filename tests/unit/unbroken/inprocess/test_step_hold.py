@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from unbroken.inprocess.loop import step_hold
-from unbroken.inprocess.loop.step_hold import Halting
-from unbroken.inprocess.pod.progress import Progress
+from unbroken.inprocess.loop.step_hold import StepHold
+from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken_core.messages import NO_STEP, Halt, Halted
 from unbroken_core.pod import stamps
 
@@ -25,11 +25,11 @@ class Script:
     def __init__(self, folder: Path) -> None:
         page = folder / "stamps"
         page.write_bytes(stamps.pack_header(1).ljust(stamps.page_bytes(1), b"\0"))
-        self.progress = Progress(0, 0)
+        self.progress = ProgressSlot(0, 0)
         self.progress.attach(page)
         self.answers: queue.Queue[Halted] = queue.Queue()
-        self.halting = Halting(self.progress, self.answers.put)
-        self.halting.begin(3)
+        self.step_hold = StepHold(self.progress, self.answers.put)
+        self.step_hold.begin(3)
         self.progress.begin(3)
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -37,7 +37,7 @@ class Script:
     def ping(self, step: int | None, is_atomic: bool = False) -> None:
         if self.progress.ping(step):
             self.progress.arm()
-            self.halting.wait(step, is_atomic)
+            self.step_hold.wait(step, is_atomic)
 
     def start(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -65,9 +65,9 @@ def script(tmp_path: Path) -> Script:
 
 def test_worker_waits_in_its_next_ping_goes_on_to_the_named_step_and_saves_there(script: Script) -> None:
     saved: list[int] = []
-    script.halting.on_move(saved.append)
+    script.step_hold.on_move(saved.append)
     script.ping(4)
-    script.halting.obey(ASK)
+    script.step_hold.obey(ASK)
     assert script.answer() == Halted(1, 1, 4)
 
     def train() -> None:
@@ -76,12 +76,12 @@ def test_worker_waits_in_its_next_ping_goes_on_to_the_named_step_and_saves_there
 
     script.start(train)
     assert script.answer() == Halted(1, 1, 5, is_held=True)
-    script.halting.obey(replace(ASK, number=2, step=7))
+    script.step_hold.obey(replace(ASK, number=2, step=7))
     assert [script.answer(), script.answer()] == [Halted(1, 2, 5), Halted(1, 2, 7, is_held=True)]
-    script.halting.obey(replace(ASK, number=3, step=7, is_common=True))
+    script.step_hold.obey(replace(ASK, number=3, step=7, is_common=True))
     done = Halted(1, 3, 7, is_held=True, is_done=True)
     assert [script.answer(), script.answer()] == [replace(done, is_done=False), done]
-    script.halting.obey(replace(ASK, number=4, step=NO_STEP))
+    script.step_hold.obey(replace(ASK, number=4, step=NO_STEP))
     script.join()
     assert saved == [7]
 
@@ -98,11 +98,11 @@ def test_worker_that_does_not_come_to_the_named_step_waits_in_its_next_ping(
     script: Script, last: int, ordered: int, following: int
 ) -> None:
     script.ping(last)
-    script.halting.obey(replace(ASK, step=ordered))
+    script.step_hold.obey(replace(ASK, step=ordered))
     assert script.answer() == Halted(1, 1, last)
     script.start(lambda: script.ping(following))
     assert script.answer() == Halted(1, 1, following, is_held=True)
-    script.halting.obey(replace(ASK, number=2, step=NO_STEP))
+    script.step_hold.obey(replace(ASK, number=2, step=NO_STEP))
     script.join()
 
 
@@ -112,12 +112,12 @@ def test_worker_that_does_not_come_to_the_named_step_waits_in_its_next_ping(
 def test_ping_inside_of_an_atomic_section_or_without_a_step_does_not_wait(
     script: Script, step: int | None, is_atomic: bool
 ) -> None:
-    script.halting.obey(ASK)
+    script.step_hold.obey(ASK)
     script.answer()
     script.ping(step, is_atomic)
     script.start(lambda: script.ping(6))
     assert script.answer() == Halted(1, 1, 6, is_held=True)
-    script.halting.obey(replace(ASK, number=2, step=NO_STEP))
+    script.step_hold.obey(replace(ASK, number=2, step=NO_STEP))
     script.join()
 
 
@@ -125,7 +125,7 @@ def test_nobody_waits_longer_than_the_order_says(script: Script, monkeypatch: py
     """The agent, or the rendezvous, may be gone for good."""
     now_s = 1000.0
     monkeypatch.setattr(step_hold, "time", SimpleNamespace(monotonic=lambda: now_s))
-    script.halting.obey(replace(ASK, within_s=0.2))
+    script.step_hold.obey(replace(ASK, within_s=0.2))
     script.answer()
     script.start(lambda: script.ping(1))
     assert script.answer() == Halted(1, 1, 1, is_held=True)
@@ -135,13 +135,13 @@ def test_nobody_waits_longer_than_the_order_says(script: Script, monkeypatch: py
 
 
 def test_order_of_another_iteration_and_a_repeated_one_are_ignored(script: Script) -> None:
-    script.halting.obey(replace(ASK, iteration=2))
-    script.halting.obey(ASK)
-    script.halting.obey(ASK)
+    script.step_hold.obey(replace(ASK, iteration=2))
+    script.step_hold.obey(ASK)
+    script.step_hold.obey(ASK)
     script.answer()
     assert script.answers.empty()
-    script.halting.end()
-    script.halting.begin(4)
+    script.step_hold.end()
+    script.step_hold.begin(4)
     script.ping(1)
     assert script.answers.empty()
 
@@ -150,23 +150,23 @@ def test_what_a_save_raises_comes_out_of_ping(script: Script) -> None:
     def fail(_step: int) -> None:
         raise ValueError("disk is full")
 
-    script.halting.on_move(fail)
-    script.halting.obey(ASK)
+    script.step_hold.on_move(fail)
+    script.step_hold.obey(ASK)
     script.answer()
     script.start(lambda: script.ping(1))
     script.answer()
-    script.halting.obey(replace(ASK, number=2, step=1, is_common=True))
+    script.step_hold.obey(replace(ASK, number=2, step=1, is_common=True))
     script.join()
     assert str(script.error) == "disk is full"
 
 
 def test_worker_that_waits_is_not_taken_for_one_that_hangs(script: Script, tmp_path: Path) -> None:
-    script.halting.obey(ASK)
+    script.step_hold.obey(ASK)
     script.answer()
     script.start(lambda: script.ping(1))
     script.answer()
     flags = stamps.unpack_slot((tmp_path / "stamps").read_bytes(), 0).flags
     assert flags & stamps.FLAG_PROTECTION_OFF
-    script.halting.obey(replace(ASK, number=2, step=NO_STEP))
+    script.step_hold.obey(replace(ASK, number=2, step=NO_STEP))
     script.join()
     assert not stamps.unpack_slot((tmp_path / "stamps").read_bytes(), 0).flags & stamps.FLAG_PROTECTION_OFF
