@@ -65,6 +65,8 @@ registry = kopf.OperatorRegistry()
 @kopf.on.startup(registry=registry)
 async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Make kopf ask for as little as it can: no copy of each job, no Events of its own, no right to watch CRDs."""
+    # The job's own resource is all that kopf must find.
+    settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False
     settings.watching.server_timeout = SERVER_TIMEOUT_S
@@ -102,13 +104,6 @@ def _connection_info(connection: KubeConnection) -> kopf.ConnectionInfo:
         private_key_path=connection.private_key_path,
         insecure=connection.is_insecure,
     )
-
-
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    # Read before start-up handlers run. The job's own resource is all that kopf must find.
-    settings.scanning.disabled = True
-    return settings
 
 
 async def run_operator(
@@ -163,7 +158,7 @@ async def _watch_jobs(
         try:
             await kopf.operator(
                 registry=registry,
-                settings=_settings(),
+                settings=kopf.OperatorSettings(),
                 memo=OperatorMemo(kubeconfig, observe, halt.set),
                 namespaces=namespaces,
                 clusterwide=not namespaces,
