@@ -34,7 +34,7 @@ from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
 from unbroken_operator.api.schema import custom_resource_definition, without_cel
-from unbroken_operator.decisions.admission import Refused, admit
+from unbroken_operator.decisions.admission import InvalidSpec, admit
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -370,7 +370,7 @@ def training_pods(bench: Bench, num: int) -> list[Json]:
     """Return pods as the operator makes them."""
     metadata = {"name": "large", "namespace": bench.namespace, "uid": str(uuid.uuid4())}
     verdict = admit({"metadata": metadata, "spec": job_spec(num)})
-    if isinstance(verdict, Refused):
+    if isinstance(verdict, InvalidSpec):
         raise ValueError(verdict.message)
     options = OperatorOptions("sidecar")
     pods = [training_pod(verdict.spec, verdict.settings, index, Role.ACTIVE, options) for index in range(num)]

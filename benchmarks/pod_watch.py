@@ -27,7 +27,7 @@ from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.stores import PodStore
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import Refused, admit
+from unbroken_operator.decisions.admission import InvalidSpec, admit
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -46,7 +46,7 @@ def pods(num: int) -> list[Json]:
         verdict = admit(
             {"metadata": metadata, "spec": {"replicas": 4, "template": {"spec": {"containers": [container]}}}}
         )
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, InvalidSpec):
             raise ValueError(verdict.message)
         pod = training_pod(verdict.spec, verdict.settings, number % 4, Role.ACTIVE, OperatorOptions("sidecar"))
         pod["metadata"] |= {"uid": f"pod-{number}", "resourceVersion": "1"}

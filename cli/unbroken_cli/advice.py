@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from unbroken_cli.job import Fault, Job
+from unbroken_cli.job import FaultSummary, JobRecord
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 
@@ -44,6 +44,7 @@ _CAUSES = {
     "hard-timeout": "find what rank {rank} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
+    "stale-state": "make meshes and models inside the wrapped function; the message says who keeps one",
     "unhealthy": "have the device of node {node} checked",
     "node-lost": "kubectl describe node {node}",
     "heartbeat-lost": "check the network of node {node}",
@@ -52,7 +53,7 @@ _CAUSES = {
 """By cause, what to look at. An exception speaks for itself; a deletion was somebody's wish."""
 
 
-def next_steps(job: Job) -> tuple[str, ...]:
+def next_steps(job: JobRecord) -> tuple[str, ...]:
     """Return what to do, most urgent first; never empty."""
     last = job.faults[-1] if job.faults else None
     steps = [*_state_steps(job, last), *_strength_steps(job), *_node_steps(job)]
@@ -61,7 +62,7 @@ def next_steps(job: Job) -> tuple[str, ...]:
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
 
 
-def fault_steps(job: Job, fault: Fault) -> list[str]:
+def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     """Return how to look into one fault."""
     steps = []
     words = _CAUSES.get(fault.cause)
@@ -72,11 +73,11 @@ def fault_steps(job: Job, fault: Fault) -> list[str]:
     return steps
 
 
-def _kubectl(job: Job) -> str:
+def _kubectl(job: JobRecord) -> str:
     return f"kubectl -n {job.namespace}"
 
 
-def _nothing(job: Job) -> str:
+def _nothing(job: JobRecord) -> str:
     if job.state == "Recovering":
         return "wait: the recovery ends by itself, by the next rung, or in Failed"
     if job.state == "Forming":
@@ -84,7 +85,7 @@ def _nothing(job: Job) -> str:
     return "nothing"
 
 
-def _state_steps(job: Job, last: Fault | None) -> Iterator[str]:
+def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
     if not job.state:
         selector = "app.kubernetes.io/name=unbroken-operator"
         yield f"see whether an operator runs and serves this namespace: kubectl get deployments -A -l {selector}"
@@ -103,7 +104,7 @@ def _state_steps(job: Job, last: Fault | None) -> Iterator[str]:
         yield _WAITS[job.reason]
 
 
-def _strength_steps(job: Job) -> Iterator[str]:
+def _strength_steps(job: JobRecord) -> Iterator[str]:
     if job.state != "Running":
         return
     if job.lost_ranks and job.spare_ranks:
@@ -117,7 +118,7 @@ def _strength_steps(job: Job) -> Iterator[str]:
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
 
 
-def _node_steps(job: Job) -> Iterator[str]:
+def _node_steps(job: JobRecord) -> Iterator[str]:
     if job.state == "Complete":
         return
     blamed = Counter(fault.node for fault in job.faults if fault.node)

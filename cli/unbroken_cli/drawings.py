@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from html import escape
 
-from unbroken_cli.job import Fault, moment
+from unbroken_cli.job import FaultSummary, moment
 from unbroken_cli.text import culprit, phases_of
 from unbroken_core.reasons import Rung
 
@@ -21,7 +21,7 @@ _WIDTH, _LEFT, _RIGHT = 1000, 130, 90
 _ROW = 26
 
 
-def time_line(faults: Sequence[Fault]) -> str:
+def time_line(faults: Sequence[FaultSummary]) -> str:
     """Return faults on an axis of time, a row for each rung that was needed."""
     times = [moment(fault.started_at) for fault in faults]
     known = [time for time in times if time is not None]
@@ -50,7 +50,7 @@ def time_line(faults: Sequence[Fault]) -> str:
     return _svg(foot + 6, f"{len(faults)} faults over time, by rung", parts)
 
 
-def bars(faults: Sequence[Fault]) -> str:
+def bars(faults: Sequence[FaultSummary]) -> str:
     """Return a bar for each recovery, made of its phases."""
     longest_s = max((sum(fault.seconds.values()) for fault in faults), default=0.0) or 1.0
     room = _WIDTH - _LEFT - _RIGHT

@@ -5,7 +5,7 @@ from datetime import datetime
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultSummary:
     """One interruption and what repaired it."""
 
     id: str
@@ -38,7 +38,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Condition:
+class ConditionRecord:
     """One statement of the operator about the job."""
 
     type: str
@@ -49,7 +49,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Note:
+class EventRecord:
     """One Event of the job."""
 
     time: str
@@ -60,7 +60,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobRecord:
     """One job at one moment."""
 
     namespace: str
@@ -81,10 +81,10 @@ class Job:
     ettr: float | None
     container: str
     """Name of the trainer's container, for kubectl logs."""
-    conditions: tuple[Condition, ...] = ()
-    faults: tuple[Fault, ...] = ()
+    conditions: tuple[ConditionRecord, ...] = ()
+    faults: tuple[FaultSummary, ...] = ()
     """Oldest first, at most 20."""
-    notes: tuple[Note, ...] = field(default=())
+    notes: tuple[EventRecord, ...] = field(default=())
     """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
 
     @property
@@ -92,7 +92,7 @@ class Job:
         """Name and namespace, for a person."""
         return f"{self.name} in namespace {self.namespace}" if self.namespace else self.name
 
-    def condition(self, kind: str) -> Condition | None:
+    def condition(self, kind: str) -> ConditionRecord | None:
         """Return the condition of a type."""
         return next((item for item in self.conditions if item.type == kind), None)
 

@@ -6,7 +6,7 @@ from html import escape
 
 from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, time_line
-from unbroken_cli.job import Fault, Job
+from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.text import clock, culprit, done, headline, phases_of
 
 _STYLE = """
@@ -35,7 +35,7 @@ pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wr
 """.strip()
 
 
-def html_report(job: Job, now: datetime) -> str:
+def html_report(job: JobRecord, now: datetime) -> str:
     """Return the page. Whatever comes from the job is escaped."""
     body = "\n".join(_sections(job, now))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
@@ -47,7 +47,7 @@ def html_report(job: Job, now: datetime) -> str:
     )
 
 
-def _sections(job: Job, now: datetime) -> Iterator[str]:
+def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
     yield f"<h1>{escape(job.title)}</h1>"
     yield f'<div class="state">{escape(headline(job))}</div>'
     yield _tiles(job)
@@ -70,7 +70,7 @@ def _sections(job: Job, now: datetime) -> Iterator[str]:
     yield f'<p class="dim">Read {now:%Y-%m-%d %H:%M:%S} UTC. The last 20 faults are kept; Events for an hour or so.</p>'
 
 
-def _tiles(job: Job) -> str:
+def _tiles(job: JobRecord) -> str:
     ettr = "-" if job.ettr is None else f"{job.ettr:.3f}"
     values = (
         ("active ranks", str(job.active_ranks)),
@@ -84,13 +84,13 @@ def _tiles(job: Job) -> str:
     return f'<div class="tiles">{tiles}</div>'
 
 
-def _key(faults: Sequence[Fault]) -> str:
+def _key(faults: Sequence[FaultSummary]) -> str:
     used = [phase for phase in PHASE_COLOURS if any(phase in fault.seconds for fault in faults)]
     items = (f'<span><i style="background:{PHASE_COLOURS[phase]}"></i>{phase}</span>' for phase in used)
     return f'<div class="key">{"".join(items)}</div>'
 
 
-def _faults(job: Job) -> str:
+def _faults(job: JobRecord) -> str:
     rows = (
         (
             clock(fault.started_at),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from unbroken_cli.advice import fault_steps, next_steps
-from unbroken_cli.job import Fault, Job, moment
+from unbroken_cli.job import FaultSummary, JobRecord, moment
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
@@ -12,6 +12,7 @@ _SEEN_BY = {
     "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
     "exception": "the library in the worker",
     "base-exception": "the library in the worker; that worker left",
+    "stale-state": "the library in the worker: torch held something of its former rank; it got a new process",
     "soft-timeout": "the agent, from the worker's stamps: no progress",
     "hard-timeout": "the agent, from the worker's stamps: no progress; the process was ended",
     "unhealthy": "a health check",
@@ -24,7 +25,7 @@ _SEEN_BY = {
 }
 
 
-def status_lines(job: Job, now: datetime) -> list[str]:
+def status_lines(job: JobRecord, now: datetime) -> list[str]:
     """Return whether it trains, what happened last, who it was, what was done, and what to do, in this order."""
     last = job.faults[-1] if job.faults else None
     lines = [f"{job.title}: {headline(job)}"]
@@ -38,7 +39,7 @@ def status_lines(job: Job, now: datetime) -> list[str]:
     return lines + _steps(next_steps(job))
 
 
-def headline(job: Job) -> str:
+def headline(job: JobRecord) -> str:
     """Return whether it trains, as the first words of everything."""
     because = f": {job.message}" if job.message else ""
     if job.is_training:
@@ -57,7 +58,7 @@ def headline(job: Job) -> str:
     return f"{first}{because}"
 
 
-def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
+def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     """Return everything about one fault."""
     lines = [f"fault {fault.id} of {job.title}: {_what(fault)}"]
     lines += _row("when", _when(fault.started_at, now))
@@ -75,13 +76,13 @@ def why_lines(job: Job, fault: Fault, now: datetime) -> list[str]:
     return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
 
 
-def phases_of(fault: Fault) -> list[tuple[str, float]]:
+def phases_of(fault: FaultSummary) -> list[tuple[str, float]]:
     """Return the seconds of each phase, in the order in which they happen."""
     phases = (*PHASES, *sorted(set(fault.seconds) - set(PHASES)))
     return [(phase, fault.seconds[phase]) for phase in phases if phase in fault.seconds]
 
 
-def timeline_lines(job: Job) -> list[str]:
+def timeline_lines(job: JobRecord) -> list[str]:
     """Return what happened, oldest first: faults, and Events that tell of something else."""
     rows = [(fault.started_at, f"fault {fault.id}", _fault_line(fault, job)) for fault in job.faults]
     rows += [(note.time, note.reason, note.message) for note in job.notes if note.reason != "Recovered"]
@@ -93,7 +94,7 @@ def timeline_lines(job: Job) -> list[str]:
     return [head, *(f"  {clock(time)}  {what:<{width}}  {text}" for time, what, text in rows)]
 
 
-def list_lines(jobs: Iterable[Job]) -> list[str]:
+def list_lines(jobs: Iterable[JobRecord]) -> list[str]:
     """Return a table of jobs."""
     head = ("NAMESPACE", "JOB", "STATE", "RANKS", "SPARE", "LOST", "ITERATION", "RESTARTS", "ETTR", "LAST FAULT")
     rows = [head, *map(_cells, jobs)]
@@ -101,7 +102,7 @@ def list_lines(jobs: Iterable[Job]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def culprit(fault: Fault) -> str:
+def culprit(fault: FaultSummary) -> str:
     """Return who failed and where."""
     places = [fault.pod and f"pod {fault.pod}", fault.node and f"node {fault.node}"]
     if fault.domain != fault.node:
@@ -110,7 +111,7 @@ def culprit(fault: Fault) -> str:
     return ", ".join(part for part in who if part) or "nobody in particular: the job as a whole"
 
 
-def done(fault: Fault, job: Job) -> str:
+def done(fault: FaultSummary, job: JobRecord) -> str:
     """Return what repaired it."""
     if not fault.is_recovered:
         return (
@@ -150,7 +151,7 @@ def _steps(steps: Sequence[str]) -> list[str]:
     return _row("next", first) + [line for step in rest for line in _row("", step)]
 
 
-def _what(fault: Fault) -> str:
+def _what(fault: FaultSummary) -> str:
     return f"{fault.cause}: {fault.detail}" if fault.detail else fault.cause
 
 
@@ -164,16 +165,16 @@ def clock(text: str) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S}" if then is not None else f"{'?':<19}"
 
 
-def _ranks(job: Job) -> str:
+def _ranks(job: JobRecord) -> str:
     ettr = "" if job.ettr is None else f", ETTR {job.ettr:.2f}"
     return f"{job.active_ranks} active, {job.spare_ranks} spare, {job.lost_ranks} lost; restarts {job.restarts}{ettr}"
 
 
-def _fault_line(fault: Fault, job: Job) -> str:
+def _fault_line(fault: FaultSummary, job: JobRecord) -> str:
     return f"{culprit(fault)}: {_what(fault).splitlines()[0]} -> {done(fault, job)}"
 
 
-def _cells(job: Job) -> tuple[str, ...]:
+def _cells(job: JobRecord) -> tuple[str, ...]:
     last = job.faults[-1].cause if job.faults else ""
     ettr = "" if job.ettr is None else f"{job.ettr:.2f}"
     counts = (job.active_ranks, job.spare_ranks, job.lost_ranks, job.iteration, job.restarts)

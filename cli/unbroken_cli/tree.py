@@ -16,7 +16,7 @@ _TOPOLOGY_ANNOTATION = "unbroken.dev/topology"
 
 
 @dataclass(frozen=True)
-class Place:
+class PodPlace:
     """One training pod and where it stands. Also the shape of `-o json`."""
 
     pod: str
@@ -37,16 +37,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Tree:
+class DomainTree:
     """The pods of a job at one moment, in the order of their domains."""
 
     title: str
     layers: tuple[str, ...]
     """Names of the layers, outermost first; empty names where the source does not tell them."""
-    places: tuple[Place, ...]
+    places: tuple[PodPlace, ...]
 
 
-def tree_from_objects(item: JsonObject, pods: Sequence[JsonObject]) -> Tree:
+def tree_from_objects(item: JsonObject, pods: Sequence[JsonObject]) -> DomainTree:
     """Return the tree from the job and its training pods, as the API server has them."""
     metadata, spec = item["metadata"], item.get("spec") or {}
     layers = tuple(str(layer.get("name", "")) for layer in (spec.get("topology") or {}).get("layers") or ())
@@ -54,11 +54,11 @@ def tree_from_objects(item: JsonObject, pods: Sequence[JsonObject]) -> Tree:
     return _sorted(f"{metadata['name']} in namespace {metadata.get('namespace', '')}", layers, places)
 
 
-def tree_from_status(status: JobStatus) -> Tree:
+def tree_from_status(status: JobStatus) -> DomainTree:
     """Return the tree as the rendezvous knows it, with ranks."""
     depth = max((len(pod.domains) for pod in status.pods), default=0)
     places = tuple(
-        Place(
+        PodPlace(
             pod.pod,
             pod.role.value,
             "Running" if pod.is_connected else "not connected",
@@ -71,7 +71,7 @@ def tree_from_status(status: JobStatus) -> Tree:
     return _sorted(status.job, ("",) * depth, places)
 
 
-def tree_lines(tree: Tree) -> list[str]:
+def tree_lines(tree: DomainTree) -> list[str]:
     """Return a line for each domain, with counts, and one for each pod below the innermost."""
     lines = [f"{tree.title}: {_counts(tree.places)}"]
     if not tree.places:
@@ -81,7 +81,7 @@ def tree_lines(tree: Tree) -> list[str]:
     return lines + [f"  {name:<{width}}  {text}".rstrip() for name, text in rows]
 
 
-def _rows(tree: Tree, places: Sequence[Place], depth: int) -> Iterator[tuple[str, str]]:
+def _rows(tree: DomainTree, places: Sequence[PodPlace], depth: int) -> Iterator[tuple[str, str]]:
     indent = "  " * depth
     if depth == len(tree.layers):
         for place in places:
@@ -94,7 +94,7 @@ def _rows(tree: Tree, places: Sequence[Place], depth: int) -> Iterator[tuple[str
         yield from _rows(tree, here, depth + 1)
 
 
-def _counts(places: Sequence[Place]) -> str:
+def _counts(places: Sequence[PodPlace]) -> str:
     whole = [place for place in places if place.is_whole]
     active = sum(place.role == "active" for place in whole)
     words = [f"{active} active", f"{len(whole) - active} spare"]
@@ -112,10 +112,10 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def _place(pod: JsonObject, layers: Sequence[str]) -> Place:
+def _place(pod: JsonObject, layers: Sequence[str]) -> PodPlace:
     metadata, status = pod["metadata"], pod.get("status") or {}
     domains = _domains((metadata.get("annotations") or {}).get(_TOPOLOGY_ANNOTATION, ""))
-    return Place(
+    return PodPlace(
         pod=metadata["name"],
         role=(metadata.get("labels") or {}).get(_ROLE_LABEL, ""),
         state="ending" if metadata.get("deletionTimestamp") else status.get("phase") or "Pending",
@@ -133,10 +133,10 @@ def _domains(text: str) -> JsonObject:
     return found if isinstance(found, dict) else {}
 
 
-def _sorted(title: str, layers: tuple[str, ...], places: Sequence[Place]) -> Tree:
-    def key(place: Place) -> tuple[Any, ...]:
+def _sorted(title: str, layers: tuple[str, ...], places: Sequence[PodPlace]) -> DomainTree:
+    def key(place: PodPlace) -> tuple[Any, ...]:
         stem, _, number = place.pod.rpartition("-")
         known = [(domain == NOWHERE, domain) for domain in place.domains]
         return (*known, place.role, stem, int(number) if number.isdecimal() else -1, place.pod)
 
-    return Tree(title, layers, tuple(sorted(places, key=key)))
+    return DomainTree(title, layers, tuple(sorted(places, key=key)))

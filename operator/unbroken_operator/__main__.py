@@ -21,10 +21,10 @@ from unbroken_operator.adapters.lease import Lease
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
-from unbroken_operator.adapters.rendezvous_client import RendezvousClient
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.webhook import reviewing
 from unbroken_operator.config import Config, parse
-from unbroken_operator.decisions.quarantine import Mode
+from unbroken_operator.decisions.quarantine import QuarantineMode
 from unbroken_operator.decisions.snapshot import OperatorOptions
 from unbroken_operator.handlers import run_operator
 from unbroken_operator.jobs import Jobs
@@ -52,7 +52,7 @@ async def run(config: Config) -> int:
     kube = await Kube.connect(config.kubeconfig, metrics.count_call)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
-        client = await stack.enter_async_context(RendezvousClient())
+        client = await stack.enter_async_context(RendezvousApi())
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         lease = None
         if config.lease is not None:
@@ -67,7 +67,7 @@ async def run(config: Config) -> int:
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
-        wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is Mode.ON)
+        wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is QuarantineMode.ON)
         await stack.enter_async_context(reporting_missing_rights(kube, wanted))
         await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
         if lease is None:
@@ -114,7 +114,7 @@ async def _until_stopped(
 async def _work(
     config: Config,
     kube: Kube,
-    client: RendezvousClient,
+    client: RendezvousApi,
     metrics: OperatorMetrics,
     flags: Flags,
 ) -> None:

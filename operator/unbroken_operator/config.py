@@ -12,10 +12,10 @@ from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
 from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
-from unbroken_operator.decisions.quarantine import Limits, Mode
+from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = QuarantineLimits()
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Config:
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
     webhook: Webhook | None = None
-    quarantine: Mode = Mode.DRY_RUN
-    quarantine_limits: Limits = DEFAULT_LIMITS
+    quarantine: QuarantineMode = QuarantineMode.DRY_RUN
+    quarantine_limits: QuarantineLimits = DEFAULT_LIMITS
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -59,7 +59,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
         webhook=_webhook(options.webhook_listen, options.webhook_certificates),
-        quarantine=Mode(options.quarantine),
+        quarantine=QuarantineMode(options.quarantine),
         quarantine_limits=_limits(options),
     )
 
@@ -133,8 +133,8 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
     limits = DEFAULT_LIMITS
     parser.add_argument(
         "--quarantine",
-        choices=[mode.value for mode in Mode],
-        default=Mode.DRY_RUN.value,
+        choices=[mode.value for mode in QuarantineMode],
+        default=QuarantineMode.DRY_RUN.value,
         help="taint nodes on which jobs failed again and again (default: dry-run, which only says so in the log)",
     )
     parser.add_argument(
@@ -157,7 +157,7 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _limits(options: argparse.Namespace) -> Limits:
+def _limits(options: argparse.Namespace) -> QuarantineLimits:
     # Below, faults that are long forgotten would count; every node would be an offender at 0.
     if not 1 <= options.quarantine_score <= 1000:
         raise InputError(f"--quarantine-score: must be 1 to 1000, got {options.quarantine_score:g}")
@@ -165,7 +165,7 @@ def _limits(options: argparse.Namespace) -> Limits:
         raise InputError(f"--quarantine-max-nodes: must be 1 to 1000, got {options.quarantine_max_nodes}")
     if not 60 <= options.quarantine_seconds <= 30 * DAY_S:
         raise InputError(f"--quarantine-seconds: must be 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
-    return Limits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
+    return QuarantineLimits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
 
 
 def _webhook(listen: str | None, folder: str | None) -> Webhook | None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import kopf
 
-from unbroken_operator.adapters.kube import Connection, load_connection
+from unbroken_operator.adapters.kube import KubeConnection, load_connection
 from unbroken_operator.api import layout
 from unbroken_operator.jobs import Jobs
 
@@ -92,7 +92,7 @@ async def clean_up(memo: OperatorMemo, **_: Any) -> None:
     memo.release()
 
 
-def _connection_info(connection: Connection) -> kopf.ConnectionInfo:
+def _connection_info(connection: KubeConnection) -> kopf.ConnectionInfo:
     return kopf.ConnectionInfo(
         server=connection.server,
         scheme="Bearer" if connection.token else None,

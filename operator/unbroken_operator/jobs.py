@@ -10,7 +10,7 @@ from unbroken_operator.adapters.executor import Services
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
-from unbroken_operator.adapters.rendezvous_client import RendezvousClient
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import JobsView
@@ -28,7 +28,7 @@ class Jobs:
     def __init__(
         self,
         kube: Kube,
-        client: RendezvousClient,
+        client: RendezvousApi,
         options: OperatorOptions,
         metrics: OperatorMetrics,
         namespaces: tuple[str, ...],

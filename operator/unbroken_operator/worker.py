@@ -20,7 +20,7 @@ from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnava
 from unbroken_operator.adapters.executor import Executor, Services
 from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
-from unbroken_operator.adapters.rendezvous_client import Target
+from unbroken_operator.adapters.rendezvous_client import RendezvousTarget
 from unbroken_operator.adapters.stores import JobKey, version_of
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
@@ -166,7 +166,7 @@ class JobWorker:
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
 
-    def _target(self, pods: tuple[PodView, ...]) -> Target | None:
+    def _target(self, pods: tuple[PodView, ...]) -> RendezvousTarget | None:
         candidates = [
             pod
             for pod in pods
@@ -180,7 +180,7 @@ class JobWorker:
             return None
         pod = max(candidates, key=lambda pod: pod.ordinal)
         host = layout.rendezvous_host(self.key[1], self.key[0])
-        return Target(pod.uid, pod.name, pod.ip, self._secret.token, self._secret.authority, host)
+        return RendezvousTarget(pod.uid, pod.name, pod.ip, self._secret.token, self._secret.authority, host)
 
     async def _back_off(self, error: KubeError, num_errors: int) -> None:
         self._shared.metrics.reconcile_errors.inc()

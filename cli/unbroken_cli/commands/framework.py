@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unbroken_cli.errors import CommandError, NotThere
-from unbroken_cli.job import Job
+from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.rendezvous import read_status
@@ -72,12 +72,12 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def as_json(job: Job) -> dict[str, Any]:
+def as_json(job: JobRecord) -> dict[str, Any]:
     """Return a job for programs."""
     return asdict(job)
 
 
-def read_job(arguments: argparse.Namespace) -> Job:
+def read_job(arguments: argparse.Namespace) -> JobRecord:
     """Read the job that the options name. Raises InputError and CommandError."""
     if arguments.url is not None:
         return job_from_status(read_job_status(arguments))
@@ -93,7 +93,7 @@ def read_job(arguments: argparse.Namespace) -> Job:
     return job_from_objects(item, events)
 
 
-def read_jobs(arguments: argparse.Namespace) -> list[Job]:
+def read_jobs(arguments: argparse.Namespace) -> list[JobRecord]:
     """Read all jobs of the namespace that the options name, or of all."""
     cluster = connect(arguments)
     namespace = None if arguments.all_namespaces else arguments.namespace or cluster.namespace

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unbroken_cli.commands.framework import connect, find_job, make_parser, now, run
 from unbroken_cli.errors import CommandError
 from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_arguments
-from unbroken_cli.job import Fault, Job
+from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import why_lines
 from unbroken_core.errors import InputError
@@ -105,7 +105,7 @@ def _kubectl(arguments: Sequence[str]) -> int:
     return int(done.stdout)
 
 
-def _wait_for_recovery(cluster: "Cluster", before: Job, limit_s: float) -> tuple[Job, Fault]:
+def _wait_for_recovery(cluster: "Cluster", before: JobRecord, limit_s: float) -> tuple[JobRecord, FaultSummary]:
     """Return the first recovery that was not there before, as soon as it is over. Raises CommandError."""
     known = {fault.started_at for fault in before.faults}
     deadline_s = time.monotonic() + limit_s

@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from unbroken_cli.commands.framework import connect, find_job, make_parser
 from unbroken_cli.errors import CommandError
-from unbroken_cli.page_proxy.server import Answer, PageProxy
-from unbroken_cli.page_proxy.upstream import API_PORT, Access, ClusterRendezvous, PortForward, ask
+from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
+from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward, RendezvousAccess, ask
 from unbroken_core.errors import InputError
 
-Ask = Callable[[str], Answer]
+Ask = Callable[[str], PageAnswer]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def _reach(arguments: argparse.Namespace) -> Iterator[Ask]:
         inside.close()
 
 
-def _access(arguments: argparse.Namespace) -> Access:
+def _access(arguments: argparse.Namespace) -> RendezvousAccess:
     """Read the files at each question: they may be replaced."""
     if arguments.token_file is None:
         raise InputError("--url: needs --token-file, the file with the job's token")
@@ -101,4 +101,4 @@ def _access(arguments: argparse.Namespace) -> Access:
             texts.append(None if file is None else file.read_text().strip())
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{option} {file}: cannot be read: {error}") from error
-    return Access(arguments.url, texts[0] or "", texts[1])
+    return RendezvousAccess(arguments.url, texts[0] or "", texts[1])

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from unbroken_cli.commands.framework import connect, find_job, make_parser, read_job_status, run
-from unbroken_cli.tree import Tree, tree_from_objects, tree_from_status, tree_lines
+from unbroken_cli.tree import DomainTree, tree_from_objects, tree_from_status, tree_lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     return tree_lines(tree), asdict(tree)
 
 
-def _read(arguments: argparse.Namespace) -> Tree:
+def _read(arguments: argparse.Namespace) -> DomainTree:
     if arguments.url is not None:
         return tree_from_status(read_job_status(arguments))
     cluster = connect(arguments)

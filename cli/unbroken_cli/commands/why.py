@@ -7,7 +7,7 @@ from typing import Any
 
 from unbroken_cli.advice import fault_steps, next_steps
 from unbroken_cli.commands.framework import make_parser, now, read_job, run
-from unbroken_cli.job import Fault, Job
+from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.text import headline, why_lines
 from unbroken_core.errors import InputError
 
@@ -35,7 +35,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     return why_lines(job, fault, now()), {"job": job.name, "fault": asdict(fault), "next": fault_steps(job, fault)}
 
 
-def find_fault(job: Job, wanted: str | None) -> Fault:
+def find_fault(job: JobRecord, wanted: str | None) -> FaultSummary:
     """Return the fault of that number, or the last one. Raises InputError when it is not kept."""
     if wanted is None:
         return job.faults[-1]

@@ -33,7 +33,7 @@ _WELCOME = b'<!doctype html><meta http-equiv="refresh" content="0;url=/page/"><l
 
 
 @dataclass(frozen=True)
-class Answer:
+class PageAnswer:
     """What is sent back to a browser."""
 
     status: int
@@ -86,7 +86,7 @@ def _is_same(shown: str, wanted: str) -> bool:
     return hmac.compare_digest(shown.encode(errors="replace"), wanted.encode())
 
 
-def admit(request: Request, sessions: Sessions) -> Answer | None:
+def admit(request: Request, sessions: Sessions) -> PageAnswer | None:
     """Return the answer to a request that must not reach the rendezvous; None where it may."""
     for check in (_foreign_host, _entry, _foreign_site, _unknown_browser, _unknown_path):
         answer = check(request, sessions)
@@ -95,48 +95,48 @@ def admit(request: Request, sessions: Sessions) -> Answer | None:
     return None
 
 
-def _foreign_host(request: Request, sessions: Sessions) -> Answer | None:
+def _foreign_host(request: Request, sessions: Sessions) -> PageAnswer | None:
     if request.host in sessions.hosts:
         return None
     # A name that somebody else has pointed here (DNS rebinding).
     return _refusal(403, f"use http://{sessions.hosts[0]}, not the host {request.host[:100]!r}")
 
 
-def _entry(request: Request, sessions: Sessions) -> Answer | None:
+def _entry(request: Request, sessions: Sessions) -> PageAnswer | None:
     if not request.path.startswith(_ENTRY):
         return None
     cookie = sessions.redeem(request.path.removeprefix(_ENTRY))
     if cookie is None:
         return _refusal(401, "this link has been used: open the newest one that `unbroken page` printed")
-    return Answer(200, _WELCOME, "text/html; charset=utf-8", cookie)
+    return PageAnswer(200, _WELCOME, "text/html; charset=utf-8", cookie)
 
 
-def _foreign_site(request: Request, _keys: Sessions) -> Answer | None:
+def _foreign_site(request: Request, _keys: Sessions) -> PageAnswer | None:
     if request.site in ("", "none", "same-origin"):
         return None
     return _refusal(403, "refused: another site made this request")
 
 
-def _unknown_browser(request: Request, sessions: Sessions) -> Answer | None:
+def _unknown_browser(request: Request, sessions: Sessions) -> PageAnswer | None:
     if sessions.has_cookie(request.cookies):
         return None
     return _refusal(401, "open the link that `unbroken page` printed: it lets one browser in")
 
 
-def _unknown_path(request: Request, _keys: Sessions) -> Answer | None:
+def _unknown_path(request: Request, _keys: Sessions) -> PageAnswer | None:
     if request.path == "/":
-        return Answer(302, b"", location="/page/")
+        return PageAnswer(302, b"", location="/page/")
     return None if _READABLE.fullmatch(request.path) else _refusal(404, "there is only /page/")
 
 
-def _refusal(status: int, text: str) -> Answer:
-    return Answer(status, f"{text}\n".encode())
+def _refusal(status: int, text: str) -> PageAnswer:
+    return PageAnswer(status, f"{text}\n".encode())
 
 
 class PageProxy:
     """Listens on the loopback until it is closed."""
 
-    def __init__(self, ask: Callable[[str], Answer], port: int, on_entry: Callable[[str], None]) -> None:
+    def __init__(self, ask: Callable[[str], PageAnswer], port: int, on_entry: Callable[[str], None]) -> None:
         """Listen on a port, 0: any. `ask` answers for a path, or raises CommandError; both callables run in threads.
 
         `on_entry` is told the next link whenever one was used. Raises CommandError when the port is taken.
@@ -164,7 +164,7 @@ class PageProxy:
         """Let `serve` return; to be called from another thread."""
         self._server.shutdown()
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> PageAnswer:
         """Return what a browser gets."""
         found = admit(request, self.sessions)
         if found is not None:

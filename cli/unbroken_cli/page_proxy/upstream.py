@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken_cli.errors import CommandError
-from unbroken_cli.page_proxy.server import Answer
+from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.errors import InputError
 
@@ -28,7 +28,7 @@ _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
 @dataclass(frozen=True)
-class Access:
+class RendezvousAccess:
     """How a rendezvous is asked."""
 
     url: str
@@ -37,14 +37,14 @@ class Access:
     """PEM; None where it speaks in clear."""
 
 
-def ask(access: Access, path: str) -> Answer:
+def ask(access: RendezvousAccess, path: str) -> PageAnswer:
     """Return what the rendezvous answers. Raises CommandError when it does not."""
     connection = _connection(access)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {access.token}"})
         response = connection.getresponse()
         body = response.read(_MAX_BYTES)
-        return Answer(response.status, body, response.getheader("Content-Type", "text/plain"))
+        return PageAnswer(response.status, body, response.getheader("Content-Type", "text/plain"))
     except (OSError, http.client.HTTPException, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise CommandError(f"the rendezvous does not answer: {text}") from error
@@ -52,7 +52,7 @@ def ask(access: Access, path: str) -> Answer:
         connection.close()
 
 
-def _connection(access: Access) -> http.client.HTTPConnection:
+def _connection(access: RendezvousAccess) -> http.client.HTTPConnection:
     try:
         parts = urllib.parse.urlsplit(access.url)
         host, port = parts.hostname, parts.port
@@ -147,7 +147,7 @@ class ClusterRendezvous:
         self._forward = forward
         self._secret = read_secret()
 
-    def ask(self, path: str) -> Answer:
+    def ask(self, path: str) -> PageAnswer:
         """Return what the rendezvous answers. Raises CommandError and InputError."""
         answer = self._ask(path)
         if answer.status == 401:
@@ -155,13 +155,13 @@ class ClusterRendezvous:
             answer = self._ask(path)
         return answer
 
-    def _ask(self, path: str) -> Answer:
+    def _ask(self, path: str) -> PageAnswer:
         authorities = secret_value(self._secret, "ca.crt")
         scheme = "http" if authorities is None else "https"
         # The certificate has this name for connections through port-forward.
         url = f"{scheme}://localhost:{self._forward.port()}"
         try:
-            return ask(Access(url, secret_value(self._secret, "token") or "", authorities), path)
+            return ask(RendezvousAccess(url, secret_value(self._secret, "token") or "", authorities), path)
         except CommandError:
             # It leads to a pod that has ended, maybe.
             self._forward.drop()

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unbroken_cli.job import Condition, Fault, Job, Note
+from unbroken_cli.job import ConditionRecord, EventRecord, FaultSummary, JobRecord
 
 JsonObject = Mapping[str, Any]
 
 
-def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> Job:
+def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> JobRecord:
     """Return what the object says; every field of status may be missing, as one of another release has others."""
     metadata, status = item["metadata"], item.get("status") or {}
     conditions = tuple(_condition(one) for one in status.get("conditions") or ())
@@ -16,7 +16,7 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> Job
     ranks = status.get("ranks") or {}
     state = status.get("state") or ""
     reason, message = _because(state, conditions)
-    return Job(
+    return JobRecord(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
         state=state,
@@ -42,18 +42,18 @@ def _container(item: JsonObject) -> str:
     return str(containers[0].get("name", ""))
 
 
-def _condition(item: JsonObject) -> Condition:
+def _condition(item: JsonObject) -> ConditionRecord:
     sessions = ("type", "status", "reason", "message", "lastTransitionTime")
-    return Condition(*(str(item.get(key, "")) for key in sessions))
+    return ConditionRecord(*(str(item.get(key, "")) for key in sessions))
 
 
-def _note(event: JsonObject) -> Note:
+def _note(event: JsonObject) -> EventRecord:
     metadata = event.get("metadata") or {}
     time = event.get("lastTimestamp") or event.get("eventTime") or metadata.get("creationTimestamp") or ""
-    return Note(str(time), *(str(event.get(key) or "") for key in ("type", "reason", "message")))
+    return EventRecord(str(time), *(str(event.get(key) or "") for key in ("type", "reason", "message")))
 
 
-def _is_training(state: str, conditions: Sequence[Condition]) -> bool | None:
+def _is_training(state: str, conditions: Sequence[ConditionRecord]) -> bool | None:
     running = next((item.status for item in conditions if item.type == "Running"), "")
     if state == "Running" and running == "Unknown":
         return None
@@ -72,14 +72,14 @@ _TELLING = {
 """By state, the conditions that may explain it; the first that is not as it should be does."""
 
 
-def _because(state: str, conditions: Sequence[Condition]) -> tuple[str, str]:
+def _because(state: str, conditions: Sequence[ConditionRecord]) -> tuple[str, str]:
     by_type = {item.type: item for item in conditions}
     candidates = [by_type[kind] for kind in _TELLING.get(state, ("Admitted",)) if kind in by_type]
     chosen = next((item for item in candidates if item.type != "Admitted" or item.status != "True"), None)
     return (chosen.reason, chosen.message) if chosen is not None else ("", "")
 
 
-def _faults(status: JsonObject, notes: Sequence[Note]) -> tuple[Fault, ...]:
+def _faults(status: JsonObject, notes: Sequence[EventRecord]) -> tuple[FaultSummary, ...]:
     records = [dict(record) for record in status.get("history") or ()]
     last = status.get("lastInterruption")
     if last and records and records[-1].get("startedAt") == last.get("time"):
@@ -88,9 +88,9 @@ def _faults(status: JsonObject, notes: Sequence[Note]) -> tuple[Fault, ...]:
     return tuple(_fault(record, is_one_count, notes) for record in records)
 
 
-def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[Note]) -> Fault:
+def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[EventRecord]) -> FaultSummary:
     number = str(record.get("number", "?"))
-    return Fault(
+    return FaultSummary(
         id=number if is_one_count else f"{record.get('generation', '?')}.{number}",
         cause=record.get("cause", ""),
         detail=record.get("detail") or _remembered_detail(record, notes),
@@ -107,7 +107,7 @@ def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[Note]) -> Fau
     )
 
 
-def _remembered_detail(record: JsonObject, notes: Sequence[Note]) -> str:
+def _remembered_detail(record: JsonObject, notes: Sequence[EventRecord]) -> str:
     """Return the detail of a recovery from its Event: the history has none, as it would fill the object."""
     head = f": {record.get('cause', '')}: "
     tail = f"; recovered by rung {record.get('rung', '')} in "

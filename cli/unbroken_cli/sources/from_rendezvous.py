@@ -1,6 +1,6 @@
 """Pure: a job from what its rendezvous says."""
 
-from unbroken_cli.job import Fault, Job
+from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.reasons import JobPhase
 
@@ -14,10 +14,10 @@ _STATES = {
 }
 
 
-def job_from_status(status: JobStatus) -> Job:
+def job_from_status(status: JobStatus) -> JobRecord:
     """Return what the rendezvous says, without what only Kubernetes knows."""
     is_first_start = status.phase is JobPhase.PLANNED and not status.recoveries
-    return Job(
+    return JobRecord(
         namespace="",
         name=status.job,
         state="Forming" if is_first_start else _STATES[status.phase],
@@ -35,8 +35,8 @@ def job_from_status(status: JobStatus) -> Job:
     )
 
 
-def _fault(recovery: Recovery) -> Fault:
-    return Fault(
+def _fault(recovery: Recovery) -> FaultSummary:
+    return FaultSummary(
         id=str(recovery.number),
         cause=recovery.cause.value,
         detail=recovery.detail,

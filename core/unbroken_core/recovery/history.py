@@ -18,6 +18,7 @@ SCRIPT_CAUSES = frozenset(
     (
         Cause.EXCEPTION,
         Cause.BASE_EXCEPTION,
+        Cause.STALE_STATE,
         Cause.SOFT_TIMEOUT,
         Cause.HARD_TIMEOUT,
         Cause.PROCESS_EXIT,

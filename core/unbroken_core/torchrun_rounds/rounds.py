@@ -23,7 +23,7 @@ _MAX_NAMES = 16
 
 
 @dataclass(frozen=True)
-class Tell:
+class SendToNode:
     """Send a message on a connection."""
 
     session: str
@@ -31,7 +31,7 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class HangUp:
+class Disconnect:
     """Close a connection after what was sent before."""
 
     session: str
@@ -44,13 +44,13 @@ class Note:
     text: str
 
 
-Action = Union[Tell, HangUp, Note]
+Action = Union[SendToNode, Disconnect, Note]
 
 
-class Room:
+class RunRounds:
     """One run. Seconds are of one monotonic clock.
 
-    Tell it what happens (`hear`, `lose`), then let it `settle`: it says what is to be done. `deadline_s` says when to
+    Say what happened (`receive`, `lose`), then let it `settle`: it says what is to be done. `deadline_s` says when to
     settle at the latest. It does not matter how many events lie between two.
     """
 
@@ -62,12 +62,12 @@ class Room:
         self._empty_since_s: float | None = None
         self._out: list[Action] = []
         self.num_begun = 0
-        """Rounds that have begun in this room, not those that it took over."""
+        """Rounds that have begun in this run, not those that it took over."""
         self.deadline_s = math.inf
 
     # --------------------------------------------------------------------------------------------------------- observe
 
-    def hear(self, session: str, report: NodeReport, addresses: tuple[str, str], now_s: float) -> bool:
+    def receive(self, session: str, report: NodeReport, addresses: tuple[str, str], now_s: float) -> bool:
         """Take in what a node says; return whether anything is new, so that `settle` is called for.
 
         `addresses` are those of the rendezvous and of the node, of their connection. Raises WireError when the report
@@ -76,12 +76,12 @@ class Room:
         node = self._state.nodes.get(report.uid)
         if node is not None and node.session == session and node.report == report:
             node.heard_at_s, node.told = now_s, None
-            self._tell(node)
+            self._report(node)
             return False
         check_report(report)
         refusal = self._refusal(report) if node is None else ""
         if refusal:
-            self._out += [Tell(session, Rejected(refusal)), HangUp(session)]
+            self._out += [SendToNode(session, Rejected(refusal)), Disconnect(session)]
             return True
         if node is None:
             node = self._meet(session, report, addresses, now_s)
@@ -133,7 +133,7 @@ class Room:
             while self._advance(limits, now_s):
                 pass
             for node in state.nodes.values():
-                self._tell(node)
+                self._report(node)
             self.deadline_s = self._next_deadline_s(limits, now_s)
         if state.nodes:
             self._empty_since_s = None
@@ -230,7 +230,7 @@ class Room:
             node = state.nodes[uid]
             self._note(f"node turned out: name={node.name} reason={why}")
             if node.session is not None:
-                self._out.append(Tell(node.session, Rejected(why)))
+                self._out.append(SendToNode(node.session, Rejected(why)))
             self._forget(node)
 
     def _close_when_hopeless(self, limits: Limits) -> None:
@@ -265,7 +265,7 @@ class Room:
         """Its newest connection is the one that counts."""
         if node.session is not None:
             self._uid_by_session.pop(node.session, None)
-            self._out.append(HangUp(node.session))
+            self._out.append(Disconnect(node.session))
         node.session, node.told = session, None
         node.near_address, node.far_address = addresses
         self._uid_by_session[session] = node.report.uid
@@ -353,7 +353,7 @@ class Room:
         self._state.runners.pop(node.report.uid, None)
         if node.session is not None:
             self._uid_by_session.pop(node.session, None)
-            self._out.append(HangUp(node.session))
+            self._out.append(Disconnect(node.session))
 
     def _break(self, reason: str) -> None:
         self._state.broken = self._state.broken or reason
@@ -363,14 +363,14 @@ class Room:
     def _note(self, text: str) -> None:
         self._out.append(Note(text))
 
-    def _tell(self, node: Node) -> None:
+    def _report(self, node: Node) -> None:
         if node.session is None:
             return
         standing = self._state.standing(node)
         # What is waited for changes with each node that comes: it goes with the answer to the next heartbeat.
         if node.told is None or replace(standing, message="") != replace(node.told, message=""):
             node.told = standing
-            self._out.append(Tell(node.session, standing))
+            self._out.append(SendToNode(node.session, standing))
 
     def _next_deadline_s(self, limits: Limits, now_s: float) -> float:
         state = self._state

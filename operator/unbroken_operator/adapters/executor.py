@@ -20,7 +20,7 @@ from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
-from unbroken_operator.adapters.rendezvous_client import RendezvousClient
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
@@ -38,7 +38,14 @@ from unbroken_operator.decisions.actions import (
     lost_fields,
 )
 from unbroken_operator.decisions.memory import JobMemory
-from unbroken_operator.decisions.snapshot import OperatorOptions, PodView, Refusal, ServiceView, pod_view, service_view
+from unbroken_operator.decisions.snapshot import (
+    OperatorOptions,
+    PodView,
+    ServiceView,
+    WriteRefusal,
+    pod_view,
+    service_view,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +60,7 @@ class Services:
     """What all workers share."""
 
     kube: Kube
-    client: RendezvousClient
+    client: RendezvousApi
     pods: PodStore
     services: ServiceStore
     nodes: NodeStore
@@ -86,7 +93,7 @@ class Executor:
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
-    async def apply(self, actions: tuple[Action, ...]) -> tuple[Refusal, ...]:
+    async def apply(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
         """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
         for kind, group in itertools.groupby(actions, type):
             refusals = await self._apply_group(group, NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1)
@@ -95,9 +102,9 @@ class Executor:
                 return refusals
         return ()
 
-    async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[Refusal, ...]:
+    async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[WriteRefusal, ...]:
         """Do all of it, some at a time; begin nothing more after the first that fails."""
-        refusals: list[Refusal] = []
+        refusals: list[WriteRefusal] = []
         failures: list[Exception] = []
 
         async def some() -> None:
@@ -106,7 +113,7 @@ class Executor:
                     await self._do(action)
                 except Exception as error:
                     if isinstance(error, KubeRefused) and isinstance(action, CreatePod | CreateService | CreateSecret):
-                        refusals.append(Refusal(str(action.manifest["metadata"]["name"]), str(error)))
+                        refusals.append(WriteRefusal(str(action.manifest["metadata"]["name"]), str(error)))
                     else:
                         failures.append(error)
                 if refusals or failures:

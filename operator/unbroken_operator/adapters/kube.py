@@ -45,7 +45,7 @@ CallObserver = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
-class Connection:
+class KubeConnection:
     """How to reach the API server."""
 
     server: str
@@ -231,11 +231,11 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
     return configuration
 
 
-async def load_connection(kubeconfig: str | None) -> Connection:
+async def load_connection(kubeconfig: str | None) -> KubeConnection:
     """Return how to reach the API server, with a token that is fresh now. Raises InputError."""
     configuration = await load_configuration(kubeconfig)
     token = (configuration.api_key or {}).get("BearerToken")
-    return Connection(
+    return KubeConnection(
         server=configuration.host,
         token=None if token is None else token.removeprefix("Bearer ").removeprefix("bearer "),
         ca_path=configuration.ssl_ca_cert,

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken_operator.api.status_models import State
+from unbroken_operator.api.status_models import JobState
 
 JobStatuses = Callable[[], Iterable[tuple[str, str, Mapping[str, Any]]]]
 """Returns namespace, name and status of every job."""
@@ -80,9 +80,9 @@ class _JobCollector(Collector):
         iteration = GaugeMetricFamily("unbroken_job_iteration", "Current iteration", labels=labels)
         restarts = GaugeMetricFamily("unbroken_job_restarts", "Recoveries so far by rung", labels=[*labels, "rung"])
         ettr = GaugeMetricFamily("unbroken_job_ettr_ratio", "Share of time with first-time progress", labels=labels)
-        counts = dict.fromkeys((state.value for state in State), 0)
+        counts = dict.fromkeys((state.value for state in JobState), 0)
         for namespace, name, status in self._statuses():
-            counts[status.get("state") or State.FORMING.value] += 1
+            counts[status.get("state") or JobState.FORMING.value] += 1
             for role, number in (status.get("ranks") or {}).items():
                 ranks.add_metric([namespace, name, role], number)
             for rung, number in ((status.get("restarts") or {}).get("byRung") or {}).items():

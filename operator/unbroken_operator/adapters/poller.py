@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable
-from unbroken_operator.adapters.rendezvous_client import RendezvousClient, Target
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +20,11 @@ NUM_FAILURES_SHOWN = 5
 class Poller:
     """Holds the last report of the current target. `on_change` is called when anything of it changed."""
 
-    def __init__(self, client: RendezvousClient, on_change: Callable[[], None], job: str) -> None:
+    def __init__(self, client: RendezvousApi, on_change: Callable[[], None], job: str) -> None:
         self._client = client
         self._on_change = on_change
         self._job = job
-        self._target: Target | None = None
+        self._target: RendezvousTarget | None = None
         self._task: asyncio.Task[None] | None = None
         self.report: JobStatus | None = None
         """The last report of any rendezvous of the job."""
@@ -34,11 +34,11 @@ class Poller:
         self.unreachable_because = ""
 
     @property
-    def target(self) -> Target | None:
+    def target(self) -> RendezvousTarget | None:
         """The rendezvous that is followed now."""
         return self._target
 
-    def follow(self, target: Target | None) -> None:
+    def follow(self, target: RendezvousTarget | None) -> None:
         """Follow another rendezvous, or none."""
         if target == self._target:
             return
@@ -64,7 +64,7 @@ class Poller:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _run(self, target: Target) -> None:
+    async def _run(self, target: RendezvousTarget) -> None:
         num_failures = 0
         after: JobStatus | None = None
         while True:
@@ -80,7 +80,7 @@ class Poller:
             after = report
             self._take(report, target)
 
-    def _take(self, report: JobStatus, target: Target) -> None:
+    def _take(self, report: JobStatus, target: RendezvousTarget) -> None:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
         self.report, self.report_from = report, target.pod_uid
         self.is_reachable, self.unreachable_because = True, ""

@@ -9,7 +9,13 @@ from typing import Any
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, Offender, decide_quarantine
+from unbroken_operator.decisions.quarantine import (
+    JobsView,
+    Offender,
+    QuarantineLimits,
+    QuarantineMode,
+    decide_quarantine,
+)
 from unbroken_operator.decisions.snapshot import NodeView
 
 logger = logging.getLogger(__name__)
@@ -26,8 +32,8 @@ class QuarantineTaints:
         nodes: Callable[[], Mapping[str, NodeView]],
         jobs: Callable[[], Iterable[JobsView]],
         *,
-        mode: Mode,
-        limits: Limits,
+        mode: QuarantineMode,
+        limits: QuarantineLimits,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self._kube = kube
@@ -41,7 +47,7 @@ class QuarantineTaints:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        while self._mode is not Mode.OFF:
+        while self._mode is not QuarantineMode.OFF:
             try:
                 await self.look(datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"))
             except KubeError as error:
@@ -54,7 +60,7 @@ class QuarantineTaints:
     async def look(self, now: str) -> None:
         """Judge once and act on it. Raises KubeError."""
         decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
-        is_on = self._mode is Mode.ON
+        is_on = self._mode is QuarantineMode.ON
         self._report(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
         if not is_on:
             self._report(decision.quarantine, "node would be quarantined, see --quarantine")

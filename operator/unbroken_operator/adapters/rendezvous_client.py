@@ -22,7 +22,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Target:
+class RendezvousTarget:
     """One rendezvous pod."""
 
     pod_uid: str
@@ -41,7 +41,7 @@ class Target:
         return f"{'https' if self.authority else 'http'}://{host}:{layout.API_PORT}"
 
 
-class RendezvousClient:
+class RendezvousApi:
     """One session for all jobs. Use it as a context manager, in one event loop."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class RendezvousClient:
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
         )
 
-    async def __aenter__(self) -> "RendezvousClient":
+    async def __aenter__(self) -> "RendezvousApi":
         return self
 
     async def __aexit__(
@@ -58,7 +58,7 @@ class RendezvousClient:
     ) -> None:
         await self._session.close()
 
-    async def status(self, target: Target, after: JobStatus | None) -> JobStatus:
+    async def status(self, target: RendezvousTarget, after: JobStatus | None) -> JobStatus:
         """Return the status once it is newer than `after`, or the same after POLL_S; at once when there is none yet.
 
         Raises RendezvousUnreachable.
@@ -80,13 +80,13 @@ class RendezvousClient:
             )
         return status
 
-    async def observe(self, target: Target, observation: Observation) -> None:
+    async def observe(self, target: RendezvousTarget, observation: Observation) -> None:
         """Send what the API server shows. Raises RendezvousUnreachable."""
         await self._request(target, "PUT", "/v1/observation", ANSWER_TIMEOUT_S, body=encode(observation))
 
     async def _request(
         self,
-        target: Target,
+        target: RendezvousTarget,
         method: str,
         path: str,
         limit_s: float,

@@ -94,7 +94,7 @@ class Topology(Model):
     label counts as a domain without a name."""
 
 
-class World(Model):
+class WorldSpec(Model):
     """Limits on the number of active ranks."""
 
     divisible_by: Annotated[int, Field(ge=1)] = 1
@@ -136,7 +136,7 @@ class Spec(Model):
     ] = 1
     """Workers in each pod, normally one per GPU. Cannot be changed."""
     topology: Topology = Topology()
-    world: World = World()
+    world: WorldSpec = WorldSpec()
     restart: Annotated[
         Restart,
         Field(

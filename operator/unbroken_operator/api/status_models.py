@@ -17,7 +17,7 @@ MAX_HISTORY = 20
 MAX_SUSPECTS = 20
 
 
-class State(str, Enum):
+class JobState(str, Enum):
     """The job in one word."""
 
     INVALID = "Invalid"
@@ -54,7 +54,7 @@ class ConditionType(str, Enum):
     FAILED = "Failed"
 
 
-class Condition(Model):
+class JobCondition(Model):
     """One statement about the job."""
 
     type: ConditionType
@@ -99,7 +99,7 @@ class Restarts(Model):
     """Recoveries by their cause."""
 
 
-class Interruption(Model):
+class LastInterruption(Model):
     """A fault that interrupted the job."""
 
     time: Time
@@ -187,11 +187,11 @@ class Accepted(Model):
 class Status(Model):
     """What the job is."""
 
-    state: State | None = None
+    state: JobState | None = None
     observed_generation: Count | None = None
     """metadata.generation of the spec that the operator acted on."""
     conditions: Annotated[
-        tuple[Condition, ...],
+        tuple[JobCondition, ...],
         Field(
             strict=False,
             max_length=16,
@@ -211,7 +211,7 @@ class Status(Model):
     selector: Annotated[str, Field(max_length=512)] | None = None
     """Label selector of the active pods, for the scale subresource."""
     restarts: Restarts | None = None
-    last_interruption: Interruption | None = None
+    last_interruption: LastInterruption | None = None
     last_recovery: RecoveryRecord | None = None
     history: Annotated[tuple[RecoveryRecord, ...], Field(strict=False, max_length=MAX_HISTORY)] = ()
     """The last recoveries, newest last."""

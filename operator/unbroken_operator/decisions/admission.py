@@ -22,7 +22,7 @@ _USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
 
 
 @dataclass(frozen=True)
-class Accepted:
+class ValidSpec:
     """A sound spec."""
 
     spec: Spec
@@ -30,7 +30,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class InvalidSpec:
     """A spec that cannot be acted on: one line for each fault, with where, seen and wanted."""
 
     violations: tuple[str, ...]
@@ -43,7 +43,7 @@ class Refused:
         return f"{shown}; and {rest} more" if rest > 0 else shown
 
 
-def admit(job: Mapping[str, Any]) -> Accepted | Refused:
+def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     """Check one ResilientTrainingJob object, as the API server returns it."""
     metadata = job["metadata"]
     found = list(_name_violations(metadata["name"]))
@@ -51,7 +51,7 @@ def admit(job: Mapping[str, Any]) -> Accepted | Refused:
         # As JSON, since strict models take words for enums and lists for tuples only from there.
         spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
     except ValidationError as error:
-        return Refused((*found, *(_describe(item) for item in _causes(error))))
+        return InvalidSpec((*found, *(_describe(item) for item in _causes(error))))
     try:
         settings = to_settings(spec, metadata["name"], metadata["namespace"], metadata["uid"])
     except InputError:
@@ -59,7 +59,7 @@ def admit(job: Mapping[str, Any]) -> Accepted | Refused:
         settings = None
     found += _template_violations(spec)
     found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
-    return Refused(tuple(found)) if found or settings is None else Accepted(spec, settings)
+    return InvalidSpec(tuple(found)) if found or settings is None else ValidSpec(spec, settings)
 
 
 def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:

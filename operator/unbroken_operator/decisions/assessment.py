@@ -7,8 +7,8 @@ from unbroken_core.messages import JobStatus, Observation, PodObservation, PodSt
 from unbroken_core.ranks.tree.places import Misplaced, Place, misplaced_names, natural_key
 from unbroken_core.reasons import Cause, Role
 from unbroken_core.settings import JobSettings
-from unbroken_operator.decisions.admission import Accepted
-from unbroken_operator.decisions.lifecycle import Outcome, is_suspended, job_outcome
+from unbroken_operator.decisions.admission import ValidSpec
+from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -19,7 +19,7 @@ from unbroken_operator.decisions.updates import leaving_for_update, outdated_pod
 class Assessment:
     """Facts that follow from one snapshot of an admitted job."""
 
-    outcome: Outcome | None
+    outcome: JobOutcome | None
     """Once the job is over."""
     is_suspended: bool
     """Whether the job is to have no pods."""
@@ -53,7 +53,7 @@ class Assessment:
         return Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE
 
 
-def assess(snapshot: Snapshot, verdict: Accepted) -> Assessment:
+def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     """Return what the snapshot means under this spec."""
     settings = verdict.settings
     report = snapshot.report
@@ -156,7 +156,7 @@ def _counts(
     lost: frozenset[str],
     members: dict[str, PodStatus],
     report: JobStatus | None,
-    outcome: Outcome | None,
+    outcome: JobOutcome | None,
 ) -> bool:
     if pod.is_deleting or pod.uid in lost or pod.phase == "Failed":
         return False

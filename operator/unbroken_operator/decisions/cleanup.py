@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unbroken_operator.api.models import CleanPodPolicy, Spec
 from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.lifecycle import Outcome, ttl_left_s
+from unbroken_operator.decisions.lifecycle import JobOutcome, ttl_left_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 RENDEZVOUS_END_S = 10.0
@@ -46,7 +46,9 @@ def suspended(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> Obj
     return Objects(tuple(actions), free, min(waits, default=None))
 
 
-def after_the_end(snapshot: Snapshot, spec: Spec, assessment: Assessment, outcome: Outcome, free: Ordinals) -> Objects:
+def after_the_end(
+    snapshot: Snapshot, spec: Spec, assessment: Assessment, outcome: JobOutcome, free: Ordinals
+) -> Objects:
     """Keep what has ended for its logs, as far as the spec says so; end what would wait for ever."""
     if not outcome.is_recorded:
         return Objects((), free)
@@ -72,7 +74,7 @@ def after_the_end(snapshot: Snapshot, spec: Spec, assessment: Assessment, outcom
     return Objects((*actions, *forced(snapshot, assessment)), free, min(waits, default=None))
 
 
-def _is_to_go(pod: PodView, policy: CleanPodPolicy, outcome: Outcome, linger_s: float) -> bool:
+def _is_to_go(pod: PodView, policy: CleanPodPolicy, outcome: JobOutcome, linger_s: float) -> bool:
     if pod.is_terminal:
         return policy is CleanPodPolicy.ALL
     if pod.phase == "Pending" or outcome.is_ours:

@@ -22,7 +22,7 @@ from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.objects.manifests import owner_reference, service
 from unbroken_operator.decisions.reporting.events import event
 from unbroken_operator.decisions.retry import retry_delay_s
-from unbroken_operator.decisions.snapshot import Memory, PodView, ServiceView, Snapshot
+from unbroken_operator.decisions.snapshot import PlanMemory, PodView, ServiceView, Snapshot
 
 NUM_FREE_STAMPS = 5
 """A role that comes and goes with recoveries is no fight yet."""
@@ -64,7 +64,7 @@ def notices(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             yield manifest
 
 
-def _held_back(memory: Memory, key: str, num_free: int = 0) -> tuple[int, float]:
+def _held_back(memory: PlanMemory, key: str, num_free: int = 0) -> tuple[int, float]:
     """Return how often this was done lately, and the seconds until it may be done again."""
     num, since_s = memory.reverts.get(key, (0, 0.0))
     return num, max(0.0, retry_delay_s(num - num_free) - since_s)

@@ -21,7 +21,7 @@ _PHASES = {"Complete": JobPhase.COMPLETE, "Failed": JobPhase.FAILED}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How the job ended."""
 
     phase: JobPhase
@@ -53,14 +53,14 @@ def without_ended_report(snapshot: Snapshot) -> Snapshot:
     return dataclasses.replace(snapshot, report=None, report_from="", is_reachable=False)
 
 
-def job_outcome(snapshot: Snapshot, spec: Spec | None = None) -> Outcome | None:
+def job_outcome(snapshot: Snapshot, spec: Spec | None = None) -> JobOutcome | None:
     """Return how the job ended, None while it goes on; without a spec there is no deadline."""
     recorded = _recorded_outcome(snapshot)
     if recorded is not None:
         return recorded
     report = snapshot.report
     if report is not None and report.phase in _PHASES.values():
-        return Outcome(report.phase, report.reason.value, report.message, is_recorded=False)
+        return JobOutcome(report.phase, report.reason.value, report.message, is_recorded=False)
     left_s = None if spec is None else deadline_left_s(snapshot, spec)
     if spec is None or left_s is None or left_s > 0:
         return None
@@ -68,7 +68,7 @@ def job_outcome(snapshot: Snapshot, spec: Spec | None = None) -> Outcome | None:
         f"the job has not completed within spec.activeDeadlineSeconds ({spec.active_deadline_seconds}) of its start at "
         f"{snapshot.status['startTime']}"
     )
-    return Outcome(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED.value, message, is_recorded=False)
+    return JobOutcome(JobPhase.FAILED, Reason.DEADLINE_EXCEEDED.value, message, is_recorded=False)
 
 
 def is_suspended(snapshot: Snapshot, spec: Spec) -> bool:
@@ -126,10 +126,10 @@ def seconds_between(earlier: str, later: str) -> float:
     return (datetime.datetime.fromisoformat(later) - datetime.datetime.fromisoformat(earlier)).total_seconds()
 
 
-def _recorded_outcome(snapshot: Snapshot) -> Outcome | None:
+def _recorded_outcome(snapshot: Snapshot) -> JobOutcome | None:
     for item in snapshot.status.get("conditions") or ():
         if item["type"] in _PHASES and item["status"] == "True":
-            return Outcome(_PHASES[item["type"]], item["reason"], item["message"], is_recorded=True)
+            return JobOutcome(_PHASES[item["type"]], item["reason"], item["message"], is_recorded=True)
     return None
 
 

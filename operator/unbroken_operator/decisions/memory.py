@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
 from unbroken_operator.decisions.retry import retry_delay_s
-from unbroken_operator.decisions.snapshot import Memory, PodView, Refusal
+from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
 MAX_RECOVERIES = 200
 """So many are remembered, more than any sensible budget allows in its window."""
@@ -27,7 +27,7 @@ class JobMemory:
     finished_at: float | None = None
     num_early_failures: int = 0
     failed_at: float = 0.0
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[WriteRefusal, ...] = ()
     num_refused_rounds: int = 0
     refused_at: float = 0.0
     sent_to: str = ""
@@ -57,7 +57,7 @@ class JobMemory:
             self.finished_at = now_s
         self.is_started = True
 
-    def refuse(self, refusals: tuple[Refusal, ...], now_s: float) -> None:
+    def refuse(self, refusals: tuple[WriteRefusal, ...], now_s: float) -> None:
         """Remember what the API server refused in the last round; nothing means that all went well."""
         self.num_refused_rounds = self.num_refused_rounds + 1 if refusals else 0
         self.refusals = refusals
@@ -78,9 +78,9 @@ class JobMemory:
         """Remember the Observation that a rendezvous took."""
         self.sent_to, self.sent_generation, self.sent = pod_uid, generation, observation
 
-    def view(self, now_s: float) -> Memory:
+    def view(self, now_s: float) -> PlanMemory:
         """Return the memory as plans see it."""
-        return Memory(
+        return PlanMemory(
             sent_to=self.sent_to,
             sent_generation=self.sent_generation,
             sent=self.sent,

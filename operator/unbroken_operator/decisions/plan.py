@@ -26,7 +26,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import Accepted, Refused, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.decisions.drift import drift, notices
@@ -51,7 +51,7 @@ def plan(snapshot: Snapshot) -> Decision:
     snapshot = without_ended_report(snapshot)
     verdict = admit(snapshot.job)
     ordinals = _free_ordinals(snapshot)
-    if isinstance(verdict, Refused):
+    if isinstance(verdict, InvalidSpec):
         status = next_status(snapshot, verdict, None, ordinals)
         return Decision(tuple(_reports(snapshot, status)))
     assessment = assess(snapshot, verdict)
@@ -71,7 +71,7 @@ def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
         yield WriteStatus(patch)
 
 
-def _push(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Action]:
     pod, report, memory = assessment.rendezvous, snapshot.report, snapshot.memory
     if pod is None or report is None or not snapshot.is_reachable or snapshot.report_from != pod.uid:
         return
@@ -92,7 +92,7 @@ def _free_ordinals(snapshot: Snapshot) -> Ordinals:
     )
 
 
-def _objects(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, free: Ordinals) -> Objects:
+def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, free: Ordinals) -> Objects:
     if assessment.outcome is not None:
         return after_the_end(snapshot, verdict.spec, assessment, assessment.outcome, free)
     if assessment.is_suspended:
@@ -128,11 +128,11 @@ def foreign_objects(snapshot: Snapshot) -> list[str]:
     return [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
 
 
-def _num_missing(verdict: Accepted, assessment: Assessment) -> int:
+def _num_missing(verdict: ValidSpec, assessment: Assessment) -> int:
     return max(0, _num_wanted(verdict, assessment) - len(assessment.alive))
 
 
-def _num_wanted(verdict: Accepted, assessment: Assessment) -> int:
+def _num_wanted(verdict: ValidSpec, assessment: Assessment) -> int:
     settings = verdict.settings
     return settings.replicas + settings.spares + num_extra(settings, assessment)
 
@@ -149,7 +149,7 @@ def _refusal_wait_s(snapshot: Snapshot) -> float:
 
 
 def _new_pods(
-    snapshot: Snapshot, verdict: Accepted, assessment: Assessment, first: int, num_missing: int
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, first: int, num_missing: int
 ) -> list[CreatePod]:
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
@@ -178,7 +178,7 @@ def _new_pods(
     ]
 
 
-def _node_selector(verdict: Accepted) -> dict[str, str]:
+def _node_selector(verdict: ValidSpec) -> dict[str, str]:
     return (verdict.spec.template.spec.model_extra or {}).get("nodeSelector") or {}
 
 
@@ -196,7 +196,7 @@ def _lost_actives(snapshot: Snapshot, assessment: Assessment) -> list[PodView]:
     return [pod for pod in snapshot.trainers() if pod.uid in active - present]
 
 
-def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: int) -> list[Role]:
+def _roles_of_new_pods(verdict: ValidSpec, assessment: Assessment, num_missing: int) -> list[Role]:
     roles = [assessment.role(pod) for pod in assessment.alive]
     num_active = roles.count(Role.ACTIVE)
     has_run = assessment.report is not None and assessment.report.iteration >= 0
@@ -207,7 +207,7 @@ def _roles_of_new_pods(verdict: Accepted, assessment: Assessment, num_missing: i
     return [Role.ACTIVE if index < wanted else Role.SPARE for index in range(num_missing)]
 
 
-def _deletions(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+def _deletions(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Action]:
     for pod in assessment.stale_rendezvous:
         if not pod.is_deleting:
             yield DeletePod(pod.name, pod.uid, "another rendezvous takes over")
@@ -233,7 +233,7 @@ def _old_failures(trainers: tuple[PodView, ...], num_kept: int) -> Iterator[Acti
         yield DeletePod(pod.name, pod.uid, f"spec.failedPodsHistoryLimit ({num_kept}) newer failed pods are kept")
 
 
-def _surplus(verdict: Accepted, assessment: Assessment) -> Iterator[Action]:
+def _surplus(verdict: ValidSpec, assessment: Assessment) -> Iterator[Action]:
     """Delete what is too much after scaling down: pods without work first, an active pod never while the job runs."""
     num_surplus = len(assessment.alive) - _num_wanted(verdict, assessment)
     if num_surplus <= 0:

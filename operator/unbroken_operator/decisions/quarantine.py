@@ -21,7 +21,7 @@ EXEMPT = "never"
 """Value of the node's label that keeps it from being quarantined."""
 
 
-class Mode(str, Enum):
+class QuarantineMode(str, Enum):
     """What becomes of a decision."""
 
     OFF = "off"
@@ -30,7 +30,7 @@ class Mode(str, Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class QuarantineLimits:
     """When a node is quarantined."""
 
     score: float = 3.0
@@ -66,7 +66,7 @@ class QuarantineDecision:
 
 
 def decide_quarantine(
-    nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: Limits
+    nodes: Mapping[str, NodeView], jobs: Iterable[JobsView], now: str, limits: QuarantineLimits
 ) -> QuarantineDecision:
     """Return what is to be done; nothing once it is done."""
     marked = {name: node for name, node in nodes.items() if _marked_at(node)}
@@ -104,7 +104,7 @@ def _may_be_quarantined(node: NodeView | None) -> bool:
     return node.labels.get(layout.QUARANTINE) != EXEMPT
 
 
-def _scores(jobs: Iterable[JobsView], now: str, limits: Limits) -> dict[str, tuple[float, list[str]]]:
+def _scores(jobs: Iterable[JobsView], now: str, limits: QuarantineLimits) -> dict[str, tuple[float, list[str]]]:
     found: dict[str, tuple[float, list[str]]] = {}
     for job in jobs:
         scores = {item["name"]: score_now(item, now) for item in job.suspects}

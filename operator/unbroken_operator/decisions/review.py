@@ -10,21 +10,21 @@ from typing import Any
 
 from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import Refused, admit
+from unbroken_operator.decisions.admission import InvalidSpec, admit
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReviewAnswer:
     """What is answered to the API server."""
 
     uid: str
     """That of the request."""
     job: str
     """Namespace and name, for the log."""
-    refused: Refused | None = None
+    refused: InvalidSpec | None = None
     """None lets the request pass."""
     warnings: tuple[str, ...] = ()
     """Shown to the user of a request that passes."""
@@ -39,7 +39,7 @@ class Answer:
         return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
 
 
-def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
+def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another operator's.
 
     Raises InputError for what is no review of a ResilientTrainingJob.
@@ -48,20 +48,20 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> Answer:
     item = request.get("object")
     before = request.get("oldObject") or None
     if request.get("operation") not in ("CREATE", "UPDATE"):
-        return Answer(request["uid"], "")
+        return ReviewAnswer(request["uid"], "")
     if not isinstance(item, dict) or not isinstance(before, dict | None):
         raise InputError(f"AdmissionReview.request.object: expected a {layout.KIND}, got {type(item).__name__}")
     job = _as_stored(item, before, request)
     words = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
     if not is_ours or job["metadata"].get("deletionTimestamp"):
-        return Answer(request["uid"], words)
+        return ReviewAnswer(request["uid"], words)
     found = _violations(job)
     known = () if before is None else _violations(_as_stored(before, before, request))
     new = tuple(violation for violation in found if violation not in known)
     if new:
-        return Answer(request["uid"], words, Refused(new))
-    return Answer(request["uid"], words, warnings=found)
+        return ReviewAnswer(request["uid"], words, InvalidSpec(new))
+    return ReviewAnswer(request["uid"], words, warnings=found)
 
 
 def _request(review: Any) -> dict[str, Any]:
@@ -98,4 +98,4 @@ def _as_stored(
 
 def _violations(job: Mapping[str, Any]) -> tuple[str, ...]:
     verdict = admit(job)
-    return verdict.violations if isinstance(verdict, Refused) else ()
+    return verdict.violations if isinstance(verdict, InvalidSpec) else ()

@@ -133,7 +133,7 @@ class SecretView(ObjectView):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class WriteRefusal:
     """A write that the API server refused for good: quota, admission, a template that it finds invalid."""
 
     name: str
@@ -155,7 +155,7 @@ class OperatorOptions:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PlanMemory:
     """What the operator remembers between two snapshots; losing it costs time, never correctness."""
 
     sent_to: str = ""
@@ -168,7 +168,7 @@ class Memory:
     num_early_failures: int = 0
     """Pods that failed one after the other without ever joining."""
     since_failure_s: float = 0.0
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[WriteRefusal, ...] = ()
     """Of the last round."""
     num_refused_rounds: int = 0
     since_refusal_s: float = 0.0
@@ -203,7 +203,7 @@ class Snapshot:
     is_reachable: bool = False
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
-    memory: Memory = Memory()
+    memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
 

@@ -1,4 +1,4 @@
-"""Serves rounds: one WebSocket a node at `/v1/rounds/{run_id}`, one room a run. Runs in one event loop."""
+"""Serves rounds: one WebSocket a node at `/v1/rounds/{run_id}`, the rounds of each run. Runs in one event loop."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from unbroken.rounds.restored_state import KnownRounds
 from unbroken_core import wire
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.torchrun_rounds.messages import NodeReport
-from unbroken_core.torchrun_rounds.rounds import Action, HangUp, Note, Room, Tell
+from unbroken_core.torchrun_rounds.rounds import Action, Disconnect, Note, RunRounds, SendToNode
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _MAX_GATHER_S = 0.05
 
 @dataclass
 class _Run:
-    room: Room
+    rounds: RunRounds
     peers: dict[str, Peer] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     is_settling: bool = False
@@ -62,7 +62,7 @@ class Rounds:
     @property
     def num_nodes(self) -> int:
         """Number of nodes that are connected or may come back."""
-        return sum(run.room.num_nodes for run in self._runs.values())
+        return sum(run.rounds.num_nodes for run in self._runs.values())
 
     @property
     def num_runs(self) -> int:
@@ -113,10 +113,10 @@ class Rounds:
             limit_s = None
             run = self._run(run_id)
             run.peers[peer.session] = peer
-            if run.room.hear(peer.session, report, addresses, self._loop.time()):
+            if run.rounds.receive(peer.session, report, addresses, self._loop.time()):
                 self._settle_soon(run_id, run)
             else:
-                self._perform(run, run.room.answers())
+                self._perform(run, run.rounds.answers())
             wait_s = budget.take(self._loop.time())
             if wait_s > 0:
                 # It is not read meanwhile, at no cost to others.
@@ -128,13 +128,13 @@ class Rounds:
 
     def _run(self, run_id: str) -> _Run:
         if run_id not in self._runs:
-            self._runs[run_id] = _Run(Room(self._known_rounds.get(run_id, (-1, 0))))
+            self._runs[run_id] = _Run(RunRounds(self._known_rounds.get(run_id, (-1, 0))))
         return self._runs[run_id]
 
     def _lose(self, run_id: str, session: str) -> None:
         run = self._runs.get(run_id)
         if run is not None and run.peers.pop(session, None) is not None:
-            run.room.lose(session, self._loop.time())
+            run.rounds.lose(session, self._loop.time())
             self._settle_soon(run_id, run)
 
     # ---------------------------------------------------------------------------------------------------------- engine
@@ -143,23 +143,23 @@ class Rounds:
         """Decide once for reports that come together: answering N nodes for each of N reports would be O(n²)."""
         if not run.is_settling:
             run.is_settling = True
-            self._loop.call_later(min(run.room.num_nodes * _GATHER_S, _MAX_GATHER_S), self._settle, run_id, run)
+            self._loop.call_later(min(run.rounds.num_nodes * _GATHER_S, _MAX_GATHER_S), self._settle, run_id, run)
 
     def _settle(self, run_id: str, run: _Run) -> None:
         run.is_settling = False
         if self._runs.get(run_id) is not run:
             return
-        now_s, num_before = self._loop.time(), run.room.num_begun
+        now_s, num_before = self._loop.time(), run.rounds.num_begun
         try:
-            actions = run.room.settle(now_s)
+            actions = run.rounds.settle(now_s)
         except Exception:
             # Its state may be inconsistent; the nodes hold all that a new one needs.
             logger.exception("run failed, begins anew: run=%s", run_id)
             self._drop(run_id)
             return
-        self.num_begun += run.room.num_begun - num_before
+        self.num_begun += run.rounds.num_begun - num_before
         self._perform(run, actions, run_id)
-        self._note_rounds(run_id, run.room.newest)
+        self._note_rounds(run_id, run.rounds.newest)
         self._set_timer(run_id, run)
 
     def _note_rounds(self, run_id: str, newest: tuple[int, int]) -> None:
@@ -174,14 +174,14 @@ class Rounds:
 
     def _set_timer(self, run_id: str, run: _Run) -> None:
         now_s = self._loop.time()
-        if run.room.is_over(now_s):
+        if run.rounds.is_over(now_s):
             self._note_rounds(run_id, (-1, 0))
             self._drop(run_id)
             return
         if run.timer is not None:
             run.timer.cancel()
-        # An empty room is looked at again, until it is over.
-        wanted_s = run.room.deadline_s if run.room.num_nodes else now_s + 1.0
+        # Rounds without nodes are looked at again, until they are over.
+        wanted_s = run.rounds.deadline_s if run.rounds.num_nodes else now_s + 1.0
         run.timer = None if wanted_s == math.inf else self._loop.call_at(wanted_s, self._settle, run_id, run)
 
     def _drop(self, run_id: str) -> None:
@@ -194,11 +194,11 @@ class Rounds:
     def _perform(self, run: _Run, actions: list[Action], run_id: str = "") -> None:
         for action in actions:
             match action:
-                case Tell(session=session, message=message):
+                case SendToNode(session=session, message=message):
                     peer = run.peers.get(session)
                     if peer is not None and not peer.send(text_frame(wire.encode(message))):
                         self._refuse(Refusal.OVERFLOW, session, "does not read")
-                case HangUp(session=session):
+                case Disconnect(session=session):
                     peer = run.peers.get(session)
                     if peer is not None:
                         peer.close()

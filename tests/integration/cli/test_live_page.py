@@ -23,7 +23,7 @@ from tests.waiting import LIMIT_S, wait_until
 from tools.browser import Browser, BrowserError, Tab, find_chromium
 
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken_cli.page_proxy.server import Answer, PageProxy
+from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings, Timeouts
@@ -300,13 +300,13 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
 def _proxy(answer: Callable[[], dict[str, Any]]) -> Iterator[PageProxy]:
     """Open a proxy for the page's files and a status of the test's own."""
 
-    def ask(path: str) -> Answer:
+    def ask(path: str) -> PageAnswer:
         name = path.partition("?")[0].removeprefix("/page/")
         if name == "status":
-            return Answer(200, json.dumps(answer()).encode(), "application/json")
+            return PageAnswer(200, json.dumps(answer()).encode(), "application/json")
         kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
         kind = kinds.get(name.rpartition(".")[2], "text/html")
-        return Answer(200, (ASSETS / (name or "index.html")).read_bytes(), f"{kind}; charset=utf-8")
+        return PageAnswer(200, (ASSETS / (name or "index.html")).read_bytes(), f"{kind}; charset=utf-8")
 
     proxy = PageProxy(ask, 0, lambda _link: None)
     thread = threading.Thread(target=proxy.serve)

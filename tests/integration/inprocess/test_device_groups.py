@@ -20,7 +20,7 @@ from unbroken.inprocess.abort import AbortTorchDistributed
 from unbroken.inprocess.exception import TimeoutError as BoundedTimeoutError
 from unbroken.inprocess.health_check import CudaHealthCheck
 from unbroken.inprocess.state import FrozenState, Mode
-from unbroken.inprocess.torch_state import groups, leftovers
+from unbroken.inprocess.torch_state import deferred_destroyer, groups, leftovers
 from unbroken.inprocess.torch_state.leftovers import Leftovers
 
 LIMIT_S = 60.0
@@ -171,7 +171,7 @@ def test_function_starts_when_the_groups_of_the_device_are_gone(monkeypatch: pyt
         is_waited_for.wait(LIMIT_S)
         gone.set()
 
-    monkeypatch.setattr(groups._Destruction, "join", note_and_join)
+    monkeypatch.setattr(deferred_destroyer._Destruction, "join", note_and_join)
     monkeypatch.setattr(leftovers, "DEVICE_WAIT_S", LIMIT_S)
     left = Leftovers()
     left.keep([Group(destroy=destroy)])

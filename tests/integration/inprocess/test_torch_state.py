@@ -50,7 +50,7 @@ def join(rank: int, world_size: int = 4) -> DeviceMesh:
 def offset(mesh: DeviceMesh) -> int:
     """Return where torch places this rank's part of a tensor of two rows a rank, as a checkpoint would do it."""
     sharded = DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)], run_check=False)
-    found = sharded.detach() * 1
+    found: Any = sharded.detach() * 1
     shape = torch.Size((2 * mesh.size(), 3))
     return compute_local_shape_and_global_offset(shape, found.device_mesh, found.placements)[1][0]
 
@@ -102,7 +102,7 @@ def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
         state.take(Layout(1, 4))
         mesh = join(rank=1)
         offset(mesh)
-        watched = [weakref.ref(mesh), *map(weakref.ref, mesh.get_all_groups())]
+        watched: list[weakref.ref[Any]] = [weakref.ref(one) for one in (mesh, *mesh.get_all_groups())]
     del mesh
     take_groups()
     state.empty()

@@ -18,9 +18,9 @@ from unbroken_core.wire import settings_to_json
 from unbroken_operator.adapters import rendezvous_client
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.adapters.errors import RendezvousUnreachable
-from unbroken_operator.adapters.rendezvous_client import RendezvousClient, Target
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import Accepted, admit
+from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.credentials import Certificates
 
 TOKEN = "0123456789abcdef" * 4
@@ -46,7 +46,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def rendezvous(folder: Path, certificates: Certificates | None = None) -> Iterator[str]:
     """Run `python -m unbroken.rendezvous` for JOB on an address of its own; yields the address."""
     verdict = admit(JOB)
-    assert isinstance(verdict, Accepted)
+    assert isinstance(verdict, ValidSpec)
     (folder / "token").write_text(TOKEN)
     address = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.254"
     environment = {
@@ -91,8 +91,8 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, 
 
     async def scenario(address: str) -> None:
         await eventually(lambda: is_listening(address), "a rendezvous")
-        target = Target("uid", "digits-rendezvous-0", address, TOKEN, authority, HOST)
-        async with RendezvousClient() as client:
+        target = RendezvousTarget("uid", "digits-rendezvous-0", address, TOKEN, authority, HOST)
+        async with RendezvousApi() as client:
             first = await client.status(target, None)
             assert (first.job, first.phase, first.pods) == ("digits", JobPhase.FORMING, ())
             await client.observe(target, Observation({"u": PodObservation("digits-0", "a", ("r1",), Role.ACTIVE)}))
@@ -107,9 +107,9 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, 
 def test_a_wrong_token_is_named_as_the_reason(tmp_path: Path) -> None:
     async def scenario(address: str) -> None:
         await eventually(lambda: is_listening(address), "a rendezvous")
-        async with RendezvousClient() as client:
+        async with RendezvousApi() as client:
             with pytest.raises(RendezvousUnreachable, match="refuses the token"):
-                await client.status(Target("uid", "digits-rendezvous-0", address, "wrong"), None)
+                await client.status(RendezvousTarget("uid", "digits-rendezvous-0", address, "wrong"), None)
 
     with rendezvous(tmp_path) as address:
         asyncio.run(scenario(address))
@@ -124,9 +124,11 @@ def test_whoever_has_another_certificate_is_not_the_rendezvous(tmp_path: Path) -
         another = make_certificates([HOST]).authority
         cases = ((another, HOST, "unable to get local issuer"), (certificates.authority, "other.ml.svc", "Hostname"))
         for authority, name, reason in cases:
-            async with RendezvousClient() as client:
+            async with RendezvousApi() as client:
                 with pytest.raises(RendezvousUnreachable, match=f"certificate is not the one of this job: {reason}"):
-                    await client.status(Target("uid", "digits-rendezvous-0", address, TOKEN, authority, name), None)
+                    await client.status(
+                        RendezvousTarget("uid", "digits-rendezvous-0", address, TOKEN, authority, name), None
+                    )
 
     with rendezvous(tmp_path, certificates) as address:
         asyncio.run(scenario(address))
@@ -134,11 +136,11 @@ def test_whoever_has_another_certificate_is_not_the_rendezvous(tmp_path: Path) -
 
 def test_a_rendezvous_that_is_down_is_told_in_one_sentence() -> None:
     async def scenario() -> None:
-        async with RendezvousClient() as client:
+        async with RendezvousApi() as client:
             with pytest.raises(
                 RendezvousUnreachable,
                 match=r"digits-rendezvous-0 at http://127\.0\.0\.77:29600 cannot be reached: connection refused$",
             ):
-                await client.status(Target("uid", "digits-rendezvous-0", "127.0.0.77", TOKEN), None)
+                await client.status(RendezvousTarget("uid", "digits-rendezvous-0", "127.0.0.77", TOKEN), None)
 
     asyncio.run(scenario())

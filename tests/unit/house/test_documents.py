@@ -76,3 +76,10 @@ def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
         r"\b(?:tells? of|told of|mend(?:s|ed)?|former world|census|undertaker|homeless)\b", page.read_text()
     )
     assert found == []
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=[page.name for page in BY_HAND])
+def test_paths_of_the_repository_that_a_page_names_exist(page: Path) -> None:
+    folders = "core|sidecar|operator|local|cli|tests|tools|charts|examples|benchmarks|docs|crds"
+    named = set(re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []

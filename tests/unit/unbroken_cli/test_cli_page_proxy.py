@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_cli.page_proxy.server import Answer, Request, Sessions, admit
+from unbroken_cli.page_proxy.server import PageAnswer, Request, Sessions, admit
 from unbroken_cli.page_proxy.upstream import secret_value
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 
@@ -43,7 +43,9 @@ def test_who_has_the_cookie_may_read_the_page_and_nothing_else(sessions: Session
     cookies = f"other=1; {cookie_of(sessions)}"
     for path in ("/page/", "/page/main.js", "/page/status?generation=1&after=-1&timeout=5"):
         assert admit(replace(HERE, path=path, cookies=cookies, site="same-origin"), sessions) is None
-    assert admit(replace(HERE, path="/", cookies=cookies, site="none"), sessions) == Answer(302, b"", location="/page/")
+    assert admit(replace(HERE, path="/", cookies=cookies, site="none"), sessions) == PageAnswer(
+        302, b"", location="/page/"
+    )
     for path in ("/v1/status", "/v1/agents", "/page/../v1/status", "/page/%2e%2e/v1", "/page/a\r\nb", "//evil/page/"):
         refused = admit(replace(HERE, path=path, cookies=cookies), sessions)
         assert (refused and refused.status) == 404, path

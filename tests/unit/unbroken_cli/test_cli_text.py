@@ -9,7 +9,7 @@ import pytest
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
-from unbroken_cli.job import Job
+from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import age, status_lines, timeline_lines, why_lines
 from unbroken_core.errors import InputError
@@ -41,7 +41,7 @@ def record(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-def job_of(status: dict[str, Any], events: list[dict[str, Any]] | None = None) -> Job:
+def job_of(status: dict[str, Any], events: list[dict[str, Any]] | None = None) -> JobRecord:
     """Return the job that an object with this status is."""
     item = {
         "metadata": {"name": "digits", "namespace": "team-a"},

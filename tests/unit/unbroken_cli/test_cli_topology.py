@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from unbroken_cli.tree import Place, tree_from_objects, tree_from_status, tree_lines
+from unbroken_cli.tree import PodPlace, tree_from_objects, tree_from_status, tree_lines
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 
@@ -57,7 +57,7 @@ def test_a_job_without_layers_or_pods_and_an_unreadable_annotation_are_shown() -
     pod = a_pod("digits-0", "active", "node-a")
     pod["metadata"]["annotations"] = {"unbroken.dev/topology": "[1]"}
     (place,) = tree_from_objects(JOB, [pod]).places
-    assert place == Place("digits-0", "active", "Running", "node-a", ("(not known)", "(not known)"), None)
+    assert place == PodPlace("digits-0", "active", "Running", "node-a", ("(not known)", "(not known)"), None)
     assert tree_lines(tree_from_objects(bare, [pod]))[1] == "  digits-0  active  Running   node-a"
 
 

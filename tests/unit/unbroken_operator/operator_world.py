@@ -24,12 +24,12 @@ from unbroken_operator.decisions.actions import (
 )
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import (
-    Memory,
     OperatorOptions,
-    Refusal,
+    PlanMemory,
     SecretView,
     ServiceView,
     Snapshot,
+    WriteRefusal,
     node_view,
     pod_view,
     service_view,
@@ -99,7 +99,7 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
-        self.memory = Memory()
+        self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
         self.now = "2026-01-01T00:00:00Z"
         self.num_status_writes = 0
@@ -271,7 +271,7 @@ class World:
     def refuse(self, name: str, message: str) -> None:
         """Let the last round have been refused."""
         self.memory = dataclasses.replace(
-            self.memory, refusals=(Refusal(name, message),), num_refused_rounds=1, since_refusal_s=0.0
+            self.memory, refusals=(WriteRefusal(name, message),), num_refused_rounds=1, since_refusal_s=0.0
         )
 
     def rendezvous_says(self, phase: JobPhase, active: list[str], spare: list[str], **fields: Any) -> None:

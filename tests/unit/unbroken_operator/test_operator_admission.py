@@ -8,7 +8,7 @@ from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
-from unbroken_operator.decisions.admission import Accepted, Refused, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 
 from .operator_world import CONTAINER, a_job
 
@@ -102,13 +102,13 @@ def template(**fields: Any) -> dict[str, Any]:
 )
 def test_a_violation_says_where_seen_and_wanted(spec: dict[str, Any], message: str) -> None:
     verdict = admit(a_job(**spec))
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, InvalidSpec)
     assert verdict.message.startswith(message)
     assert len(verdict.violations) == 1
 
 
 def test_the_user_says_what_workers_are_forked_from() -> None:
-    assert isinstance(admit(a_job(template=template(env=[{"name": "UNBROKEN_PREIMPORT", "value": ""}]))), Accepted)
+    assert isinstance(admit(a_job(template=template(env=[{"name": "UNBROKEN_PREIMPORT", "value": ""}]))), ValidSpec)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_the_user_says_what_workers_are_forked_from() -> None:
 )
 def test_a_name_that_its_pods_cannot_bear_is_refused(name: str, part: str) -> None:
     verdict = admit(a_job(name))
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, InvalidSpec)
     assert part in verdict.message
 
 
 def test_all_violations_are_told_together() -> None:
     verdict = admit(a_job(minReplicas=5, timeouts={"softSeconds": 100}, world={"divisibleBy": 9}))
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, InvalidSpec)
     assert len(verdict.violations) == 3
 
 
@@ -149,14 +149,14 @@ def test_what_running_pods_depend_on_cannot_change(change: dict[str, Any], messa
     job = a_job(**change)
     job["status"] = {"accepted": {"ranksPerPod": 2, "layers": [], "isInProcess": True}}
     verdict = admit(job)
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, InvalidSpec)
     assert verdict.violations == (message,)
 
 
 def test_rungs_become_settings_in_the_order_of_the_ladder() -> None:
     rungs = [{"name": "job"}, {"name": "process", "limit": 3, "windowSeconds": 60}]
     verdict = admit(a_job(restart={"rungs": rungs, "maxFaultsPerRank": 2}))
-    assert isinstance(verdict, Accepted)
+    assert isinstance(verdict, ValidSpec)
     budgets = [(budget.rung, budget.limit, budget.window_s) for budget in verdict.settings.rungs]
     assert budgets == [(Rung.PROCESS, 3, 60.0), (Rung.JOB, None, 3600.0)]
     assert not verdict.settings.is_in_process
@@ -167,7 +167,7 @@ def test_layers_become_settings_with_all_that_they_allow() -> None:
     rack = {"name": "rack", "label": "x/rack", "minRanks": 2, "maxRanks": 4, "replaceFrom": False}
     host = {"name": "host", "label": "x/host", "closeGaps": True}
     verdict = admit(a_job(topology={"layers": [rack, host]}))
-    assert isinstance(verdict, Accepted)
+    assert isinstance(verdict, ValidSpec)
     assert verdict.settings.layers == (
         Layer("rack", "x/rack", 2, 4, replace_from=False, close_gaps=False),
         Layer("host", "x/host", 1, None, replace_from=True, close_gaps=True),

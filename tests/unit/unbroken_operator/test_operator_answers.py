@@ -18,7 +18,7 @@ from unbroken_operator.adapters.errors import (
 from unbroken_operator.adapters.kube import _error
 
 
-class Answer:
+class ReviewAnswer:
     """A response whose body is unread."""
 
     def __init__(self, status: int, body: str) -> None:
@@ -49,5 +49,5 @@ STATUS = json.dumps({"kind": "Status", "message": "as the API server says"})
 )
 def test_what_a_bad_answer_means(status: int, body: str, kind: type[KubeError]) -> None:
     """That a job is not served by an API server that has just started must not be taken for its end."""
-    found: Any = asyncio.run(_error(cast(aiohttp.ClientResponse, Answer(status, body)), "GET /x"))
+    found: Any = asyncio.run(_error(cast(aiohttp.ClientResponse, ReviewAnswer(status, body)), "GET /x"))
     assert type(found) is kind

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import Accepted, admit
+from unbroken_operator.decisions.admission import ValidSpec, admit
 
 from .operator_world import World
 
@@ -24,7 +24,7 @@ def world_of(job: dict[str, Any]) -> World:
     """Return a world in which the operator has made the objects of the job."""
     metadata = {"namespace": "ml", "uid": "uid-of-digits", "generation": 1, "resourceVersion": "1", **job["metadata"]}
     world = World({**job, "metadata": metadata})
-    assert isinstance(admit(world.job), Accepted)
+    assert isinstance(admit(world.job), ValidSpec)
     world.settle()
     return world
 

@@ -8,7 +8,7 @@ import pytest
 from unbroken_core.reasons import Role
 from unbroken_core.wire import settings_from_json
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import Accepted, admit
+from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, token_of, with_credentials
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import launched_command, training_pod
@@ -20,10 +20,10 @@ OPTIONS = OperatorOptions("sidecar:1")
 CERTIFICATES = Certificates("authority", "certificate", "key")
 
 
-def admitted(**spec: Any) -> Accepted:
+def admitted(**spec: Any) -> ValidSpec:
     """Return the verdict about a sound job."""
     verdict = admit(a_job(**spec))
-    assert isinstance(verdict, Accepted)
+    assert isinstance(verdict, ValidSpec)
     return verdict
 
 

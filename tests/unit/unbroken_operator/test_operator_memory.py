@@ -12,7 +12,7 @@ from unbroken_operator.adapters.stores import NodeStore, PodStore
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.memory import MAX_POSTED, REVERTS_S, JobMemory
 from unbroken_operator.decisions.retry import retry_delay_s
-from unbroken_operator.decisions.snapshot import PodView, Refusal, pod_view
+from unbroken_operator.decisions.snapshot import PodView, WriteRefusal, pod_view
 
 from .operator_world import World, a_node, a_recovery
 
@@ -76,8 +76,8 @@ def test_attempts_get_slower_up_to_five_minutes() -> None:
 
 def test_a_refusal_is_remembered_until_a_round_without() -> None:
     memory = JobMemory()
-    memory.refuse((Refusal("p", "quota"),), 1.0)
-    memory.refuse((Refusal("p", "quota"),), 5.0)
+    memory.refuse((WriteRefusal("p", "quota"),), 1.0)
+    memory.refuse((WriteRefusal("p", "quota"),), 5.0)
     view = memory.view(8.0)
     assert (view.num_refused_rounds, view.since_refusal_s) == (2, 3.0)
     memory.refuse((), 9.0)

@@ -11,7 +11,7 @@ import pytest
 from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod, PushObservation, WriteStatus
-from unbroken_operator.decisions.snapshot import Memory, SecretView
+from unbroken_operator.decisions.snapshot import PlanMemory, SecretView
 
 from .operator_world import LAYERS, World, a_job, a_node, a_recovery, running_world
 
@@ -456,7 +456,7 @@ def test_pods_of_an_earlier_job_of_that_name_are_left_alone_and_their_ordinals_s
     world.job = a_job()
     world.job["metadata"]["uid"] = "another"
     world.secret = world.service_object = world.report = None
-    world.memory = Memory()
+    world.memory = PlanMemory()
     world.settle()
     assert world.deleted == []
     assert world.created[-3:] == ["digits-3", "digits-4", "digits-5"]

@@ -13,13 +13,19 @@ from unbroken_operator.adapters.errors import KubeConflict
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.api import layout
 from unbroken_operator.config import parse
-from unbroken_operator.decisions.quarantine import JobsView, Limits, Mode, QuarantineDecision, decide_quarantine
+from unbroken_operator.decisions.quarantine import (
+    JobsView,
+    QuarantineDecision,
+    QuarantineLimits,
+    QuarantineMode,
+    decide_quarantine,
+)
 from unbroken_operator.decisions.snapshot import node_view
 
 from .operator_world import a_node, merge_patch
 
 NOW = "2026-01-01T12:00:00Z"
-LIMITS = Limits(score=2.0, max_nodes=1, duration_s=3600.0)
+LIMITS = QuarantineLimits(score=2.0, max_nodes=1, duration_s=3600.0)
 TAINT = {"key": layout.QUARANTINE, "effect": "NoSchedule"}
 
 
@@ -33,7 +39,9 @@ def blame(job: str, **scores: float) -> JobsView:
 class Cluster:
     """Nodes as the API server holds them, and what taints them."""
 
-    def __init__(self, *names: str, mode: Mode = Mode.ON, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, *names: str, mode: QuarantineMode = QuarantineMode.ON, limits: QuarantineLimits = LIMITS
+    ) -> None:
         self.items = {name: a_node(name) for name in names}
         self.jobs: list[JobsView] = []
         self.num_writes = 0
@@ -143,12 +151,14 @@ def test_a_mark_that_is_not_ours_is_left_alone() -> None:
     assert cluster.num_writes == 0
 
 
-@pytest.mark.parametrize("mode", [Mode.DRY_RUN, Mode.OFF])
-def test_dry_run_says_once_what_it_would_do_and_does_nothing(mode: Mode, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("mode", [QuarantineMode.DRY_RUN, QuarantineMode.OFF])
+def test_dry_run_says_once_what_it_would_do_and_does_nothing(
+    mode: QuarantineMode, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = Cluster("a", mode=mode)
     cluster.jobs = [blame("one", a=3.0)]
     with caplog.at_level(logging.WARNING):
-        if mode is Mode.OFF:
+        if mode is QuarantineMode.OFF:
             asyncio.run(cluster.taints.run())
         else:
             assert cluster.look() == []
@@ -156,7 +166,9 @@ def test_dry_run_says_once_what_it_would_do_and_does_nothing(mode: Mode, caplog:
     assert cluster.num_writes == 0
     said = [record.getMessage() for record in caplog.records]
     assert said == (
-        [] if mode is Mode.OFF else ["node would be quarantined, see --quarantine node=a why=score 3.0 of 2, from one"]
+        []
+        if mode is QuarantineMode.OFF
+        else ["node would be quarantined, see --quarantine node=a why=score 3.0 of 2, from one"]
     )
 
 

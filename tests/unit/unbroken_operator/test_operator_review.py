@@ -15,9 +15,9 @@ from unbroken_operator.adapters import webhook
 from unbroken_operator.adapters.certificates import make_certificates
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
-from unbroken_operator.decisions.admission import Refused, accepted_facts, admit
+from unbroken_operator.decisions.admission import InvalidSpec, accepted_facts, admit
 from unbroken_operator.decisions.objects.credentials import Certificates
-from unbroken_operator.decisions.review import Answer, answer
+from unbroken_operator.decisions.review import ReviewAnswer, answer
 
 from .operator_world import a_job
 
@@ -40,14 +40,14 @@ def a_review(job: Any, before: Any = None, **fields: Any) -> JsonObject:
 
 
 def test_a_sound_job_passes() -> None:
-    assert answer(a_review(a_job()), ()) == Answer("r1", "ml/digits")
+    assert answer(a_review(a_job()), ()) == ReviewAnswer("r1", "ml/digits")
 
 
 def test_a_bad_job_is_refused_with_the_words_of_the_operator() -> None:
     """What, where, seen and wanted: kubectl shows this sentence."""
     job = a_job(minReplicas=3, **NO_COMMAND)
     verdict = admit(job)
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, InvalidSpec)
     assert len(verdict.violations) == 2
     assert answer(a_review(job), ()).to_json() == {
         "apiVersion": "admission.k8s.io/v1",
@@ -67,7 +67,7 @@ def test_what_cannot_change_after_admission_is_refused_by_the_status_that_is_sto
     after = a_job(ranksPerPod=4)
     for status in ({}, {"accepted": {"ranksPerPod": 4}}):
         refused = answer(a_review(after | {"status": status}, before), ()).refused
-        assert refused == Refused(("spec.ranksPerPod: cannot change after the job was admitted (from 2 to 4)",))
+        assert refused == InvalidSpec(("spec.ranksPerPod: cannot change after the job was admitted (from 2 to 4)",))
     assert answer(a_review(a_job(replicas=3), before), ()).refused is None
 
 
@@ -75,7 +75,7 @@ def test_a_job_with_an_old_fault_can_be_changed_elsewhere_and_the_user_is_told()
     before = a_job(minReplicas=3)
     after = a_job(minReplicas=3, suspend=True)
     told = ("spec.minReplicas: want 1 to replicas (2), got 3",)
-    assert answer(a_review(after, before), ()) == Answer("r1", "ml/digits", warnings=told)
+    assert answer(a_review(after, before), ()) == ReviewAnswer("r1", "ml/digits", warnings=told)
     worse = answer(a_review(a_job(minReplicas=3, **NO_COMMAND), before), ()).refused
     assert worse is not None
     assert [text.partition(":")[0] for text in worse.violations] == ["spec.template.spec.containers[0].command"]
@@ -103,7 +103,7 @@ def test_a_job_that_is_being_deleted_may_lose_its_finalizers_whatever_its_spec()
 def test_a_job_that_gets_its_name_from_the_server_is_checked_by_its_beginning() -> None:
     job = a_job()
     job["metadata"] = {"generateName": "digits-"}
-    assert answer(a_review(job, name=""), ()) == Answer("r1", "ml/digits-xxxxx")
+    assert answer(a_review(job, name=""), ()) == ReviewAnswer("r1", "ml/digits-xxxxx")
     job["metadata"] = {"generateName": "9-"}
     refused = answer(a_review(job), ()).refused
     assert refused is not None

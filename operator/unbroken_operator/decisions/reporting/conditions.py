@@ -8,9 +8,9 @@ from unbroken_core.messages import JobStatus
 from unbroken_core.ranks.tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason
 from unbroken_operator.api.status_models import ConditionType
-from unbroken_operator.decisions.admission import Accepted, Refused
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.lifecycle import Outcome, ending_pods, job_outcome, was_suspended
+from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_outcome, was_suspended
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
@@ -29,12 +29,12 @@ _OF_PODS: dict[ConditionType, bool | None] = {
 """What conditions about pods are when the job is to have none."""
 
 
-def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None) -> list[Finding]:
+def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None) -> list[Finding]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
     found = [_admitted(snapshot, verdict)]
-    if isinstance(verdict, Accepted) and assessment is not None and assessment.is_suspended:
+    if isinstance(verdict, ValidSpec) and assessment is not None and assessment.is_suspended:
         found += _suspended(snapshot, verdict)
-    elif isinstance(verdict, Accepted) and assessment is not None:
+    elif isinstance(verdict, ValidSpec) and assessment is not None:
         if was_suspended(snapshot) and assessment.outcome is None:
             found.append(Finding(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
         problem = pods_ready(snapshot, verdict, assessment)
@@ -48,8 +48,8 @@ def findings(snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assess
     return found
 
 
-def _admitted(snapshot: Snapshot, verdict: Accepted | Refused) -> Finding:
-    if isinstance(verdict, Refused):
+def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
+    if isinstance(verdict, InvalidSpec):
         return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, verdict.message)
     names = [
         f"{kind} {item.name}"
@@ -70,7 +70,7 @@ def _admitted(snapshot: Snapshot, verdict: Accepted | Refused) -> Finding:
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
 
 
-def _suspended(snapshot: Snapshot, verdict: Accepted) -> Iterator[Finding]:
+def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
     """Say that the job is suspended, and nothing about pods that it is not to have."""
     message = "spec.suspend is true: the job has no pods, and starts when it is false"
     num_ending = len(ending_pods(snapshot))
@@ -85,7 +85,7 @@ def _suspended(snapshot: Snapshot, verdict: Accepted) -> Iterator[Finding]:
             yield Finding(kind, is_true, Reason.SUSPENDED, "the job is suspended")
 
 
-def _topology_known(verdict: Accepted, assessment: Assessment) -> Finding:
+def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
     layers = verdict.settings.layers
     missing = [f"label {label} on {listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
     parts = [f"missing: {'; '.join(missing)}. Such nodes count as one domain without a name"] if missing else []
@@ -109,7 +109,7 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
     )
 
 
-def _progress(snapshot: Snapshot, verdict: Accepted, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
+def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, pods_ready: Finding) -> Iterator[Finding]:
     outcome, report = assessment.outcome, snapshot.report
     yield from _ends(outcome)
     if outcome is not None:
@@ -182,7 +182,7 @@ def _degraded(report: JobStatus) -> Finding:
     return Finding(ConditionType.DEGRADED, is_degraded, reason, message)
 
 
-def _ends(outcome: Outcome | None) -> Iterator[Finding]:
+def _ends(outcome: JobOutcome | None) -> Iterator[Finding]:
     if outcome is not None and outcome.is_recorded:
         return
     for kind, phase in ((ConditionType.COMPLETE, JobPhase.COMPLETE), (ConditionType.FAILED, JobPhase.FAILED)):

@@ -6,7 +6,7 @@ from unbroken_core.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import UpdatePolicy
 from unbroken_operator.api.status_models import ConditionType
-from unbroken_operator.decisions.admission import Accepted
+from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, listed, pod_names
 from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
@@ -14,7 +14,7 @@ from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import CHANGED
 
 
-def pods_ready(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Finding:
+def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Finding:
     """Say whether all wanted pods run, and if not, the first reason that somebody can do something about."""
     wanted = verdict.settings.replicas + verdict.settings.spares
     running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
@@ -53,7 +53,7 @@ def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
     return None
 
 
-def up_to_date(snapshot: Snapshot, verdict: Accepted, assessment: Assessment) -> Iterator[Finding]:
+def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Finding]:
     """Say which pods are old, from the first change of the template on."""
     outdated = assessment.outdated
     if outdated:

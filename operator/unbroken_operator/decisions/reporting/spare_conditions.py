@@ -7,14 +7,14 @@ from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api.models import Spread
 from unbroken_operator.api.status_models import ConditionType
-from unbroken_operator.decisions.admission import Accepted
+from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import Unserved, unserved
 
 
-def spares_exhausted(verdict: Accepted, assessment: Assessment) -> Finding:
+def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> Finding:
     """Say whether spares are wanted and none is ready."""
     wanted = verdict.settings.spares
     ready = sum(
@@ -31,7 +31,7 @@ def spares_exhausted(verdict: Accepted, assessment: Assessment) -> Finding:
 
 
 def spares_spread(
-    snapshot: Snapshot, verdict: Accepted, assessment: Assessment, report: JobStatus
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, report: JobStatus
 ) -> Iterator[Finding]:
     """Say whether spares are where they are wanted, once pods are settled: a promoted spare is soon replaced."""
     settings = verdict.settings

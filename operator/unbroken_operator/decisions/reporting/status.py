@@ -7,9 +7,9 @@ from unbroken_core.messages import Earlier, JobStatus, Recovery
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
-from unbroken_operator.api.status_models import MAX_HISTORY, State
+from unbroken_operator.api.status_models import MAX_HISTORY, JobState
 from unbroken_operator.decisions.actions import Ordinals
-from unbroken_operator.decisions.admission import Accepted, Refused, accepted_facts
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_generation, is_suspension_recorded
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
@@ -17,12 +17,12 @@ from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 
 _STATES = {
-    JobPhase.FORMING: State.FORMING,
-    JobPhase.RUNNING: State.RUNNING,
-    JobPhase.INTERRUPTED: State.RECOVERING,
-    JobPhase.PLANNED: State.RECOVERING,
-    JobPhase.COMPLETE: State.COMPLETE,
-    JobPhase.FAILED: State.FAILED,
+    JobPhase.FORMING: JobState.FORMING,
+    JobPhase.RUNNING: JobState.RUNNING,
+    JobPhase.INTERRUPTED: JobState.RECOVERING,
+    JobPhase.PLANNED: JobState.RECOVERING,
+    JobPhase.COMPLETE: JobState.COMPLETE,
+    JobPhase.FAILED: JobState.FAILED,
 }
 ETTR_STEP = 0.05
 """So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
@@ -30,7 +30,7 @@ _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
 
 
 def next_status(
-    snapshot: Snapshot, verdict: Accepted | Refused, assessment: Assessment | None, ordinals: Ordinals
+    snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None, ordinals: Ordinals
 ) -> dict[str, Any]:
     """Return the whole status as it should be stored."""
     status = dict(snapshot.status)
@@ -40,7 +40,7 @@ def next_status(
         status.get("conditions") or (), findings(snapshot, verdict, assessment), generation, snapshot.now
     )
     report = snapshot.report
-    if isinstance(verdict, Accepted):
+    if isinstance(verdict, ValidSpec):
         status.setdefault("accepted", accepted_facts(verdict.spec))
         status["nextPodOrdinal"] = ordinals.pod
         status["nextRendezvousOrdinal"] = ordinals.rendezvous
@@ -115,22 +115,22 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return patch
 
 
-def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: Accepted | Refused) -> State:
+def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: ValidSpec | InvalidSpec) -> JobState:
     held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
     for is_it, state in (
-        ("Complete" in held, State.COMPLETE),
-        ("Failed" in held, State.FAILED),
-        (isinstance(verdict, Refused), State.INVALID),
-        ("Suspended" in held, State.SUSPENDED),
+        ("Complete" in held, JobState.COMPLETE),
+        ("Failed" in held, JobState.FAILED),
+        (isinstance(verdict, InvalidSpec), JobState.INVALID),
+        ("Suspended" in held, JobState.SUSPENDED),
     ):
         if is_it:
             return state
     if report is None:
         stored = status.get("state")
-        is_known = stored in (State.RUNNING.value, State.RECOVERING.value)
-        return State(stored) if is_known else State.FORMING
+        is_known = stored in (JobState.RUNNING.value, JobState.RECOVERING.value)
+        return JobState(stored) if is_known else JobState.FORMING
     if report.phase is JobPhase.PLANNED and not report.recoveries:
-        return State.FORMING
+        return JobState.FORMING
     return _STATES[report.phase]
 
 

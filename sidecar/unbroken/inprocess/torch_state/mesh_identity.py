@@ -112,7 +112,7 @@ def check(mesh: Any) -> None:
 
 def _problem(mesh: Any, tensor: Any) -> str:
     import torch  # noqa: PLC0415 - the package's import must stay cheap
-    from torch.distributed.tensor import _utils  # noqa: PLC0415
+    from torch.distributed.tensor import _utils  # noqa: PLC0415 - likewise
 
     other = copy.copy(mesh)
     setattr(other, STAMP, -1)

@@ -23,7 +23,7 @@ from unbroken.inprocess.torch_state.mesh_identity import Meshes
 logger = logging.getLogger(__name__)
 
 
-ADVICE = "make meshes and models inside of the wrapped function, and keep none in a global, a closure or an argument"
+ADVICE = "make meshes and models inside the wrapped function, and keep none in a global, a closure or an argument"
 
 
 class Layout(NamedTuple):

@@ -35,6 +35,7 @@ export const CAUSE_WORDS = {
   'capacity-returned': 'no fault: pods were ready for ranks that were missing',
   exception: 'the script raised an exception',
   'base-exception': 'the script left with SystemExit or the like',
+  'stale-state': 'torch still held something of the former rank; a new process took over',
   'soft-timeout': 'no progress; interrupted',
   'hard-timeout': 'no progress; its process was ended',
   unhealthy: 'a health check failed',

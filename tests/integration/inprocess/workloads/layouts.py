@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -95,12 +96,12 @@ class Kind(ABC):
     def load(self, step: int) -> None:
         """Take the checkpoint of this step."""
         state = self.state()
-        dcp.load(state, checkpoint_id=self.folder / str(step))
+        load(state, checkpoint_id=self.folder / str(step))
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
     def save(self, step: int) -> None:
         """Write the checkpoint of this step."""
-        dcp.save(self.state(), checkpoint_id=self.folder / str(step))
+        save(self.state(), checkpoint_id=self.folder / str(step))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return all parameters, whole; a collective."""
@@ -113,7 +114,7 @@ class Kind(ABC):
     def read_back(self, step: int) -> dict[str, torch.Tensor]:
         """Return the parameters as the file has them, without a group or a mesh."""
         blank = {name: torch.full_like(tensor, torch.nan) for name, tensor in self.weights().items()}
-        dcp.load({"model": blank}, checkpoint_id=self.folder / str(step), no_dist=True)
+        load({"model": blank}, checkpoint_id=self.folder / str(step), no_dist=True)
         return blank
 
 
@@ -190,7 +191,8 @@ class AsyncSave(Fsdp2):
     name = "DCP async_save"
 
     def save(self, step: int) -> None:
-        dcp.async_save(self.state(), checkpoint_id=self.folder / str(step)).result()
+        saving: Any = async_save(self.state(), checkpoint_id=self.folder / str(step))
+        saving.result()
 
 
 class Compiled(Tp):
@@ -210,14 +212,15 @@ class CompiledCollective(Ddp):
 
         def weighted(value: torch.Tensor) -> torch.Tensor:
             # The rank and the group's name become constants of the compiled code.
-            return collectives.all_reduce(value * (dist.get_rank() + 1), "sum", group)
+            found: torch.Tensor = collectives.all_reduce(value * (dist.get_rank() + 1), "sum", group)
+            return found
 
         self.weighted = _compiled(weighted)
         return super().build()
 
     def loss(self, step: int) -> torch.Tensor:
-        factor = self.weighted(torch.ones(1) * step)
-        return super().loss(step) * factor.item()
+        factor: torch.Tensor = self.weighted(torch.ones(1) * step)
+        return super().loss(step) * factor
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,12 +252,12 @@ class Ops(Fsdp2):
     def loss(self, step: int) -> torch.Tensor:
         mesh = init_device_mesh("cpu", (self.world // 2, 2), mesh_dim_names=("x", "y"))
         table = torch.arange(7.0 * 9).reshape(7, 9) / 50
-        nested = distribute_tensor(table, mesh, [Shard(0), Shard(0)])
+        nested: Any = distribute_tensor(table, mesh, [Shard(0), Shard(0)])
         crossed = nested.redistribute(mesh, [Shard(1), Replicate()]) * 2 + 1
         product = crossed.redistribute(mesh, [Shard(0), Shard(1)]) @ distribute_tensor(
             table.t(), mesh, [Replicate(), Replicate()]
         )
-        summed = DTensor.from_local(torch.full((3,), float(self.rank)), mesh, [Partial(), Partial()])
+        summed: Any = DTensor.from_local(torch.full((3,), float(self.rank)), mesh, [Partial(), Partial()])
         value = whole(product.detach().sum()) + whole(summed.redistribute(mesh, [Shard(0), Replicate()])).sum()
         return super().loss(step) * value * 1e-3
 
@@ -290,13 +293,13 @@ class Pipeline(Kind):
 
     def load(self, step: int) -> None:
         state = self.state()
-        dcp.load(state, checkpoint_id=self.folder / str(step))
+        load(state, checkpoint_id=self.folder / str(step))
         ((_, mine),) = state.items()
         set_state_dict(self.model, self.optimizer, model_state_dict=mine["model"], optim_state_dict=mine["optimizer"])
 
     def read_back(self, step: int) -> dict[str, torch.Tensor]:
         blank = {name: torch.full_like(tensor, torch.nan) for name, tensor in self.weights().items()}
-        dcp.load({f"stage {self.stage_number}": {"model": blank}}, checkpoint_id=self.folder / str(step), no_dist=True)
+        load({f"stage {self.stage_number}": {"model": blank}}, checkpoint_id=self.folder / str(step), no_dist=True)
         return blank
 
 

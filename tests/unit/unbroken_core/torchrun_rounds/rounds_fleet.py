@@ -1,4 +1,4 @@
-"""Nodes and a rendezvous that exist in one thread and on one clock: the room is the real one."""
+"""Nodes and a rendezvous that exist in one thread and on one clock: the rounds are the real one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from unbroken_core.torchrun_rounds.messages import (
     Standing,
     ToNode,
 )
-from unbroken_core.torchrun_rounds.rounds import HangUp, Room, Tell
+from unbroken_core.torchrun_rounds.rounds import Disconnect, RunRounds, SendToNode
 
 LIMITS = Limits(
     min_nodes=2, max_nodes=4, last_call_s=30.0, heartbeat_s=15.0, reconnect_s=2.0, leave_s=40.0, start_s=60.0
@@ -49,7 +49,7 @@ class Fleet:
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
-        self.room = Room()
+        self.rounds = RunRounds()
         self.now_s = 100.0
         self.members: dict[str, Member] = {}
         self.begun: dict[int, dict[int, str]] = {}
@@ -102,12 +102,12 @@ class Fleet:
         """Break the connection."""
         session, self.members[name].session = self.members[name].session, None
         if session is not None:
-            self.room.lose(session, self.now_s)
+            self.rounds.lose(session, self.now_s)
         self.settle()
 
     def restart_rendezvous(self) -> None:
         """Begin with a rendezvous that knows nothing but the number and size of the newest round."""
-        self.room = Room(self.room.newest)
+        self.rounds = RunRounds(self.rounds.newest)
         for member in self.members.values():
             member.session = None
 
@@ -115,7 +115,7 @@ class Fleet:
         """Let virtual time pass; whoever is connected sends heartbeats, but for those that are named."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
-            wanted_s = self.room.deadline_s if self.room.num_nodes else until_s
+            wanted_s = self.rounds.deadline_s if self.rounds.num_nodes else until_s
             self.now_s = min(until_s, max(wanted_s, self.now_s + 1e-6), self.now_s + self.limits.heartbeat_s / 3)
             for name in self.members:
                 if name not in silent:
@@ -128,13 +128,13 @@ class Fleet:
         member = self.members[name]
         if member.session is not None and not member.is_dead:
             report: NodeReport = wire.decode(wire.encode(member.report), NodeReport)
-            if not self.room.hear(member.session, report, ("10.0.0.1", f"10.0.1.{len(name)}"), self.now_s):
-                self._perform(self.room.answers())
+            if not self.rounds.receive(member.session, report, ("10.0.0.1", f"10.0.1.{len(name)}"), self.now_s):
+                self._perform(self.rounds.answers())
 
     def settle(self) -> None:
-        """Let the room decide, and the nodes obey, until nothing happens any more."""
+        """Let the rounds decide, and the nodes obey, until nothing happens any more."""
         for _ in range(200):
-            if not self._perform(self.room.settle(self.now_s)):
+            if not self._perform(self.rounds.settle(self.now_s)):
                 return
         raise AssertionError("want the fleet to come to rest, it does not")
 
@@ -144,11 +144,11 @@ class Fleet:
             name = next((n for n, m in self.members.items() if m.session == getattr(action, "session", "")), None)
             if name is None:
                 continue
-            if isinstance(action, Tell):
+            if isinstance(action, SendToNode):
                 is_changed |= self._obey(name, wire.decode(wire.encode(action.message), ToNode))
-            elif isinstance(action, HangUp):
+            elif isinstance(action, Disconnect):
                 self.members[name].session = None
-                self.room.lose(action.session, self.now_s)
+                self.rounds.lose(action.session, self.now_s)
                 is_changed = True
         return is_changed
 

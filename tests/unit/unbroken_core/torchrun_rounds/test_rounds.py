@@ -8,7 +8,7 @@ from tests.unit.unbroken_core.torchrun_rounds.rounds_fleet import LIMITS, Fleet
 
 from unbroken_core.errors import WireError
 from unbroken_core.torchrun_rounds.messages import Departure, End, Intent, NodeReport, Stage
-from unbroken_core.torchrun_rounds.rounds import KEEP_S, Room
+from unbroken_core.torchrun_rounds.rounds import KEEP_S, RunRounds
 
 
 def _stage(fleet: Fleet, name: str) -> Stage:
@@ -318,8 +318,8 @@ def test_name_of_a_run_that_has_ended_is_free_again_after_a_while() -> None:
     assert fleet.end_of("late") is End.CLOSED
     fleet.disconnect("late")
     fleet.pass_time(KEEP_S)
-    assert not fleet.room.is_over(fleet.now_s)
-    assert fleet.room.is_over(fleet.now_s + LIMITS.reconnect_s)
+    assert not fleet.rounds.is_over(fleet.now_s)
+    assert fleet.rounds.is_over(fleet.now_s + LIMITS.reconnect_s)
 
 
 # ------------------------------------------------------------------------------------------ the rendezvous starts again
@@ -388,7 +388,7 @@ def test_node_with_other_numbers_of_nodes_is_turned_away_with_both() -> None:
 )
 def test_report_that_cannot_be_is_refused_and_changes_nothing(change: dict[str, Any], said: str) -> None:
     report = NodeReport(1, "uid", "node", "", (), LIMITS, Intent.JOIN, 1)
-    room = Room()
+    rounds = RunRounds()
     with pytest.raises(WireError, match=said):
-        room.hear("session", replace(report, **change), ("", ""), 0.0)
-    assert room.num_nodes == 0
+        rounds.receive("session", replace(report, **change), ("", ""), 0.0)
+    assert rounds.num_nodes == 0
