@@ -17,7 +17,7 @@ from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.call import WrappedCall, current_call
 from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.loop.parameters import bind_by_annotation
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
 from unbroken.inprocess.standalone.hosting import Hosting
 from unbroken.inprocess.terminate import Terminate
@@ -82,7 +82,7 @@ class Wrapper:
         terminate: Terminate | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
-        self.options = Options(**given)
+        self.options = WrapperOptions(**given)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the wrapped function. Raises TypeError for a generator or coroutine function."""
@@ -100,7 +100,7 @@ class Wrapper:
         return wrapped
 
 
-def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _call(options: WrapperOptions, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     outer = current_call()
     if outer is not None:
         return outer.run_inside(options, _bind(fn, args, kwargs, outer))

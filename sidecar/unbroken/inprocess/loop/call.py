@@ -35,7 +35,7 @@ from unbroken.inprocess.loop.plan_state import state_in
 from unbroken.inprocess.loop.plugins import Plugins
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.loop.store_offer import StoreOffer
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
 from unbroken.inprocess.pod.link import AgentLink, AgentOrders
 from unbroken.inprocess.pod.progress import ProgressSlot
@@ -68,7 +68,7 @@ def current_call() -> "WrappedCall | None":
 class WrappedCall:
     """Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing."""
 
-    def __init__(self, options: Options, place: PodContext) -> None:
+    def __init__(self, options: WrapperOptions, place: PodContext) -> None:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
         entry.refuse_other_threads()
         if _live:
@@ -178,7 +178,7 @@ class WrappedCall:
             self._recover(outcome.error)
             del outcome
 
-    def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
+    def run_inside(self, options: WrapperOptions, function: Callable[[], Any]) -> Any:
         """Run a function that was wrapped with these options inside this call's function; return its value.
 
         Its exceptions and interruptions restart the outermost function. Raises ValueError when torch.distributed is

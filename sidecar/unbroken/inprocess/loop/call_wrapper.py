@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from unbroken.inprocess.interruption.gate import Gate
-from unbroken.inprocess.interruption.interrupter import Running
+from unbroken.inprocess.interruption.interrupter import InterruptibleCall
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState
@@ -18,7 +18,7 @@ class CallWrapper:
 
     def __init__(
         self,
-        call: Running,
+        call: InterruptibleCall,
         gate: Gate,
         progress: ProgressSlot,
         step_hold: StepHold,

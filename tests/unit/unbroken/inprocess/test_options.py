@@ -1,4 +1,4 @@
-"""Options of the wrapper, and what the decorator itself does."""
+"""WrapperOptions of the wrapper, and what the decorator itself does."""
 
 import datetime
 import inspect
