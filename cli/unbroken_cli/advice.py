@@ -50,7 +50,7 @@ _CAUSES = {
     "heartbeat-lost": "check the network of node {node}",
     "pod-lost": "check node {node}: the pod's connection broke and did not come back",
 }
-"""By cause, what to look at. An exception speaks for itself; a deletion was somebody's wish."""
+"""By cause, what to look at. An exception explains itself, and a deletion was on purpose."""
 
 
 def next_steps(job: JobRecord) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 
 def _make_room() -> None:
-    """Let this process hold thousands of jobs: a connection each, and objects that are no garbage."""
+    """Prepare for thousands of jobs: a connection each, and many long-lived objects."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # With Python's own thresholds a list of thousands of pods is mostly looked through for garbage.

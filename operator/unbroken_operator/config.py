@@ -33,7 +33,7 @@ class Config:
     log_level: str
     force_delete_after_s: float
     encrypts: bool = True
-    """Whether a new job's parts speak TLS with each other."""
+    """Whether the parts of new jobs use TLS among each other."""
     lease: LeaseName | None = None
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-encryption",
         action="store_true",
-        help="let the parts of new jobs speak in clear, where something else encrypts, such as a service mesh",
+        help="do not encrypt the traffic of new jobs, where something else does, such as a service mesh",
     )
     _add_lease_and_webhook(parser)
     _add_quarantine(parser)
@@ -113,7 +113,7 @@ def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
         "--webhook-listen", metavar="ADDRESS:PORT", help="answer the API server's reviews of jobs there, over HTTPS"
     )
     parser.add_argument(
-        "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; taken anew when they change"
+        "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; reloaded when they change"
     )
 
 

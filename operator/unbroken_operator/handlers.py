@@ -27,9 +27,9 @@ SERVER_TIMEOUT_S = 290
 RESTART_S = 1.0
 MAX_RESTART_S = 15.0
 STEADY_S = 60.0
-"""A watch that lasted so long is no failure in a row."""
+"""After a watch that lasted so long, failures are counted from one again."""
 _IDENTITY: Any = "unbroken-operator"
-"""Any text does, as there are no peers. Without it kopf asks for the user's name, which the uid of an image has not."""
+"""Any text, since there are no peers. Without it kopf looks up the user's name; an image's uid has none."""
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
@@ -65,6 +65,8 @@ registry = kopf.OperatorRegistry()
 @kopf.on.startup(registry=registry)
 async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Make kopf ask for as little as it can: no copy of each job, no Events of its own, no right to watch CRDs."""
+    # The job's own resource is all that kopf must find.
+    settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False
     settings.watching.server_timeout = SERVER_TIMEOUT_S
@@ -104,13 +106,6 @@ def _connection_info(connection: KubeConnection) -> kopf.ConnectionInfo:
     )
 
 
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    # Read before start-up handlers run. The job's own resource is all that kopf must find.
-    settings.scanning.disabled = True
-    return settings
-
-
 async def run_operator(
     jobs: Jobs,
     kubeconfig: str | None,
@@ -133,7 +128,7 @@ async def run_operator(
             await _watch_jobs(jobs, kubeconfig, namespaces, stop, ready)
         except Exception:
             # An answer that kopf takes for fatal, such as 5xx for a minute, or 404 of an API server that has just
-            # started and does not know of CRDs yet, is no reason to give all jobs up.
+            # started and does not know of CRDs yet, does not end the operator.
             num_failures = 1 if time.monotonic() - started_at > STEADY_S else num_failures + 1
             delay_s = min(RESTART_S * 2.0 ** (num_failures - 1), MAX_RESTART_S)
             logger.exception("watch of jobs ended, starting again in_s=%.0f", delay_s)
@@ -163,7 +158,7 @@ async def _watch_jobs(
         try:
             await kopf.operator(
                 registry=registry,
-                settings=_settings(),
+                settings=kopf.OperatorSettings(),
                 memo=OperatorMemo(kubeconfig, observe, halt.set),
                 namespaces=namespaces,
                 clusterwide=not namespaces,

@@ -98,7 +98,7 @@ class JobWorker:
                     wait_s = await self._reconcile()
                     num_errors = 0
                 except KubeError as error:
-                    # Ever more slowly, unless it gets on.
+                    # With increasing back-off, unless some actions succeeded.
                     num_errors = num_errors + 1 if num_done == self._executor.num_done else 1
                     await self._back_off(error, num_errors)
                     self._wake.set()

@@ -143,7 +143,7 @@ def _only(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _elsewhere(cluster: "Cluster", name: str, namespace: str) -> str:
-    """Return a hint: the namespaces that have such a job, or the jobs that this one has, as far as one may see."""
+    """Return a hint: the namespaces with such a job, or the jobs of this one, as far as the user may list them."""
     try:
         others = [item["metadata"]["namespace"] for item in cluster.jobs(None) if item["metadata"]["name"] == name]
         if others:

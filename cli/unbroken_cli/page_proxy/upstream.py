@@ -34,7 +34,7 @@ class RendezvousAccess:
     url: str
     token: str
     authorities: str | None
-    """PEM; None where it speaks in clear."""
+    """PEM; None without encryption."""
 
 
 def ask(access: RendezvousAccess, path: str) -> PageAnswer:

@@ -4,7 +4,7 @@ A world goes on for as long as all of its pods do. So it has stopped when
 
     one pod with ranks in it has left the iteration     its workers are READY or GONE; the TakeFaults got it out
     the cluster confirms the end of one                 Observation; a node that nobody reaches confirms nothing
-    timeouts.isolation has passed since the last word   a pod that hears no rendezvous leaves by itself (agent/fence.py)
+    timeouts.isolation has passed since the last word   a pod without contact leaves by itself (the agent's fence)
 
 Mostly the first is known at once. It is not when all pods with ranks are cut off together and a spare is heard, or
 when a new rendezvous, or one that was out of touch, hears only pods that had no part in that world. The only pod of a

@@ -169,7 +169,7 @@ class Executor:
         return f"{collection_path(layout.PLURAL, self._key[0], layout.API_VERSION)}/{self._key[1]}"
 
     async def refresh_foreign_service(self) -> None:
-        """Look whether the Service that was in the way still is."""
+        """Look whether another owner's Service still has our name."""
         if self.foreign_service is not None:
             self.foreign_service = await self._read_service()
 

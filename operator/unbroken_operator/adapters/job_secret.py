@@ -40,7 +40,7 @@ class JobSecret:
 
     @property
     def authority(self) -> str:
-        """Who vouches for the rendezvous, in PEM; "" when the job speaks in clear."""
+        """The authority that signed the rendezvous' certificate, in PEM; "" without encryption."""
         return "" if self._certificates is None else self._certificates.authority
 
     @property

@@ -35,7 +35,7 @@ WATCH_TIMEOUT_S = 290
 WATCH_SILENCE_S = 100.0
 """The API server sends a bookmark every minute: a watch that is silent for longer is dead."""
 NUM_PARALLEL = 64
-"""Calls at once. More of them wait here, where their time-out does not run yet: a slow API server is no absent one."""
+"""Calls at once. More of them wait here, where their time-out does not run yet: slow is not absent."""
 PAGE_SIZE = 500
 MERGE_PATCH = "application/merge-patch+json"
 

@@ -30,7 +30,7 @@ class RendezvousTarget:
     address: str
     token: str
     authority: str = ""
-    """Who vouches for it, in PEM; "" when it speaks in clear."""
+    """The authority that signed its certificate, in PEM; "" without encryption."""
     name: str = ""
     """The DNS name that its certificate bears."""
 

@@ -33,11 +33,11 @@ class PodStore:
         self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
         """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
         self._ended: OrderedDict[str, str] = OrderedDict()
-        """Owners of training pods that are no more and were seen to end, by uid."""
+        """Owners of deleted training pods that were seen to end, by uid of the pod."""
         self._num_ended: Counter[str] = Counter()
 
     def num_ended(self, owner_uid: str) -> int:
-        """Return how many training pods of a job are no more and were seen to end."""
+        """Return how many deleted training pods of a job were seen to end."""
         return self._num_ended[owner_uid]
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:

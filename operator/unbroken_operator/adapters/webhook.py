@@ -1,6 +1,6 @@
 """Serves the reviews of jobs over HTTPS, in every replica: it needs neither the lease nor the API server.
 
-The certificate comes from a folder, as the kubelet fills it from a Secret. It may come late and be replaced at any
+The certificate comes from a folder, filled by the kubelet from a Secret. It may arrive late and be replaced at any
 time; until it is there handshakes fail, and the API server does what the webhook's failurePolicy says.
 """
 
@@ -35,7 +35,7 @@ class Webhook:
 
     listen: Address
     certificates: Path
-    """Folder with tls.crt and tls.key, which may come late and be replaced."""
+    """Folder with tls.crt and tls.key, which may arrive late and be replaced."""
 
 
 class Certificate:

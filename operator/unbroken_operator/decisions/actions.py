@@ -135,7 +135,7 @@ def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozense
 
 
 def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
-    """Return the decision without writes that would keep nothing: they would be asked for again for ever."""
+    """Return the decision without writes that the API server would drop: they would be planned again forever."""
     actions = tuple(
         action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
     )

@@ -35,9 +35,9 @@ class Assessment:
     troubled: dict[str, str]
     """Uids of present pods that are to make way for others, and why."""
     rendezvous: PodView | None
-    """The rendezvous pod that is to stay."""
+    """The rendezvous pod to keep."""
     stale_rendezvous: tuple[PodView, ...]
-    """Rendezvous pods that are to go."""
+    """Rendezvous pods to delete."""
     domains: dict[str, tuple[str, ...]]
     """Domains of each node that carries a pod, outermost first; "" where the label is missing."""
     missing_labels: dict[str, tuple[str, ...]]
@@ -107,7 +107,7 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             domains=assessment.domains.get(pod.node, ()) if settings.layers else (),
             role=Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE,
             gone=_gone(pod, assessment.lost),
-            # An image that is being pulled is no more the script's time than a node that is not there.
+            # The time to pull an image counts no more against the script than the time without a node.
             is_waiting=pod.phase == "Pending",
             is_ended=_is_ended(pod, snapshot),
         )
@@ -119,7 +119,7 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
     if pod.has_ended or not pod.node:
         return pod.has_ended
     node = snapshot.nodes.get(pod.node)
-    # Who deletes a Node, or taints it so, vouches that it is off: an administrator, or the cloud's own controller.
+    # Deleting a Node, or this taint, asserts that the machine is off: by an administrator or the cloud's controller.
     return bool(snapshot.nodes) if node is None else node.is_out_of_service
 
 

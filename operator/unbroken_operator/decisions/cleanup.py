@@ -12,7 +12,7 @@ from unbroken_operator.decisions.snapshot import PodView, Snapshot
 RENDEZVOUS_END_S = 10.0
 """A rendezvous that is being deleted has so long to end before the training pods are: its kubelet gives it 5."""
 UNFINISHED_S = 2.0
-"""A pod that never had a node is marked and removed in one go; an API server that dies in between leaves it marked."""
+"""A pod that never had a node is marked and removed at once. An API server that dies in between leaves it marked."""
 _SUSPENDED = "the job is suspended"
 _OVER = "the job is over"
 
@@ -49,7 +49,7 @@ def suspended(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> Obj
 def after_the_end(
     snapshot: Snapshot, spec: Spec, assessment: Assessment, outcome: JobOutcome, free: Ordinals
 ) -> Objects:
-    """Keep what has ended for its logs, as far as the spec says so; end what would wait for ever."""
+    """Keep ended pods for their logs as far as the spec says so; end pods that would wait forever."""
     if not outcome.is_recorded:
         return Objects((), free)
     linger_s = 0.0 if outcome.is_ours else snapshot.options.linger_s - snapshot.memory.finished_for_s

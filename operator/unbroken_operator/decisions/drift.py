@@ -25,7 +25,7 @@ from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, ServiceView, Snapshot
 
 NUM_FREE_STAMPS = 5
-"""A role that comes and goes with recoveries is no fight yet."""
+"""So many changes are free: recoveries change roles, too."""
 NUM_INSISTED = 3
 OWNER, LABELS = "metadata.ownerReferences", "metadata.labels"
 

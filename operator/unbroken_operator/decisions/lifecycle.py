@@ -40,7 +40,7 @@ class JobOutcome:
 def without_ended_report(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without a report that counts no more: of a coordinator that suspension or deadline has ended.
 
-    What it says while its pods end, such as that none is left, is no fault.
+    What it reports while its pods end, such as that none is left, is no fault.
     """
     report = snapshot.report
     if report is None:

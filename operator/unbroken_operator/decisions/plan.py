@@ -6,7 +6,7 @@
     Secret, Service, rendezvous, pods  created in the order in which they need each other
     deletions, labels, and what others changed of all this
 
-Doing the actions again, or stopping after any of them and planning anew, ends in the same state.
+Doing the actions again, or stopping after any of them and planning again, ends in the same state.
 """
 
 from collections.abc import Iterator

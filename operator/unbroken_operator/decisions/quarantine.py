@@ -22,7 +22,7 @@ EXEMPT = "never"
 
 
 class QuarantineMode(str, Enum):
-    """What becomes of a decision."""
+    """What to do with a decision."""
 
     OFF = "off"
     DRY_RUN = "dry-run"

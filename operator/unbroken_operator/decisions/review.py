@@ -42,7 +42,7 @@ class ReviewAnswer:
 def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another operator's.
 
-    Raises InputError for what is no review of a ResilientTrainingJob.
+    Raises InputError for anything but a review of a ResilientTrainingJob.
     """
     request = _request(review)
     item = request.get("object")

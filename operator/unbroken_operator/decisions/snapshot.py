@@ -57,7 +57,7 @@ class PodView:
     template: str = ""
     """Digest of the template that a training pod was made from; "" when it does not say."""
     leaving: str = ""
-    """Why the pod is to go as soon as its ranks have moved; "" when it is not."""
+    """Why the pod will be deleted as soon as its ranks have moved; "" if it will not."""
     avoids: tuple[str, ...] = ()
     """Nodes on which it was made not to run."""
     end: str = ""
@@ -151,7 +151,7 @@ class OperatorOptions:
     linger_s: float = 60.0
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
-    """Whether agents and operator speak TLS with the rendezvous."""
+    """Whether agents and operator use TLS to the rendezvous."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Snapshot:
     """Wall-clock time, RFC 3339 UTC."""
     options: OperatorOptions
     num_ended: int = 0
-    """Training pods of this very job that are no more and were seen to end."""
+    """Training pods of this job that were seen to end, and are deleted by now."""
     report: JobStatus | None = None
     """The last report of the rendezvous."""
     report_from: str = ""
@@ -224,7 +224,7 @@ class Snapshot:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the job's parts speak TLS with each other; its Secret says so."""
+        """Whether the job's traffic is encrypted, as its Secret says."""
         return self.options.encrypts if self.secret is None else self.secret.has_certificates
 
     @property
@@ -337,7 +337,7 @@ def _is_true(status: Mapping[str, Any], kind: str) -> bool:
 
 
 def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    # The user's own first: our agent ends when they do, which is no news.
+    # The user's own first: our agent ends when they do, which explains nothing.
     return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
 
 
@@ -347,7 +347,7 @@ def _has_ended(item: Mapping[str, Any]) -> bool:
         return bool(item["metadata"].get("deletionTimestamp"))
     if not item["metadata"].get("deletionTimestamp") and status.get("phase") not in TERMINAL_PHASES:
         return False
-    # A phase alone is no proof: others than the kubelet write it, too, when they give a node up.
+    # A phase alone is no proof: controllers that give up a node write it, too.
     states = [container.get("state") or {} for container in _container_statuses(status)]
     return bool(states) and not any("running" in state for state in states)
 

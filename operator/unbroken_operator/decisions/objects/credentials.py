@@ -20,7 +20,7 @@ class Certificates:
 
 
 def with_credentials(manifest: Mapping[str, Any], token: str, certificates: Certificates | None) -> Manifest:
-    """Return the Secret with this token, and with certificates unless the job speaks in clear."""
+    """Return the Secret with this token, and with certificates unless the job's traffic is unencrypted."""
     texts = {layout.TOKEN_KEY: token}
     if certificates is not None:
         texts |= {

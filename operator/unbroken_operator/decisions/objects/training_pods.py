@@ -195,13 +195,13 @@ def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
 
 
 def template_digest(spec: Spec) -> str:
-    """Return a short name of what training pods are made from; settings that the rendezvous tells them are no part."""
+    """Return a short name of what training pods are made from; settings that the rendezvous sends them are left out."""
     return digest_of(spec, spec.template.model_dump(by_alias=True, exclude_none=True, mode="json"))
 
 
 def digest_of(spec: Spec, template: Any) -> str:
     """Return the same where the template is dumped already."""
-    # Without defaults: those of another release of the operator are no change of the user's.
+    # Without defaults: other defaults in another release of the operator are no change by the user.
     others = [part and part.model_dump(exclude_defaults=True, mode="json") for part in (spec.sidecar, spec.logs)]
     parts = [template, *others]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

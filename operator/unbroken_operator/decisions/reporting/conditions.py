@@ -100,7 +100,7 @@ def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
 
 
 def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
-    """Say which label wants to be corrected: the outermost of the two that differ."""
+    """Say which label to correct: the outermost of the two that differ."""
     depth = next(index for index, name in enumerate(found.above) if name != found.other_above[index])
     layer, outer = layers[found.depth], layers[depth]
     return (

@@ -55,7 +55,7 @@ def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
     if condition["reason"] in _ORDINARY_WAITS:
         return False
     if condition["type"] == "SparesExhausted" and stored.get("reason") in (None, Reason.SUSPENDED.value):
-        # Right after the start, or the next one, the spares are on their way; that is no news.
+        # Right after the start, or the next one, the spares are on their way: no Event for that.
         return False
     return sign in _WARNINGS or sign == ("Complete", "True")
 

@@ -15,7 +15,7 @@ from unbroken_operator.decisions.updates import CHANGED
 
 
 def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Finding:
-    """Say whether all wanted pods run, and if not, the first reason that somebody can do something about."""
+    """Say whether all wanted pods run, and if not, the first reason that a person can act on."""
     wanted = verdict.settings.replicas + verdict.settings.spares
     running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
     count = f"{running} of {wanted} training pods run"

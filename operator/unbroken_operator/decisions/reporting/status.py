@@ -25,7 +25,7 @@ _STATES = {
     JobPhase.FAILED: JobState.FAILED,
 }
 ETTR_STEP = 0.05
-"""So much of a change is worth a write of its own: seldom, since the ratio settles as a job grows older."""
+"""A change of this size is worth its own write; it grows rare as the job grows older."""
 _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
 
 

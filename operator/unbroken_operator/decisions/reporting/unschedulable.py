@@ -17,7 +17,7 @@ _QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z]{0,2})")
 
 
 def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> str:
-    """Return what a pod of this spec wants and no node has; "" when each wish by itself is met somewhere."""
+    """Return what a pod of this spec requests and no node has; "" if some node meets each request by itself."""
     if not nodes:
         return "the cluster has no nodes"
     return "; ".join((*_labels(pod_spec, nodes), *_sizes(pod_spec, nodes), *_readiness(nodes)))
@@ -47,7 +47,7 @@ def _readiness(nodes: Mapping[str, NodeView]) -> Iterator[str]:
 
 
 def _requests(pod_spec: Mapping[str, Any]) -> dict[str, Fraction]:
-    """Return what all containers of the user want together."""
+    """Return what all of the user's containers request together."""
     total: dict[str, Fraction] = {}
     containers: Sequence[Mapping[str, Any]] = pod_spec.get("containers") or ()
     for container in containers:
