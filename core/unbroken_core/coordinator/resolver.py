@@ -1,10 +1,12 @@
-"""Carries decisions out, one at a time, until a decider waits: the one place where phase, world and report change.
+"""Carries decisions out, one at a time, until a decider waits.
 
     decide(phase) ──Wait──> processes that are due are started; the next tick is known
        ^      │
        └──────┘ anything else: it is done, and the phase decides again
 
-The deciders are `decide_forming`, `decide_planned`, `decide_running` and `decide_interrupted`. They change nothing.
+The deciders are `decide_forming`, `decide_planned`, `decide_running` and `decide_interrupted`. They change nothing: the
+ranking that they ask "what if" keeps its scratch to itself. An event may change the phase before that: a fault ends it
+(`faults`), so does lost contact (`contact`), and a pod that joins or halts adds to it (`forming`, `moves`).
 """
 
 import math

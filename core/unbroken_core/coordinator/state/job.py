@@ -9,7 +9,7 @@
     report          what the status says
     numbers         what never goes back
 
-Deciders read it and return a Decision; the resolver alone replaces phase, world and report.
+Deciders read it and return a Decision, which the resolver carries out (resolver.py).
 """
 
 from collections.abc import Mapping
