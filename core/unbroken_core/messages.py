@@ -59,7 +59,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Question:
-    """Who shall be which rank? Workers are numbered: former active ranks first, then those without, in tree order."""
+    """Who shall be which rank? Workers are numbered: those with ranks first, then the others in tree order."""
 
     generation: int
     number: int
@@ -194,7 +194,7 @@ class Report:
     is_leaving: bool = False
     """The pod was told to end (SIGTERM); its ranks should move."""
     entered_ago_s: float = 0.0
-    """So long ago the last of those that this tells to be in a new iteration was told to enter it."""
+    """Seconds since the last of the workers that this shows in a new iteration was told to enter it."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class RungUse:
 
     rung: Rung
     ago_s: float
-    """Seconds since the operator heard that it was over: no clock is compared with another's."""
+    """Seconds since the operator learned that it was over; clocks of two hosts are never compared."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ T = TypeVar("T")
 def _parts(message: object) -> dict[str, Any]:
     """Return what is written of a message within another one.
 
-    Most of a worker's fields say nothing most of the time, and 64 of them come with each report of a pod: what has its
-    default is left out, for whoever reads it fills it in.
+    Most of a worker's fields say nothing most of the time, and 64 of them come with each report of a pod. So fields at
+    their default are left out; the reader fills them in.
     """
     values = vars(message)
     usual = _USUAL.get(type(message))

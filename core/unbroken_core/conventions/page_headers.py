@@ -1,4 +1,4 @@
-"""What every answer for the live page tells the browser: who serves the page and who passes it on say the same."""
+"""HTTP headers of all responses for the live page; the rendezvous and `unbroken page` send the same ones."""
 
 PAGE_HEADERS = {
     # Trusted types: where the browser knows them, text cannot become markup, whatever the page's code does.

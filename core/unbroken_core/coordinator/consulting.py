@@ -1,17 +1,17 @@
-"""Who is which rank, asked of one worker, where the script has a rank assignment in Python.
+"""Asks one worker for the ranks of the next plan, where the script has a rank assignment in Python.
 
-The lowest healthy active rank is asked, and the next one when it is lost or silent. What it says is checked: workers
-that are there, none twice, within all limits of the spec. An error of the script ends the job: all would make it. Too
-few workers with a rank are no error while others may come: they are waited for as if too few were healthy.
+The coordinator asks the lowest healthy active rank, and the next one when that is lost or silent. It checks the answer:
+known workers, none twice, within all limits of the spec. An error of the script ends the job, since all workers would
+make it. If the answer leaves too few workers with a rank while others may come, the job waits for them.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Union
 
-from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, Finish, Learn, Replace, Wait
+from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, EndJob, Learn, Replace, Wait
 from unbroken_core.coordinator.previous_world import hold_back
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Answer, Consult, Question
@@ -48,7 +48,7 @@ def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Work
     deadline_s = asked.asked_at_s + job.settings.timeouts.soft_s
     if now_s < deadline_s:
         message = f"waits for the rank assignment of the script on {member.pod} worker {asked.local_rank}"
-        return Wait(deadline_s, Report(job.report.reason, message), phase)
+        return Wait(deadline_s, StatusText(job.report.reason, message), phase)
     return _give_up(job, phase, asked, now_s)
 
 
@@ -76,7 +76,7 @@ def _question(job: JobState, previous: Consultation | None, now_s: float) -> Con
     lost = set(roll.lost)
     workers = [*roll.active, *roll.idle]
     healthy = [worker for number, worker in enumerate(workers) if number not in lost]
-    # Whoever was asked is waited for, whoever comes and goes meanwhile: it may hang, and must not get a rank then.
+    # The worker that was asked is waited for, whatever changes meanwhile: it may hang, and must get no rank then.
     is_same = previous is not None and _is_there(job, previous, healthy)
     uid, local_rank = (previous.uid, previous.local_rank) if previous is not None and is_same else healthy[0]
     is_silent = previous is not None and is_same and not _has_answered(job, previous)
@@ -123,13 +123,13 @@ def _take(job: JobState, phase: Consultable, asked: Consultation, answer: Answer
     for message in _faults(asked, answer):
         pod = job.members.by_uid[asked.uid].pod
         text = f"{pod} worker {asked.local_rank}: rank_assignment: {message}"
-        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+        return EndJob(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
     shortage = _shortage(job, asked, answer, len(numbers))
     if shortage is None:
         return [asked.workers[number] for number in numbers]
     if len(job.members.ready) >= job.settings.replicas:
         # All are there: it would say the same for ever.
-        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
+        return EndJob(JobPhase.FAILED, Reason.POLICY_REFUSED, shortage.detail)
     objection = Objection(job.members.ranking.version, shortage)
     silent_began = phase.consulting.silent_began
     return Learn(replace(phase, consulting=Consulting(objection=objection, silent_began=silent_began)))
@@ -171,7 +171,7 @@ def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: floa
     text = f"the rank assignment of the script did not answer for {waited_s:.0f} s (timeouts.softSeconds)"
     if num_silent >= MAX_SILENT:
         text = f"{where}: {text}, nor did {MAX_SILENT - 1} others"
-        return Finish(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
+        return EndJob(JobPhase.FAILED, Reason.POLICY_REFUSED, text)
     record = FaultRecord(
         Cause.HARD_TIMEOUT,
         member.uid,

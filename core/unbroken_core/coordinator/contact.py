@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.faults import take_fault
 from unbroken_core.coordinator.previous_world import first_world, note_lost
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Outage, Planned, Running
 from unbroken_core.coordinator.state.places import Member
@@ -70,7 +70,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})
     job.phase = Forming(now_s, job.pod_clock.read(now_s), outage)
-    job.report = Report(Reason.WAITING_FOR_PODS, why)
+    job.report = StatusText(Reason.WAITING_FOR_PODS, why)
 
 
 def _lose_away(job: JobState, now_s: float) -> float:
@@ -90,7 +90,7 @@ def _lose_away(job: JobState, now_s: float) -> float:
 
 
 def _is_deaf(job: JobState, now_s: float) -> bool:
-    """Return whether no pod at all was heard of late; to be asked when the first of them has been silent too long."""
+    """Return whether no pod at all was heard recently; to be asked once the quietest was silent for too long."""
     if not isinstance(job.phase, _LIVE) or not job.members.heard:
         return False
     newest = job.members.by_uid[next(reversed(job.members.heard))]

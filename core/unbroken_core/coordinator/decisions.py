@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Union
 
-from unbroken_core.coordinator.state.job import PreviousWorld, Report
-from unbroken_core.coordinator.state.phases import Consultation, Forming, Interrupted, Phase, Running
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.job import PreviousWorld, StatusText
+from unbroken_core.coordinator.state.phases import AnyPhase, Consultation, Forming, Interrupted, Running
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Halt
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
@@ -18,9 +18,9 @@ class Wait(NamedTuple):
     """Nothing is to be done before this time, or the next event. Each event ends in one: a tuple is made fastest."""
 
     until_s: float = math.inf
-    report: Report | None = None
+    report: StatusText | None = None
     """What the status says from now on; None: as before."""
-    phase: Phase | None = None
+    phase: AnyPhase | None = None
     """The same phase, with what was learned; None: as before."""
     rung: Rung | None = None
     """Rung that the wait belongs to, and that is paid for."""
@@ -30,10 +30,10 @@ class Wait(NamedTuple):
 class Learn:
     """Something is known now that the next decision depends on."""
 
-    phase: Phase | None = None
+    phase: AnyPhase | None = None
     """None: as before, here and below."""
     previous: PreviousWorld | None = None
-    report: Report | None = None
+    report: StatusText | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CutPlan:
 
     rung: Rung | None
     """None for the first plan of a job."""
-    phase: Phase
+    phase: AnyPhase
     order: Sequence[Worker] | None = None
     """Worker of each rank, where the script's code has said so; None: as the tree says."""
 
@@ -52,7 +52,7 @@ class Ask:
     """Ask a worker which ranks its script gives, and wait for the answer."""
 
     question: Consultation
-    phase: Phase
+    phase: AnyPhase
     """With the question in it."""
 
 
@@ -67,7 +67,7 @@ class Adopt:
 
 
 @dataclass(frozen=True)
-class Enter:
+class BeginRunning:
     """All active workers have entered the iteration."""
 
 
@@ -77,11 +77,11 @@ class NoteProgress:
 
 
 @dataclass(frozen=True)
-class Interrupt:
+class TakeFaults:
     """End the iteration, or add to why it was ended."""
 
     faults: tuple[FaultRecord, ...]
-    failed: tuple[tuple[Member, Place], ...] = ()
+    failed: tuple[tuple[Member, WorkerPlace], ...] = ()
     """Places whose processes are replaced, one for each fault; empty where none is."""
 
 
@@ -89,8 +89,8 @@ class Interrupt:
 class Replace:
     """Replace the processes of places."""
 
-    places: tuple[tuple[Member, Place], ...]
-    phase: Phase
+    places: tuple[tuple[Member, WorkerPlace], ...]
+    phase: AnyPhase
     fault: FaultRecord | None = None
     """Belongs to the recovery that is under way."""
 
@@ -99,12 +99,12 @@ class Replace:
 class Believe:
     """These say that they are ready, and never were in the iteration."""
 
-    places: tuple[tuple[Member, Place], ...]
+    places: tuple[tuple[Member, WorkerPlace], ...]
     phase: Interrupted
 
 
 @dataclass(frozen=True)
-class RestartJob:
+class ReplaceAll:
     """Replace every process."""
 
     phase: Interrupted
@@ -116,11 +116,11 @@ class Order:
 
     halt: Halt
     phase: Running
-    report: Report | None
+    report: StatusText | None
 
 
 @dataclass(frozen=True)
-class Finish:
+class EndJob:
     """End the job."""
 
     outcome: JobPhase
@@ -128,9 +128,9 @@ class Finish:
     message: str
 
 
-Change = Union[CutPlan, Adopt, Enter, Interrupt, Finish]
+Change = Union[CutPlan, Adopt, BeginRunning, TakeFaults, EndJob]
 """Ends the phase, or may."""
-Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, RestartJob, Order]
+Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, ReplaceAll, Order]
 """Is done within the phase."""
 Decision = Union[Wait, Change, Deed]
 Consultable = Union[Forming, Interrupted]

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unbroken_core.coordinator.moves import may_wait
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
-from unbroken_core.coordinator.state.places import Member, Place, evidence
+from unbroken_core.coordinator.state.places import Member, WorkerPlace, evidence
 from unbroken_core.messages import Fault, Interrupt
 from unbroken_core.reasons import Cause, Reason, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord, Incident
@@ -52,7 +52,7 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
     job.history.add(fault)
     job.progress.stop(now_s)
     job.phase = Interrupted(now_s, job.pod_clock.read(now_s))
-    job.report = Report(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault_text(fault)}")
+    job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault_text(fault)}")
     order_out(job, job.members.by_uid.values())
     move = phase.move if isinstance(phase, Running) else None
     for planned in () if move is None else move.faults.values():
@@ -62,10 +62,10 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
 
 
 def order_out(job: JobState, members: Iterable[Member]) -> None:
-    """Tell agents that the iteration is over; each in the words of a plan that it has.
+    """Tell agents that the iteration is over, each with the number of a plan that it has.
 
-    One that was told of an iteration without its plan would keep that to itself: were this rendezvous lost, the next
-    one might never hear of it, begin with the same number, and be ignored.
+    An agent cannot report an iteration whose plan it does not have. If this rendezvous were lost, the next one could
+    reuse the number, and agents would ignore it.
     """
     iteration = job.world.iteration
     message = interrupt_message(job, job.history.running, iteration)
@@ -92,7 +92,7 @@ def fault_text(fault: FaultRecord) -> str:
     return f"{fault.cause} of {who}{detail}"
 
 
-def _record(member: Member, place: Place, found: Fault, now_s: float) -> FaultRecord:
+def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float) -> FaultRecord:
     is_told = found is place.state.fault
     return FaultRecord(
         found.cause,
@@ -112,13 +112,13 @@ def _unknown_instant_s(job: JobState, now_s: float) -> float:
     return incident.started_s if incident is not None and incident.started_s < now_s else -math.inf
 
 
-def _is_firm(place: Place, iteration: int) -> bool:
+def _is_firm(place: WorkerPlace, iteration: int) -> bool:
     """Return whether the evidence is more than having left the iteration, which everybody is told to do."""
     state = place.state
     return (state.fault is not None and state.fault.iteration == iteration) or state.phase is WorkerPhase.GONE
 
 
-def _count_fault(job: JobState, member: Member, place: Place) -> None:
+def _count_fault(job: JobState, member: Member, place: WorkerPlace) -> None:
     limit = job.settings.max_faults_per_rank
     if limit is not None:
         key = (member.uid, place.state.local_rank)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.cluster import standing_text
 from unbroken_core.coordinator.consulting import objection, plan_when_ready
-from unbroken_core.coordinator.decisions import Adopt, Decision, Finish, Learn, Wait, at_latest
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
@@ -25,7 +25,7 @@ def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
     startup_end_s = job.startup_due_s(phase.began)
     if _is_hopeless(job):
         text = hopeless_text(job) + "; " + _count_text(job)
-        return Finish(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
+        return EndJob(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
     if phase.last_call_s is None:
         decision = _wait_or_give_up(job, phase, startup_end_s, now_s)
     else:
@@ -94,11 +94,11 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
     num_awaited = _num_awaited(job, newest.world_size - len(places))
     adoption = replace(adoption, newest=(newest.iteration, newest.generation), num_joins=0, num_awaited=num_awaited)
     message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
-    return Wait(deadline_s, Report(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
+    return Wait(deadline_s, StatusText(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
 
 
 def _num_awaited(job: JobState, num_missing: int) -> int:
-    """Return how many pods must come before it is worth to look again; often enough to tell people how it goes on."""
+    """Return how many pods must come before another look pays; few enough that people see progress."""
     num_wanted = -(-num_missing // job.settings.ranks_per_pod)
     return max(min(num_wanted, len(job.members.by_uid) // 8), 1)
 
@@ -109,9 +109,9 @@ def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: floa
     if not isinstance(outcome, Shortage):
         decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
     elif now_s >= startup_end_s:
-        return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
+        return EndJob(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
     else:
-        report = Report(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
+        report = StatusText(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
         decision = Wait(report=report, phase=phase)
     return at_latest(decision, newcomers.until_s)
 
@@ -125,11 +125,11 @@ def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) 
         return None
     if members.without_domain:
         names = shorten_names(members.without_domain, members.name)
-        report = Report(Reason.WAITING_FOR_TOPOLOGY, f"waits {wait_s:.0f} s for the domains of {names}")
+        report = StatusText(Reason.WAITING_FOR_TOPOLOGY, f"waits {wait_s:.0f} s for the domains of {names}")
     elif len(members.ready) >= settings.replicas + settings.spares:
         return None
     else:
-        report = Report(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others")
+        report = StatusText(Reason.WAITING_FOR_PODS, f"{_count_text(job)}; waits {wait_s:.0f} s for the others")
     return Wait(deadline_s, report, phase)
 
 
@@ -139,7 +139,7 @@ def _wait_or_give_up(job: JobState, phase: Forming, startup_end_s: float, now_s:
         reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
         standing = standing_text(job)
         message = _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else "")
-        return Wait(report=Report(reason, message), phase=phase)
+        return Wait(report=StatusText(reason, message), phase=phase)
     newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
     outcome = first_outcome(job, newcomers)
     silent_began = phase.consulting.silent_began
@@ -148,13 +148,13 @@ def _wait_or_give_up(job: JobState, phase: Forming, startup_end_s: float, now_s:
         return plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
     if now_s < silent_until_s:
         # However late it was asked, its new process has the time to get ready that every process has.
-        report = Report(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
+        report = StatusText(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
         return Wait(min(silent_until_s, newcomers.until_s), report, phase)
     waited_s = job.settings.timeouts.startup_s
     refused = objection(job)
     why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
     message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
-    return Finish(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
+    return EndJob(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
 
 
 def _is_hopeless(job: JobState) -> bool:

@@ -7,20 +7,27 @@ from itertools import takewhile
 
 from unbroken_core.coordinator.cluster import standing_text
 from unbroken_core.coordinator.consulting import objection, plan_when_ready
-from unbroken_core.coordinator.decisions import Believe, Decision, Finish, Interrupt, Replace, Wait, at_latest
-from unbroken_core.coordinator.decisions import RestartJob as RestartAll
+from unbroken_core.coordinator.decisions import (
+    Believe,
+    Decision,
+    EndJob,
+    Replace,
+    ReplaceAll,
+    TakeFaults,
+    Wait,
+    at_latest,
+)
 from unbroken_core.coordinator.faults import fault_text
 from unbroken_core.coordinator.forming import first_outcome, hopeless_text
 from unbroken_core.coordinator.planning import late_fault
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.pod.liveness import heartbeat_interval_s
 from unbroken_core.ranks.worlds import Outcome, Shortage
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
-from unbroken_core.recovery.ladder import Choice, Cut, Fail, RestartJob, Situation, choose
-from unbroken_core.recovery.ladder import Wait as WaitForHelp
+from unbroken_core.recovery.ladder import Choice, Fail, RestartJob, Situation, TakeWorld, WaitForHelp, choose
 
 _READY = WorkerPhase.READY
 
@@ -60,14 +67,14 @@ def _follow(job: JobState, phase: Interrupted, view: Situation, choice: Choice, 
                 was_short = phase.was_short or isinstance(view.outcome, Shortage)
                 if (was_short, began) != (phase.was_short, phase.shortage_began):
                     phase = replace(phase, was_short=was_short, shortage_began=began)
-            report = Report(choice.reason, f"iteration {job.world.iteration}: {choice.message}")
+            report = StatusText(choice.reason, f"iteration {job.world.iteration}: {choice.message}")
             return Wait(choice.until_s, report, phase, choice.rung)
-        case Cut():
+        case TakeWorld():
             return plan_when_ready(job, phase, choice.rung, now_s)
         case RestartJob():
-            return RestartAll(replace(phase, job_rung_began=job.pod_clock.read(now_s)))
+            return ReplaceAll(replace(phase, job_rung_began=job.pod_clock.read(now_s)))
         case Fail():
-            return Finish(JobPhase.FAILED, choice.reason, choice.message)
+            return EndJob(JobPhase.FAILED, choice.reason, choice.message)
 
 
 def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decision | None:
@@ -91,23 +98,23 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
         first = members.by_uid[next(iter(members.leaving))].pod
         others = f" and {len(members.leaving) - 1} more pods" if len(members.leaving) > 1 else ""
         message = f"iteration {job.world.iteration}: {culprit}; waits for {first}{others} to leave"
-        return Wait(min(until_s, deadline_s), Report(Reason.RECOVERING, message), phase)
+        return Wait(min(until_s, deadline_s), StatusText(Reason.RECOVERING, message), phase)
     late = tuple(_late_leavers(job))
     if late:
         waited_s = now_s - phase.at_s
         faults = tuple(job.fault(member, late_fault(member, place, waited_s, now_s)) for member, place in late)
-        return Interrupt(faults, late)
+        return TakeFaults(faults, late)
     # What is left is away and has its own, shorter grace.
     return Wait(until_s, phase=phase)
 
 
-def _late_leavers(job: JobState) -> Iterator[tuple[Member, Place]]:
+def _late_leavers(job: JobState) -> Iterator[tuple[Member, WorkerPlace]]:
     for uid in job.members.leaving:
         member = job.members.by_uid[uid]
         yield from ((member, member.places[rank]) for rank in member.ranks if member.places[rank].lingers)
 
 
-def _passed_over(job: JobState, phase: Interrupted, heard_from_s: float) -> Iterator[tuple[Member, Place]]:
+def _passed_over(job: JobState, phase: Interrupted, heard_from_s: float) -> Iterator[tuple[Member, WorkerPlace]]:
     """Yield those that say READY long after they were told to leave, and are taken for some that have yet to leave.
 
     An agent that takes a Plan and the Interrupt of that plan at once never enters it, and its workers stay READY
@@ -130,7 +137,7 @@ def _heard_since(job: JobState, from_s: float, looked_at_s: float) -> list[Membe
     return [member for member in candidates if member.heard_at_s >= from_s and member.uid in members.leaving]
 
 
-def _culprits_place(job: JobState) -> Iterator[tuple[Member, Place]]:
+def _culprits_place(job: JobState) -> Iterator[tuple[Member, WorkerPlace]]:
     """Yield the place of the culprit, while the process is there that caused the fault."""
     if job.history.running is None:
         return

@@ -2,7 +2,7 @@
 
     none ──a pod is to leave──> ASKED ──all have answered──> NAMED ──all stand after one step──> COMMON ──all done──┐
      ^                           │ a worker tells no steps, or timeouts.drain is over                               v
-     └──nobody leaves any more───┴──────────────────────────────────────────────────────────────────────────> Interrupt
+     └──nobody leaves any more───┴──────────────────────────────────────────────────────────────────────────> TakeFaults
 
 Every worker that is asked waits in its next ping, and answers which step it told last: so the highest step that is told
 or waited at is one that all can reach and none can pass. Those below it go on to there. A rank that skips a step, or
@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from unbroken_core.coordinator.decisions import Decision, Finish, Interrupt, Learn, NoteProgress, Order, Wait
-from unbroken_core.coordinator.state.job import JobState, Report, running_text
-from unbroken_core.coordinator.state.phases import Awaited, Move, Planned, Running
+from unbroken_core.coordinator.decisions import Decision, EndJob, Learn, NoteProgress, Order, TakeFaults, Wait
+from unbroken_core.coordinator.state.job import JobState, StatusText, running_text
+from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import NO_STEP, Halt, Halted, WorkerState
 from unbroken_core.ranks.worlds import World
@@ -37,7 +37,7 @@ _SLACK_S = 2.0
 def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
     """Finish when all have completed; else lead all workers to one step while ranks are to move."""
     if not job.members.not_completed:
-        return Finish(JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+        return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
     if _is_first_progress(job):
         return NoteProgress()
     faults: dict[str, FaultRecord] = {}
@@ -45,7 +45,7 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
         leaving = [member for uid in job.members.out if (member := job.members.by_uid[uid]).ranks]
         faults = {member.uid: _leave_fault(job, member, now_s) for member in leaving}
         if not all(may_wait(job, member, is_adoption=False) for member in leaving):
-            return Interrupt(tuple(faults.values()))
+            return TakeFaults(tuple(faults.values()))
     if job.settings.grow_back_s is None:
         until_s, more = math.inf, None
     else:
@@ -133,7 +133,7 @@ def _larger_world(job: JobState, phase: Running, now_s: float) -> tuple[World | 
 
 def _lead(job: JobState, phase: Running, faults: Mapping[str, FaultRecord], until_s: float, now_s: float) -> Decision:
     """Lead all workers to one step."""
-    move = phase.move or Move(now_s + job.settings.timeouts.drain_s)
+    move = phase.move or PlannedMove(now_s + job.settings.timeouts.drain_s)
     move = replace(move, faults={uid: move.faults.get(uid, fault) for uid, fault in faults.items()})
     phase = replace(phase, move=move)
     if now_s >= move.until_s:
@@ -149,7 +149,7 @@ def _lead(job: JobState, phase: Running, faults: Mapping[str, FaultRecord], unti
     return _go_on(job, phase, move, move.order, now_s)
 
 
-def _go_on(job: JobState, phase: Running, move: Move, order: Halt, now_s: float) -> Decision:
+def _go_on(job: JobState, phase: Running, move: PlannedMove, order: Halt, now_s: float) -> Decision:
     """Name the next step, once all have done what the last order wanted."""
     if move.wants is Awaited.SAVE:
         return _depart(move, f"moves after step {order.step}")
@@ -166,7 +166,7 @@ def _go_on(job: JobState, phase: Running, move: Move, order: Halt, now_s: float)
     return _demand(job, phase, move, now_s, (max(goals), Awaited.SAVE if is_common else Awaited.STAND))
 
 
-def _demand(job: JobState, phase: Running, move: Move, now_s: float, goal: _Goal) -> Order:
+def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal: _Goal) -> Order:
     """Tell all workers of the iteration how far to go, and wait for them."""
     step, wants = goal
     order = _halt(job, move, goal, now_s)
@@ -176,7 +176,7 @@ def _demand(job: JobState, phase: Running, move: Move, now_s: float, goal: _Goal
     where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
     names = [fault.pod for fault in move.faults.values() if fault.pod]
     who = f"those of {shorten_names(names)} move" if names else "more join"
-    return Order(order, phase, Report(Reason.TRAINING, f"{running_text(job)}; {who} {where}"))
+    return Order(order, phase, StatusText(Reason.TRAINING, f"{running_text(job)}; {who} {where}"))
 
 
 def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> Decision:
@@ -184,39 +184,39 @@ def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> De
     move = phase.move
     if move is None:
         return Wait(until_s, phase=phase)
-    return _release(job, phase, move, Report(Reason.TRAINING, running_text(job)), now_s)
+    return _release(job, phase, move, StatusText(Reason.TRAINING, running_text(job)), now_s)
 
 
-def _give_up(job: JobState, phase: Running, move: Move, now_s: float, why: str) -> Decision:
+def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why: str) -> Decision:
     """Find no common step: who must leave does so wherever the ranks are, but to grow is worth no lost step."""
     if any(fault.cause is not Cause.CAPACITY_RETURNED for fault in move.faults.values()):
         return _depart(move, why)
     when = (
         "in the next recovery" if phase.may_grow_again_s == math.inf else "in the next recovery, or once steps are told"
     )
-    report = Report(Reason.TRAINING, f"{running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
+    report = StatusText(Reason.TRAINING, f"{running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
     return _release(job, phase, move, report, now_s)
 
 
-def _release(job: JobState, phase: Running, move: Move, report: Report, now_s: float) -> Decision:
+def _release(job: JobState, phase: Running, move: PlannedMove, report: StatusText, now_s: float) -> Decision:
     phase = replace(phase, move=None)
     if move.order is None:
         return Learn(phase, report=report)
     return Order(_halt(job, move, _GO_ON, now_s), phase, report)
 
 
-def _halt(job: JobState, move: Move, goal: _Goal, now_s: float) -> Halt:
+def _halt(job: JobState, move: PlannedMove, goal: _Goal, now_s: float) -> Halt:
     numbers, (step, wants) = job.numbers, goal
     is_common = wants is Awaited.SAVE
     return Halt(numbers.generation, numbers.halt + 1, job.world.iteration, step, is_common, _within_s(move, now_s))
 
 
-def _within_s(move: Move, now_s: float) -> float:
+def _within_s(move: PlannedMove, now_s: float) -> float:
     return move.until_s + _SLACK_S - now_s
 
 
-def _depart(move: Move, detail: str) -> Interrupt:
-    return Interrupt(tuple(replace(fault, detail=detail) for fault in move.faults.values()))
+def _depart(move: PlannedMove, detail: str) -> TakeFaults:
+    return TakeFaults(tuple(replace(fault, detail=detail) for fault in move.faults.values()))
 
 
 def _is_first_progress(job: JobState) -> bool:

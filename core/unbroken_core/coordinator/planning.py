@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from unbroken_core.coordinator.decisions import CutPlan, Decision, Enter, Interrupt, Wait
+from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, TakeFaults, Wait
 from unbroken_core.coordinator.previous_world import new_world
-from unbroken_core.coordinator.state.job import JobState, Report, build_plan, running_text
+from unbroken_core.coordinator.state.job import JobState, StatusText, build_plan, running_text
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Finish
 from unbroken_core.ranks.worlds import World
@@ -20,24 +20,24 @@ def decide_planned(job: JobState, now_s: float) -> Decision:
     """Go on when all have entered, and replace the processes of those that did not in time."""
     members, world = job.members, job.members.world
     if not members.not_entered:
-        return Enter()
+        return BeginRunning()
     iteration, barrier_s = world.iteration, job.settings.timeouts.barrier_s
     deadline_s = world.planned_s + barrier_s
     if now_s < deadline_s:
         names = shorten_names(members.not_entered, members.name)
         message = f"iteration {iteration}: waits for {names} to enter the training function"
-        return Wait(deadline_s, Report(job.report.reason, message))
+        return Wait(deadline_s, StatusText(job.report.reason, message))
     late = []
     for uid in members.not_entered:
         member = members.by_uid[uid]
         places = (member.places[local_rank] for local_rank in member.ranks)
         late += [(member, place) for place in places if place.is_ready or place.state.iteration < iteration]
     faults = (job.fault(member, late_fault(member, place, barrier_s, now_s)) for member, place in late)
-    return Interrupt(tuple(faults), tuple(late)) if late else Wait()
+    return TakeFaults(tuple(faults), tuple(late)) if late else Wait()
 
 
 def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
-    """Make the world that was asked for last the next iteration and tell everybody.
+    """Make the world that was asked for last the next iteration, and send each pod its part.
 
     With an order of the script these workers are rank 0, 1, ... instead; the job fails when that breaks a limit of the
     spec.
@@ -66,7 +66,9 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
         _note_plan(job, cut.world, decision.rung, stopped_at_s, now_s)
     job.phase = Planned()
     reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
-    job.report = Report(reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function")
+    job.report = StatusText(
+        reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function"
+    )
 
 
 def master_endpoint(job: JobState) -> tuple[str, int]:
@@ -88,7 +90,7 @@ def send_plan(job: JobState, member: Member, master: tuple[str, int]) -> None:
         job.send(member, plan)
 
 
-def late_fault(member: Member, place: Place, seconds: float, now_s: float) -> FaultRecord:
+def late_fault(member: Member, place: WorkerPlace, seconds: float, now_s: float) -> FaultRecord:
     """Return the fault of a worker that did not do in time what it was told."""
     detail = f"did not follow for {seconds:.0f} s (timeouts.barrierSeconds); its process is replaced"
     incarnation = place.state.incarnation
@@ -107,13 +109,13 @@ def enter_world(job: JobState, now_s: float) -> None:
     job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
     job.progress.run(now_s, job.world.size)
     job.phase = Running(now_s)
-    job.report = Report(Reason.TRAINING, running_text(job))
+    job.report = StatusText(Reason.TRAINING, running_text(job))
 
 
 def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
     """End the job."""
     job.phase = Over(outcome)
-    job.report = Report(reason, message)
+    job.report = StatusText(reason, message)
     job.broadcast(Finish(job.numbers.generation, outcome, reason, message))
 
 

@@ -2,9 +2,9 @@
 
 A world goes on for as long as all of its pods do. So it has stopped when
 
-    one pod with ranks in it has left the iteration     its workers are READY or GONE; the Interrupt got it out
+    one pod with ranks in it has left the iteration     its workers are READY or GONE; the TakeFaults got it out
     the cluster confirms the end of one                 Observation; a node that nobody reaches confirms nothing
-    timeouts.isolation has passed since the last word   a pod that hears no rendezvous leaves by itself (agent/fence.py)
+    timeouts.isolation has passed since the last word   a pod without contact leaves by itself (the agent's fence)
 
 Mostly the first is known at once. It is not when all pods with ranks are cut off together and a spare is heard, or
 when a new rendezvous, or one that was out of touch, hears only pods that had no part in that world. The only pod of a
@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.coordinator.decisions import Consultable, Decision, Learn, Wait
-from unbroken_core.coordinator.state.job import JobState, PreviousWorld, Report
+from unbroken_core.coordinator.state.job import JobState, PreviousWorld, StatusText
 from unbroken_core.coordinator.state.phases import Hold, Interrupted
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.reasons import Reason, WorkerPhase
 from unbroken_core.recovery.ladder import shorten_names
 
@@ -84,7 +84,7 @@ def hold_back(job: JobState, phase: Consultable, now_s: float) -> Decision | Non
     if _is_proven(job, heard) or due_s is None or now_s >= due_s:
         return Learn(phase, previous=replace(previous, is_over=True))
     text = _text(job, [member.pod for member in heard], unheard)
-    report = Report(Reason.WAITING_FOR_ISOLATION, text, due_s)
+    report = StatusText(Reason.WAITING_FOR_ISOLATION, text, due_s)
     return Wait(due_s, report, replace(phase, hold=Hold(_facts(job), report, due_s)))
 
 
@@ -141,8 +141,8 @@ def _uids(job: JobState) -> Iterator[str]:
 
 def _is_obeying(job: JobState, member: Member) -> bool:
     """Whether a pod that is heard has left, or was waited for long enough as one that leaves."""
-    # Whoever keeps its ranks has left by now, or had its time and is ended; who is on its way out was not waited for,
-    # nor was anybody where all processes are started again.
+    # A pod that keeps its ranks has left by now, or had its time and was ended. Pods on their way out were not waited
+    # for; where all processes are started again, no pod was.
     was_waited_for = not isinstance(job.phase, Interrupted) or job.phase.job_rung_began is None
     return _has_left(job, member) or (was_waited_for and bool(member.ranks) and member.out is None)
 
@@ -158,7 +158,7 @@ def _has_left(job: JobState, member: Member) -> bool:
     return any(_is_outside(member.places[number], job.world.iteration) for number in numbers)
 
 
-def _is_outside(place: Place, iteration: int) -> bool:
+def _is_outside(place: WorkerPlace, iteration: int) -> bool:
     """Whether a worker has left the iteration for good. One that starts may still have its predecessor beside it."""
     state = place.state
     if state.phase is WorkerPhase.READY:

@@ -172,8 +172,8 @@ def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
 def lacks_plan(job: JobState, member: Member) -> bool:
     """Return whether the plan that an agent holds is another one than that in force.
 
-    The number alone does not tell: a coordinator without memory that hears the pods of an older plan first uses that of
-    a newer one again. Whoever holds ranks by such a plan would tell the next coordinator of them.
+    The number alone does not say so: a coordinator without memory that first meets the pods of an older plan uses the
+    number of a newer one again. An agent that kept such a plan would report its ranks to the next coordinator.
     """
     plan = member.plan
     if plan is None or plan.iteration != job.world.iteration:

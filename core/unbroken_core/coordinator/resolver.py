@@ -16,19 +16,19 @@ from unbroken_core.coordinator.contact import lose_overdue
 from unbroken_core.coordinator.decisions import (
     Adopt,
     Ask,
+    BeginRunning,
     Believe,
     Change,
     CutPlan,
     Decision,
     Deed,
-    Enter,
-    Finish,
-    Interrupt,
+    EndJob,
     Learn,
     NoteProgress,
     Order,
     Replace,
-    RestartJob,
+    ReplaceAll,
+    TakeFaults,
     Wait,
 )
 from unbroken_core.coordinator.faults import inspect, take_fault
@@ -39,10 +39,10 @@ from unbroken_core.coordinator.planning import cut_plan, decide_planned, enter_w
 from unbroken_core.coordinator.previous_world import adopted_world
 from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
 from unbroken_core.coordinator.respawning import note_respawned, respawn
-from unbroken_core.coordinator.state.job import JobState, Report
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import assert_never
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
@@ -54,7 +54,7 @@ _MAX_TURNS = 8
 def resolve(job: JobState, now_s: float) -> float:
     """Do what is to be done now. Return when a tick is due; inf when only an event can change anything."""
     if isinstance(job.phase, Over):
-        return math.inf
+        return _end(job, now_s)
     until_s, waits_until_s = lose_overdue(job, now_s), math.inf
     for _turn in range(_MAX_TURNS):
         if job.members.hopeless or job.pod_clock.is_standing:
@@ -66,10 +66,15 @@ def resolve(job: JobState, now_s: float) -> float:
         if before is JobPhase.RUNNING:
             until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
     if isinstance(job.phase, Over):
-        return math.inf
+        return _end(job, now_s)
     if job.members.respawning or job.members.lingering:
         until_s = min(until_s, respawn(job, now_s))
     return min(until_s, waits_until_s)
+
+
+def _end(job: JobState, now_s: float) -> float:
+    job.progress.end(now_s)
+    return math.inf
 
 
 def _settle_phase(job: JobState, now_s: float) -> float:
@@ -82,7 +87,7 @@ def _settle_phase(job: JobState, now_s: float) -> float:
             if decision.rung is not None and isinstance(job.phase, Interrupted):
                 job.phase = _charge(job, job.phase, decision.rung, now_s)
             return decision.until_s
-        if isinstance(decision, (CutPlan, Adopt, Enter, Interrupt, Finish)):
+        if isinstance(decision, (CutPlan, Adopt, BeginRunning, TakeFaults, EndJob)):
             _change(job, decision, now_s)
         else:
             _do(job, decision, now_s)
@@ -110,15 +115,14 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
             cut_plan(job, decision, now_s)
         case Adopt():
             _adopt(job, decision, now_s)
-        case Enter():
+        case BeginRunning():
             enter_world(job, now_s)
-        case Interrupt():
+        case TakeFaults():
             for number, fault in enumerate(decision.faults):
                 take_fault(job, fault, now_s)
                 if decision.failed:
                     _mark_failed(job, *decision.failed[number])
-        case Finish():
-            job.progress.end(now_s)
+        case EndJob():
             finish(job, decision.outcome, decision.reason, decision.message)
         case _:
             assert_never(decision)
@@ -139,7 +143,7 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
             _replace_processes(job, decision)
         case Believe():
             job.members.believe_all(decision.places)
-        case RestartJob():
+        case ReplaceAll():
             _restart_job(job, decision.phase, now_s)
         case Order():
             _give_order(job, decision)
@@ -147,7 +151,7 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
             assert_never(decision)
 
 
-def _mark_failed(job: JobState, member: Member, place: Place) -> None:
+def _mark_failed(job: JobState, member: Member, place: WorkerPlace) -> None:
     note_respawned(job, member, [place])
     job.members.mark_failed(member, place)
 
@@ -212,7 +216,7 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.previous = adopted_world(job, num_seen, began_s)
     job.phase = Planned()
     message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
-    job.report = Report(Reason.WAITING_FOR_WORKERS, message)
+    job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
     heartbeat_s = job.settings.timeouts.heartbeat_s
     for uid in [uid for uid in ranks if uid not in members.by_uid]:
         detail = "did not come back to a new rendezvous"

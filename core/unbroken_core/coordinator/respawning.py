@@ -9,7 +9,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.interruption import possible_rungs
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
-from unbroken_core.coordinator.state.places import Member, Place, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
 from unbroken_core.messages import Respawn
 from unbroken_core.reasons import Cause, Rung, WorkerPhase
 
@@ -41,14 +41,14 @@ def respawn(job: JobState, now_s: float) -> float:
     return until_s
 
 
-def note_respawned(job: JobState, member: Member, places: list[Place]) -> None:
+def note_respawned(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
     """Note which of the processes with ranks are new in this interruption."""
     if isinstance(job.phase, Interrupted) and member.ranks:
         numbers = (place.state.local_rank for place in places)
         job.phase.respawned.setdefault(member.uid, set()).update(numbers)
 
 
-def _order(job: JobState, member: Member, places: list[Place]) -> None:
+def _order(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
     cause = _cause_of(job, member, places[0])
     note_respawned(job, member, places)
     job.members.note_respawn(member, places)
@@ -104,7 +104,7 @@ def _needs_processes(job: JobState, phase: Interrupted, now_s: float) -> bool:
     return is_possible and num_spares < sum(uid in members.active for uid in members.broken)
 
 
-def _cause_of(job: JobState, member: Member, place: Place) -> Cause:
+def _cause_of(job: JobState, member: Member, place: WorkerPlace) -> Cause:
     incident = job.history.running
     local_rank = place.state.local_rank
     if incident is not None and (member.uid, local_rank) in incident.faults:

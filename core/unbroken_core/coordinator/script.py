@@ -1,14 +1,14 @@
 """What the script asks of the coordinator, as its workers report it: the same on all of them.
 
-The first worker that speaks decides, unless another one has trained longer: a rendezvous that was restarted follows
-those who are in the running iteration. At the start of a job workers that ask for different things end it; later on
-they have no part in it, as a pod whose script does not start. Exit codes may say that no restart would help.
+The first worker that reports decides, unless another one has trained longer: a rendezvous that was restarted follows
+the workers of the running iteration. At the start of a job, workers that ask for different things end it. Later they
+get no ranks, like a pod whose script does not start. Exit codes may say that no restart would help.
 """
 
 from unbroken_core.coordinator.planning import finish
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
-from unbroken_core.coordinator.state.places import Member, Place
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.messages import Policy
@@ -65,7 +65,7 @@ def seat(job: JobState, member: Member) -> None:
         job.members.ranking.place(member.uid, member.pod, speaking[0].state.keys)
 
 
-def _receive_worker(job: JobState, member: Member, place: Place) -> None:
+def _receive_worker(job: JobState, member: Member, place: WorkerPlace) -> None:
     script, state = job.script, place.state
     is_senior = isinstance(job.phase, Forming) and state.iteration > script.iteration
     if state.keys and state.policy is not None and state.policy.code:
@@ -81,7 +81,7 @@ def _receive_worker(job: JobState, member: Member, place: Place) -> None:
     script.iteration = max(script.iteration, state.iteration)
 
 
-def _follow(job: JobState, member: Member, place: Place) -> None:
+def _follow(job: JobState, member: Member, place: WorkerPlace) -> None:
     """Plan as this worker's script asks from now on."""
     script, policy = job.script, place.state.policy
     try:
@@ -106,7 +106,7 @@ def _follow(job: JobState, member: Member, place: Place) -> None:
                 job.members.sort(other)
 
 
-def _refuse(job: JobState, member: Member, place: Place, text: str) -> None:
+def _refuse(job: JobState, member: Member, place: WorkerPlace, text: str) -> None:
     phase = job.phase
     if isinstance(phase, Forming) and phase.adoption is None and phase.outage is None:
         _fail(job, member, place, text)
@@ -114,11 +114,11 @@ def _refuse(job: JobState, member: Member, place: Place, text: str) -> None:
         place.refusal = text
 
 
-def _fail(job: JobState, member: Member, place: Place, text: str) -> None:
+def _fail(job: JobState, member: Member, place: WorkerPlace, text: str) -> None:
     finish(job, JobPhase.FAILED, Reason.POLICY_REFUSED, f"{_who(member, place)}: {text}")
 
 
-def _who(member: Member, place: Place) -> str:
+def _who(member: Member, place: WorkerPlace) -> str:
     return f"{member.pod} worker {place.state.local_rank}"
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator tells about a job."""
+"""The status of a job, as the coordinator reports it."""
 
 from collections.abc import Callable
 

@@ -10,7 +10,7 @@ What the stamps of a worker inside of the training function say:
                                     it waits in a collective for another that hangs
 
 A worker that waits for another looks like one that hangs in C code. So POSSIBLE evidence is reported later than CERTAIN
-evidence, by `possible_delay_s`: whoever is certain to hang, in whatever pod, is named first, and the interruption that
+evidence, by `possible_delay_s`: a worker that certainly hangs, in any pod, is named first, and the interruption that
 it causes frees those who only wait.
 """
 

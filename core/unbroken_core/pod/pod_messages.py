@@ -30,7 +30,7 @@ class Attach:
     stack_signal: int = 0
     """Signal at which the worker writes its stack (unbroken_core.pod.stacks); 0: none."""
     away_s: float = 0.0
-    """Seconds for which no agent of this worker has heard the rendezvous, as far as it knows; 0 at first."""
+    """Seconds for which its agent has been out of touch with the rendezvous, as far as it knows; 0 at first."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Enter:
     master_port: int
     spare_ranks: int = 0
     alone_s: float | None = None
-    """Seconds after which a worker without an agent leaves the iteration by itself: nobody else would tell it that its
-    ranks were given away. None for a spare."""
+    """Seconds after which a worker without an agent leaves the iteration by itself, before its ranks can be
+    reassigned. None for a spare."""
     lost_s: float | None = None
-    """For how long the agent has not heard the rendezvous; None while it does. Told again, with the same iteration,
-    when that changes: a worker whose agent ends counts from there."""
+    """For how long the agent has been out of touch with the rendezvous; None while it is in touch. Sent again, with the
+    same iteration, when that changes: a worker whose agent ends counts from there."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class DumpStack:
 
 @dataclass(frozen=True)
 class Inspect:
-    """Agent to launcher: this process's main thread has ended; tell its exit code as soon as Linux shows it."""
+    """Agent to launcher: this process's main thread has ended; report its exit code as soon as Linux shows it."""
 
     local_rank: int
     incarnation: int

@@ -1,4 +1,4 @@
-"""A world of active ranks, why there is none, and what a new one changes: what a job hears of its tree."""
+"""What a job learns from its tree: a world of active ranks, why there is none, and what a new one changes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Union

@@ -74,7 +74,7 @@ class Incident:
     @property
     def culprit(self) -> FaultRecord:
         """The fault with the strongest evidence, then the earliest. Raises RuntimeError before the first."""
-        # Kept, not sought: thousands of ranks may tell of one fault, and each is asked whom it names.
+        # Kept, not searched for: thousands of ranks may report one fault.
         if self._culprit is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
         return self._culprit
@@ -190,7 +190,7 @@ class History:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the running recovery as it is: unless it was closed, nothing was recovered and nothing is counted."""
+        """Put the running recovery among the finished ones. Unless it was closed, it does not count as a recovery."""
         incident = self.running
         if incident is None:
             return
@@ -209,10 +209,9 @@ class Progress:
     """Effective training time ratio: seconds of first-time progress / wall seconds since the job first ran.
 
     Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
-    first time; it begins with the step before in the same iteration, or when all workers were known to have
-    entered.
-    Steps that a restart repeats do not count, nor does the time between the last new step and a fault. Without steps,
-    all running time counts.
+    first time. It begins with the step before in the same iteration, or when all workers were known to have entered.
+    Steps that a restart repeats do not count; neither does the time between the last new step and a fault. Without
+    steps, all running time counts.
 
     What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
     """
@@ -273,9 +272,10 @@ class Progress:
         self._stopped_s = now_s
 
     def end(self, now_s: float) -> None:
-        """The job is over."""
-        self.stop(now_s)
-        self._ended_s = now_s
+        """The job is over; to say so again changes nothing."""
+        if self._ended_s is None:
+            self.stop(now_s)
+            self._ended_s = now_s
 
     def step(self, step: int, now_s: float) -> None:
         """A worker has reported a step."""

@@ -76,7 +76,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitForHelp:
     """Not yet."""
 
     reason: Reason
@@ -87,7 +87,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Cut:
+class TakeWorld:
     """Make this world the next plan."""
 
     world: World
@@ -107,7 +107,7 @@ class Fail:
     message: str
 
 
-Choice = Union[Wait, Cut, RestartJob, Fail]
+Choice = Union[WaitForHelp, TakeWorld, RestartJob, Fail]
 
 
 class Check(NamedTuple):
@@ -139,12 +139,12 @@ def _no_progress(view: Situation) -> Fail | None:
     return Fail(Reason.NO_PROGRESS, message)
 
 
-def _processes_first(view: Situation) -> Wait | None:
+def _processes_first(view: Situation) -> WaitForHelp | None:
     # Where every fault restarts the processes, a new process at the old place costs no more than one elsewhere.
     return None if view.is_in_process else _new_processes(view)
 
 
-def _last_call(view: Situation) -> Wait | None:
+def _last_call(view: Situation) -> WaitForHelp | None:
     # Also where the last world was smaller and is whole again: the next chance to grow may be hours away.
     until_s = view.last_call_until_s
     if until_s is None or view.now_s >= until_s or view.num_starting_pods == 0:
@@ -152,34 +152,34 @@ def _last_call(view: Situation) -> Wait | None:
     if isinstance(view.outcome, Shortage) or view.outcome.num_pods >= view.replicas:
         return None
     message = f"enough pods are ready again; waits a moment for {view.num_starting_pods} that are starting"
-    return Wait(Reason.WAITING_FOR_PODS, message, until_s)
+    return WaitForHelp(Reason.WAITING_FOR_PODS, message, until_s)
 
 
-def _same_pods(view: Situation) -> Cut | None:
+def _same_pods(view: Situation) -> TakeWorld | None:
     world = _whole_world(view)
     if world is None or _has_moved(world):
         return None
     is_new = view.has_respawned or not view.is_in_process
-    return Cut(world, Rung.PROCESS if is_new else Rung.IN_PROCESS)
+    return TakeWorld(world, Rung.PROCESS if is_new else Rung.IN_PROCESS)
 
 
-def _promoted_spares(view: Situation) -> Cut | None:
+def _promoted_spares(view: Situation) -> TakeWorld | None:
     world = _whole_world(view)
-    return Cut(world, Rung.POD) if world is not None and _has_moved(world) else None
+    return TakeWorld(world, Rung.POD) if world is not None and _has_moved(world) else None
 
 
-def _new_processes(view: Situation) -> Wait | None:
+def _new_processes(view: Situation) -> WaitForHelp | None:
     if not view.respawning or view.now_s >= view.respawn_until_s:
         return None
     message = f"waits at most {view.startup_s:.0f} s for new processes in {shorten_names(view.respawning)}"
-    return Wait(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.PROCESS)
+    return WaitForHelp(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.PROCESS)
 
 
-def _smaller_world(view: Situation) -> Cut | None:
-    return None if isinstance(view.outcome, Shortage) else Cut(view.outcome, Rung.WORLD)
+def _smaller_world(view: Situation) -> TakeWorld | None:
+    return None if isinstance(view.outcome, Shortage) else TakeWorld(view.outcome, Rung.WORLD)
 
 
-def _more_pods(view: Situation) -> Wait | None:
+def _more_pods(view: Situation) -> WaitForHelp | None:
     may_wait = (Rung.POD in view.possible or Rung.JOB in view.possible) and view.now_s < view.shortage_until_s
     # A pod whose script does not start keeps its place: nobody replaces it, so that its ranks would be missed for ever.
     may_wait = may_wait and view.num_possible_pods >= view.minimum_replicas
@@ -205,16 +205,16 @@ def _after_job_restart(view: Situation) -> Choice | None:
     outcome = view.outcome
     has_all = isinstance(outcome, World) and outcome.num_pods >= view.replicas
     if isinstance(outcome, World) and (has_all or view.now_s >= view.respawn_until_s):
-        return Cut(outcome, Rung.JOB)
+        return TakeWorld(outcome, Rung.JOB)
     if view.now_s >= view.respawn_until_s:
         return _fail(view)
     if view.num_living_pods < view.minimum_replicas:
         return _wait_for_pods(view) if view.now_s < view.shortage_until_s else _fail(view)
     message = f"started every process again and waits for them at most {view.startup_s:.0f} s"
-    return Wait(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.JOB)
+    return WaitForHelp(Reason.WAITING_FOR_WORKERS, message, view.respawn_until_s, Rung.JOB)
 
 
-def _wait_for_pods(view: Situation) -> Wait:
+def _wait_for_pods(view: Situation) -> WaitForHelp:
     limit = f"at most {view.startup_s:.0f} s " if not view.standing else ""
     message = (
         f"waits {limit}for pods: {view.num_living_pods} of {view.replicas} are there "
@@ -228,7 +228,7 @@ def _wait_for_pods(view: Situation) -> Wait:
             "topology.layers): a pod in place of the lost one helps; next time a layer that allows more, or a smaller "
             "minReplicas"
         )
-    return Wait(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
+    return WaitForHelp(Reason.BELOW_MINIMUM, message, view.shortage_until_s)
 
 
 def _fail(view: Situation) -> Fail:

@@ -31,7 +31,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Forming:
+class FormingRound:
     """What decides about the next round."""
 
     candidates: tuple[Candidate, ...]
@@ -47,7 +47,7 @@ class Forming:
 
 
 @dataclass(frozen=True)
-class Wait:
+class NotYet:
     """The round does not form now."""
 
     until_s: float
@@ -55,23 +55,23 @@ class Wait:
     reason: str
 
 
-def decide_round(forming: Forming, now_s: float) -> tuple[str, ...] | Wait:
+def decide_round(forming: FormingRound, now_s: float) -> tuple[str, ...] | NotYet:
     """Return the nodes of the next round, index = rank; or what it waits for."""
     limits, num_candidates = forming.limits, len(forming.candidates)
     away = [candidate for candidate in forming.candidates if not candidate.is_connected]
     if forming.num_pending and now_s < forming.pending_until_s:
-        return Wait(forming.pending_until_s, f"{forming.num_pending} nodes of the round before are to come")
+        return NotYet(forming.pending_until_s, f"{forming.num_pending} nodes of the round before are to come")
     if forming.enough_since_s is None or num_candidates < limits.min_nodes:
-        return Wait(math.inf, f"{num_candidates} nodes are here, want {limits.min_nodes}")
+        return NotYet(math.inf, f"{num_candidates} nodes are here, want {limits.min_nodes}")
     if away:
-        return Wait(math.inf, f"{away[0].name} has lost its connection")
+        return NotYet(math.inf, f"{away[0].name} has lost its connection")
     last_call_s = forming.enough_since_s + limits.last_call_s
     if num_candidates < limits.max_nodes and not _is_complete(forming) and now_s < last_call_s:
-        return Wait(last_call_s, f"{num_candidates} nodes are here, which is enough: last call for more")
+        return NotYet(last_call_s, f"{num_candidates} nodes are here, which is enough: last call for more")
     return order_ranks(forming.candidates, limits.max_nodes)
 
 
-def _is_complete(forming: Forming) -> bool:
+def _is_complete(forming: FormingRound) -> bool:
     """Return whether those who were in the round before make the next one, so that nobody else is expected."""
     if not forming.previous_size:
         return False

@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Union
 
-from unbroken_core.torchrun_rounds.forming import Wait, decide_round
+from unbroken_core.torchrun_rounds.forming import NotYet, decide_round
 from unbroken_core.torchrun_rounds.messages import Departure, Intent, Limits, NodeReport, Rejected, ToNode, check_report
-from unbroken_core.torchrun_rounds.state import Node, Phase, RoundState
+from unbroken_core.torchrun_rounds.state import Node, RoundPhase, RoundState
 
 KEEP_S = 10.0
 """So long a run that has ended turns away nodes that come late; then its name is free again."""
@@ -87,7 +87,7 @@ class RunRounds:
             node = self._meet(session, report, addresses, now_s)
         elif node.session != session:
             self._move(node, session, addresses)
-        # Each report is answered: a node that hears nothing believes that its connection is broken.
+        # Each report is answered: a node without answers takes its connection for broken.
         node.heard_at_s, node.away_since_s, node.report, node.told = now_s, None, report, None
         self._take_over(node, now_s)
         self._take_intent(node, now_s)
@@ -144,11 +144,11 @@ class RunRounds:
     def _advance(self, limits: Limits, now_s: float) -> bool:
         """Take one step; return whether there may be another."""
         match self._state.phase:
-            case Phase.RUNNING:
+            case RoundPhase.RUNNING:
                 return self._call(limits, now_s)
-            case Phase.STARTING:
+            case RoundPhase.STARTING:
                 return self._begin_or_give_up(limits, now_s)
-            case Phase.FORMING:
+            case RoundPhase.FORMING:
                 return self._form(limits, now_s)
 
     def _call(self, limits: Limits, now_s: float) -> bool:
@@ -160,7 +160,7 @@ class RunRounds:
         if not state.broken and (state.runners or state.num_unknown):
             return False
         self._note(f"round over: round={state.run_round} reason={state.broken or 'all nodes have left'}")
-        state.phase, state.called_at_s = Phase.FORMING, now_s
+        state.phase, state.called_at_s = RoundPhase.FORMING, now_s
         return True
 
     def _form(self, limits: Limits, now_s: float) -> bool:
@@ -172,13 +172,13 @@ class RunRounds:
         elif state.enough_since_s is None:
             state.enough_since_s = now_s
         decision = decide_round(state.forming(joining, limits), now_s)
-        if isinstance(decision, Wait):
+        if isinstance(decision, NotYet):
             state.message = decision.reason
             return False
         state.number = max(state.number, state.seen_number) + 1
         state.world, state.enough_since_s = decision, None
         state.places = {uid: rank for rank, uid in enumerate(decision)}
-        state.phase, state.started_at_s = Phase.STARTING, now_s
+        state.phase, state.started_at_s = RoundPhase.STARTING, now_s
         names = ",".join(state.nodes[uid].name for uid in decision[:_MAX_NAMES])
         self._note(f"round formed: round={state.number} size={len(decision)} nodes={names}")
         return True
@@ -189,7 +189,7 @@ class RunRounds:
         num_lost = sum(node is None or node.joined_at_s is None for node in nodes)
         if num_lost:
             self._note(f"round given up: round={state.number} lost={num_lost}")
-            state.phase = Phase.FORMING
+            state.phase = RoundPhase.FORMING
             return True
         late = [uid for uid in state.world if not state.is_ready(uid)]
         if not late:
@@ -211,7 +211,7 @@ class RunRounds:
             elif node.report.intent is Intent.JOIN:
                 # It was in the round before, perhaps, and has never begun it.
                 self._admit(node, now_s)
-        state.phase = Phase.RUNNING
+        state.phase = RoundPhase.RUNNING
         self.num_begun += 1
         self._note(f"round runs: round={state.number} size={state.size}")
 
@@ -279,7 +279,7 @@ class RunRounds:
             state.run_round, state.size = known
             state.previous, state.runners, state.world, state.places, state.broken = {}, {}, (), {}, ""
             state.num_unknown, state.unknown_until_s = state.size, now_s + state.limits.heartbeat_s
-            state.phase = Phase.RUNNING
+            state.phase = RoundPhase.RUNNING
             self._note(f"round taken over: round={state.run_round} size={state.size}")
         if not state.num_unknown or report.uid in state.previous:
             return
@@ -288,7 +288,7 @@ class RunRounds:
             state.previous[report.uid] = state.runners[report.uid] = report.rank
             node.admitted_attempt = report.attempt - 1 if report.intent is Intent.JOIN else report.attempt
         elif report.ready_round == state.run_round and report.intent is Intent.JOIN:
-            # The rendezvous ended before it could tell this one that the round had begun.
+            # The rendezvous ended before it could report the beginning of the round to this one.
             state.num_unknown -= 1
             self._break(f"{node.name} has not begun it")
 
@@ -358,7 +358,7 @@ class RunRounds:
     def _break(self, reason: str) -> None:
         self._state.broken = self._state.broken or reason
 
-    # ------------------------------------------------------------------------------------------------------------ tell
+    # ---------------------------------------------------------------------------------------------------------- report
 
     def _note(self, text: str) -> None:
         self._out.append(Note(text))
@@ -375,11 +375,11 @@ class RunRounds:
     def _next_deadline_s(self, limits: Limits, now_s: float) -> float:
         state = self._state
         found = [state.lost_at_s(node, limits) for node in state.nodes.values()]
-        if state.phase is Phase.STARTING:
+        if state.phase is RoundPhase.STARTING:
             found.append(state.started_at_s + limits.start_s)
-        elif state.phase is Phase.RUNNING:
+        elif state.phase is RoundPhase.RUNNING:
             found += [state.growth_due_s(limits), state.unknown_until_s if state.num_unknown else math.inf]
         else:
             decision = decide_round(state.forming(state.joining(), limits), now_s)
-            found.append(decision.until_s if isinstance(decision, Wait) else math.inf)
+            found.append(decision.until_s if isinstance(decision, NotYet) else math.inf)
         return min(found, default=math.inf)

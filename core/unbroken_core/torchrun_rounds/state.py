@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
-from unbroken_core.torchrun_rounds.forming import Candidate, Forming, growth_due_s
+from unbroken_core.torchrun_rounds.forming import Candidate, FormingRound, growth_due_s
 from unbroken_core.torchrun_rounds.messages import Departure, End, Intent, Limits, NodeReport, Stage, Standing
 
 
-class Phase(Enum):
+class RoundPhase(Enum):
     """Of the newest round."""
 
     FORMING = "forming"
@@ -52,7 +52,7 @@ class RoundState:
     """By uid."""
     limits: Limits | None = None
     """None before the first node."""
-    phase: Phase = Phase.FORMING
+    phase: RoundPhase = RoundPhase.FORMING
     started_at_s: float = -math.inf
     """When the phase STARTING has begun."""
     called_at_s: float = -math.inf
@@ -60,7 +60,7 @@ class RoundState:
     number: int = -1
     """Of the newest round that has formed."""
     seen_number: int = -1
-    """The highest number that any node has heard."""
+    """The highest number that any node knows."""
     world: tuple[str, ...] = ()
     """Uids of that round by rank."""
     places: dict[str, int] = field(default_factory=dict)
@@ -91,11 +91,11 @@ class RoundState:
         """Return who wants to be in the next round."""
         return [node for node in self.nodes.values() if node.joined_at_s is not None]
 
-    def forming(self, joining: list[Node], limits: Limits) -> Forming:
+    def forming(self, joining: list[Node], limits: Limits) -> FormingRound:
         """Return what decides about the next round, if these are to be in it."""
         leave_until_s = self.called_at_s + limits.leave_s if self.runners else -math.inf
         unknown_until_s = self.unknown_until_s if self.num_unknown else -math.inf
-        return Forming(
+        return FormingRound(
             candidates=tuple(self._candidate(node) for node in joining),
             num_pending=len(self.runners) + self.num_unknown,
             pending_until_s=max(leave_until_s, unknown_until_s),
@@ -116,11 +116,11 @@ class RoundState:
         return growth_due_s(since_s, limits.max_nodes - len(self.runners) - self.num_unknown, limits.last_call_s)
 
     def lost_at_s(self, node: Node, limits: Limits) -> float:
-        """Return when a node is lost if nothing more is heard of it."""
+        """Return when a node is lost if it reports nothing more."""
         silent_s = node.heard_at_s + limits.heartbeat_s
         if node.away_since_s is None:
             return silent_s
-        is_waited_for = self.phase is not Phase.RUNNING
+        is_waited_for = self.phase is not RoundPhase.RUNNING
         grace_s = min(limits.reconnect_s, RECOVERY_RECONNECT_S) if is_waited_for else limits.reconnect_s
         return min(silent_s, node.away_since_s + grace_s)
 
@@ -136,17 +136,17 @@ class RoundState:
         uid = node.report.uid
         if node.has_left:
             return self._stand(node, Stage.LEFT if self._may_end(node) else Stage.RUNNING)
-        if self.phase is Phase.STARTING and uid in self.places:
+        if self.phase is RoundPhase.STARTING and uid in self.places:
             return self._starting(node)
         if uid in self.runners:
-            num_waiting = 0 if self.phase is Phase.RUNNING else max(len(self.joining()), 1)
+            num_waiting = 0 if self.phase is RoundPhase.RUNNING else max(len(self.joining()), 1)
             end = End.CLOSED if self.closed else End.NO
             message = self.broken or self.closed
             return self._stand(node, Stage.RUNNING, self.runners[uid], num_waiting, end=end, message=message)
         if node.report.intent is Intent.RUN:
             # Its round is over.
             return self._stand(node, Stage.RUNNING, node.report.rank, 1, message="the others are in a newer round")
-        stage = Stage.SPARE if self.phase is Phase.RUNNING else Stage.WAITING
+        stage = Stage.SPARE if self.phase is RoundPhase.RUNNING else Stage.WAITING
         end, message = self._end(node)
         return self._stand(node, stage, end=end, message=message or self.message)
 

@@ -20,7 +20,7 @@ from unbroken.inprocess import (
 )
 from unbroken.inprocess.compose import Compose
 from unbroken.inprocess.interruption.gate import RankShouldRestart
-from unbroken.inprocess.loop.call import CallWrapper
+from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.wrap import Wrapper
 

@@ -30,7 +30,7 @@ _SET_BY_THE_JOB_S = {
 
 
 @dataclass(frozen=True)
-class Options:
+class WrapperOptions:
     """Keyword arguments of `Wrapper`, which has the defaults. Raises TypeError and ValueError that name the option."""
 
     store_factory: type | None
@@ -92,7 +92,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "completion": (Completion, type(None)),
     "terminate": (Terminate, type(None)),
 }
-_DURATIONS = tuple(field.name for field in fields(Options) if field.type is datetime.timedelta)
+_DURATIONS = tuple(field.name for field in fields(WrapperOptions) if field.type is datetime.timedelta)
 _ASCENDING = (
     ("soft_timeout", "hard_timeout"),
     ("hard_timeout", "barrier_timeout"),
@@ -106,7 +106,7 @@ _ASCENDING = (
 )
 
 
-def _check_types(options: Options) -> None:
+def _check_types(options: WrapperOptions) -> None:
     if options.store_factory is not None and not isinstance(options.store_factory, type):
         raise TypeError(f"store_factory: want a class or None, got {options.store_factory!r}")
     wanted = _TYPES | dict.fromkeys(_DURATIONS, (datetime.timedelta,))
@@ -117,7 +117,7 @@ def _check_types(options: Options) -> None:
             raise TypeError(f"{name}: want {names}, got {value!r} of type {type(value).__name__}")
 
 
-def _check_order(options: Options) -> None:
+def _check_order(options: WrapperOptions) -> None:
     for name in _DURATIONS:
         value = getattr(options, name)
         if value < datetime.timedelta(0) or (value == datetime.timedelta(0) and name != "last_call_wait"):

@@ -14,9 +14,10 @@ from unbroken.inprocess.finalize import Finalize
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.initialize import Initialize
 from unbroken.inprocess.loop import entry
-from unbroken.inprocess.loop.call import CallWrapper, current_call
+from unbroken.inprocess.loop.call import WrappedCall, current_call
+from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.loop.parameters import bind_by_annotation
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
 from unbroken.inprocess.standalone.hosting import Hosting
 from unbroken.inprocess.terminate import Terminate
@@ -81,7 +82,7 @@ class Wrapper:
         terminate: Terminate | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
-        self.options = Options(**given)
+        self.options = WrapperOptions(**given)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the wrapped function. Raises TypeError for a generator or coroutine function."""
@@ -99,16 +100,16 @@ class Wrapper:
         return wrapped
 
 
-def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _call(options: WrapperOptions, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     outer = current_call()
     if outer is not None:
         return outer.run_inside(options, _bind(fn, args, kwargs, outer))
     entry.refuse_other_threads()
     entry.refuse_a_group()
     hosting = Hosting(options, os.environ)
-    call: CallWrapper | None = None
+    call: WrappedCall | None = None
     try:
-        call = CallWrapper(options, hosting.place)
+        call = WrappedCall(options, hosting.place)
         function = _bind(fn, args, kwargs, call)
         call.open()
         return call.run(function)
@@ -119,7 +120,7 @@ def _call(options: Options, fn: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _bind(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], call: CallWrapper
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], call: WrappedCall
 ) -> Callable[[], Any]:
-    bound_args, bound_kwargs = bind_by_annotation(fn, args, kwargs, CallWrapper, call)
+    bound_args, bound_kwargs = bind_by_annotation(fn, args, kwargs, CallWrapper, call.wrapper())
     return functools.partial(fn, *bound_args, **bound_kwargs)

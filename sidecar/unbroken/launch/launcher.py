@@ -12,7 +12,7 @@ import sys
 import time
 
 from unbroken.launch.config import LaunchConfig
-from unbroken.launch.link import AgentLink
+from unbroken.launch.link import LauncherLink
 from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.process_tree import adopt_orphans
 from unbroken.launch.workers import Workers
@@ -32,7 +32,7 @@ class Launcher:
         self._config = config
         self._stdout, self._stderr = Console(sys.stdout.fileno()), Console(sys.stderr.fileno())
         self._workers = Workers(config, self._stdout, self._stderr)
-        self._link = AgentLink(config.directory / "agent.sock")
+        self._link = LauncherLink(config.directory / "agent.sock")
         self._streams: list[Stream] = []
         self._reported: Processes | None = None
         self._is_leaving = False

@@ -16,7 +16,7 @@ _MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 64 << 10
 
 
-class AgentLink:
+class LauncherLink:
     """One Unix stream socket, connected or about to be."""
 
     def __init__(self, path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from unbroken import inprocess
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.standalone import hosting
 from unbroken.inprocess.standalone.joining import JoinRequest
 
@@ -74,7 +74,7 @@ def form_in_time() -> None:
     """Let the job form for as long as a busy machine takes: barrier_timeout, short here, is the limit for that, too."""
     invite = hosting._request
 
-    def invite_for_long(options: Options, environment: Mapping[str, str]) -> JoinRequest:
+    def invite_for_long(options: WrapperOptions, environment: Mapping[str, str]) -> JoinRequest:
         found = invite(options, environment)
         return replace(found, limit_s=MEET_S, timeouts=replace(found.timeouts, startup_s=MEET_S))
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
-from unbroken_core.coordinator.state.phases import Forming, Phase
+from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
 from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
@@ -31,7 +31,7 @@ from unbroken_core.recovery.history import FaultRecord, History, Progress
 from unbroken_core.settings import JobSettings, Timeouts
 
 
-class Report(NamedTuple):
+class StatusText(NamedTuple):
     """What the status says of a job. Many an event makes one: a tuple is made fastest."""
 
     reason: Reason
@@ -46,7 +46,7 @@ class Numbers:
 
     generation: int
     highest_iteration: int = -1
-    """Highest iteration that any agent has heard of."""
+    """Highest iteration that any agent knows of."""
     question: int = 0
     """Of the last question and the last Halt in this generation."""
     halt: int = 0
@@ -120,8 +120,8 @@ class JobState:
         self.pod_clock = PodClock()
         self.members = Members(self.rules, ActiveWorld(now_s))
         self.previous = PreviousWorld(is_over=True)
-        self.phase: Phase = Forming(now_s, self.pod_clock.read(now_s))
-        self.report = Report(Reason.WAITING_FOR_PODS, "waits for the first pod")
+        self.phase: AnyPhase = Forming(now_s, self.pod_clock.read(now_s))
+        self.report = StatusText(Reason.WAITING_FOR_PODS, "waits for the first pod")
         self.budgets = Budgets(settings.rungs)
         self.history = History()
         self.progress = Progress()
@@ -153,7 +153,7 @@ class JobState:
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
-        """Send a message to a member; one that is away hears it all when it comes back."""
+        """Send a message to a member; one that is away catches up when it comes back."""
         if member.session is not None:
             self.actions.append(Send(member.session, message))
 

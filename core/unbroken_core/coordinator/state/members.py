@@ -1,7 +1,7 @@
 """The pods of a job as the coordinator knows them, sorted by what they mean for the current iteration.
 
 Every change of one pod costs O(its workers): the table sorts that pod anew and keeps sets, so that no event has to
-look at all pods. Whoever changes a pod does so by a verb of the table, which sorts it.
+look at all pods. A pod is changed by a verb of the table, which sorts it.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unbroken_core.coordinator.state.places import Member, Place, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
 from unbroken_core.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
@@ -128,7 +128,7 @@ class Members:
         """Active pods that an interruption waits for: away, or with a rank that has not left what it was told.
 
         Pods without a process at a place with a rank are not waited for, unless pods may be split: their fault is
-        known. One without a process at another place may be the culprit, and has yet to tell or to be lost."""
+        known. One without a process at another place may be the culprit: it has yet to report, or to be lost."""
         self.lingering: OrderedDict[str, None] = OrderedDict()
         """Pods with a worker without a rank that has not left what it was told: nobody waits for it."""
         self.without_domain: OrderedDict[str, None] = OrderedDict()
@@ -306,17 +306,17 @@ class Members:
                 place.told_incarnation = place.state.incarnation
         self.sort(member)
 
-    def believe(self, member: Member, place: Place) -> None:
+    def believe(self, member: Member, place: WorkerPlace) -> None:
         """Note that a worker that says READY never was in the iteration that it was told to enter."""
         place.told_incarnation = -1
         self.sort(member)
 
-    def believe_all(self, places: Iterable[tuple[Member, Place]]) -> None:
+    def believe_all(self, places: Iterable[tuple[Member, WorkerPlace]]) -> None:
         """Note that none of these ever was in it."""
         for member, place in places:
             self.believe(member, place)
 
-    def mark_failed(self, member: Member, place: Place) -> None:
+    def mark_failed(self, member: Member, place: WorkerPlace) -> None:
         """Note that the process of a place is to be replaced."""
         if place.replacing is None:
             place.replacing = place.state.incarnation
@@ -334,14 +334,14 @@ class Members:
                     place.is_order_sent = False
             self.sort(member)
 
-    def note_respawn(self, member: Member, places: Iterable[Place]) -> None:
+    def note_respawn(self, member: Member, places: Iterable[WorkerPlace]) -> None:
         """Note that the agent was told to start processes at these places."""
         for place in places:
             place.replacing = place.state.incarnation if place.replacing is None else place.replacing
             place.is_order_sent = True
         self.sort(member)
 
-    def count_fault(self, member: Member, place: Place, num_faults: int, limit: int) -> None:
+    def count_fault(self, member: Member, place: WorkerPlace, num_faults: int, limit: int) -> None:
         """Note how many faults a place had; with more than the limit it gets no further process."""
         place.num_faults = num_faults
         place.is_retired = num_faults > limit

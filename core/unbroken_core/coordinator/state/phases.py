@@ -1,4 +1,4 @@
-"""The phases of a job, each with what belongs to it alone: whoever leaves a phase leaves that behind.
+"""The phases of a job, each with what belongs to it alone: it goes when the job leaves the phase.
 
     Forming ──> Planned ──> Running ──> Over
        ^          │   ^        │
@@ -122,7 +122,7 @@ class Awaited(Word):
 
 
 @dataclass(frozen=True)
-class Move:
+class PlannedMove:
     """Ranks that are to move as planned, until all workers stand after the same step."""
 
     until_s: float
@@ -144,7 +144,7 @@ class Running:
 
     kind: ClassVar[JobPhase] = JobPhase.RUNNING
     since_s: float
-    move: Move | None = None
+    move: PlannedMove | None = None
     can_grow_since_s: float | None = None
     """Since when pods are ready for ranks that are missing; None while there are none."""
     may_grow_again_s: float = -math.inf
@@ -193,5 +193,5 @@ class Over:
     """COMPLETE or FAILED."""
 
 
-Phase = Union[Forming, Planned, Running, Interrupted, Over]
+AnyPhase = Union[Forming, Planned, Running, Interrupted, Over]
 OVER = (JobPhase.COMPLETE, JobPhase.FAILED)

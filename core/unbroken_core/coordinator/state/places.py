@@ -17,7 +17,7 @@ YOUNG_S = 10.0
 
 
 @dataclass
-class Place:
+class WorkerPlace:
     """One place for a worker, and what was said to it."""
 
     state: WorkerState
@@ -35,7 +35,7 @@ class Place:
     fault_detect_s: float = 0.0
     """That age."""
     since_s: float = 0.0
-    """When its process was first heard to be in this phase of this iteration."""
+    """When its process was first reported in this phase of this iteration."""
     num_faults: int = 0
     last_words: str = ""
     """How the last process that ended too early has ended."""
@@ -93,7 +93,7 @@ class Member:
     heard_at_s: float
     away_since_s: float = 0.0
     seq: int = -1
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, WorkerPlace] = field(default_factory=dict)
     plan: Plan | None = None
     """The last plan that was sent, or that the agent came with."""
     ranks: dict[int, int] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Member:
 
     @property
     def newest_iteration(self) -> int:
-        """The highest iteration of which its agent can tell: by its plan, or by a worker. -1: none."""
+        """Highest iteration that its agent knows of, from its plan or a worker; -1: none."""
         told = -1 if self.plan is None else self.plan.iteration
         return max([told, *(place.state.iteration for place in self.places.values())])
 
@@ -177,11 +177,11 @@ def new_member(session: str, hello: Hello, now_s: float) -> Member:
     """Return a member whose workers are not known yet."""
     member = Member(hello.pod_uid, hello.pod, hello.node, hello.ranks_per_pod, session, now_s, joined_at_s=now_s)
     for local_rank in range(hello.ranks_per_pod):
-        member.places[local_rank] = Place(WorkerState(local_rank, -1, WorkerPhase.STARTING))
+        member.places[local_rank] = WorkerPlace(WorkerState(local_rank, -1, WorkerPhase.STARTING))
     return member
 
 
-def _follow(place: Place, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
+def _follow(place: WorkerPlace, state: WorkerState, now_s: float, ran_since_s: float | None) -> None:
     before, place.state = place.state, state
     if (before.incarnation, before.phase, before.iteration) != (state.incarnation, state.phase, state.iteration):
         place.since_s = now_s
@@ -208,7 +208,7 @@ def _is_repeated(state: WorkerState, before: WorkerState) -> bool:
     return replace(state.fault, detect_s=0.0) == replace(before.fault, detect_s=0.0)
 
 
-def _count_life(place: Place, before: WorkerState, now_s: float, ran_since_s: float | None) -> None:
+def _count_life(place: WorkerPlace, before: WorkerState, now_s: float, ran_since_s: float | None) -> None:
     fault = place.state.fault
     if ran_since_s is None:
         was_ready = before.incarnation == place.state.incarnation and before.phase is not WorkerPhase.STARTING
@@ -222,7 +222,7 @@ def _count_life(place: Place, before: WorkerState, now_s: float, ran_since_s: fl
     place.retry_at_s = now_s + place.back_off_s()
 
 
-def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault | None:
+def evidence(place: WorkerPlace, iteration: int, is_adoption: bool = False) -> Fault | None:
     """Return what is wrong with a worker that has an active rank in a running iteration; None when nothing is."""
     state = place.state
     # Its end is our own doing, unless it came before the iteration was taken over: then it was only to be replaced.
@@ -243,7 +243,7 @@ def evidence(place: Place, iteration: int, is_adoption: bool = False) -> Fault |
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
 
 
-def needs_order(place: Place) -> bool:
+def needs_order(place: WorkerPlace) -> bool:
     """Return whether a process is to be started here and nobody was told."""
     if place.is_hopeless or place.is_order_sent:
         return False

@@ -12,7 +12,7 @@ from unbroken_core.ranks.tree.tree import RankTree
 
 
 @dataclass(frozen=True)
-class Standing:
+class WorkerStanding:
     """What one worker is after a step."""
 
     rank: int
@@ -95,7 +95,7 @@ class RankedWorld:
         self._living = [leaf for leaf in self._living if not tree.is_lost[leaf]]
         return plan
 
-    def standing(self, initial_rank: int) -> Standing | None:
+    def standing(self, initial_rank: int) -> WorkerStanding | None:
         """Return what this worker is; None when it was taken out. Raises InputError for an unknown initial rank."""
         leaf = self._leaf.get(initial_rank)
         if leaf is None:
@@ -103,7 +103,7 @@ class RankedWorld:
         if self.tree.is_lost[leaf]:
             return None
         active_rank = self.tree.rank_of[leaf]
-        return Standing(
+        return WorkerStanding(
             rank=bisect_left(self._living, leaf),
             world_size=len(self._living),
             active_rank=None if active_rank < 0 else active_rank,

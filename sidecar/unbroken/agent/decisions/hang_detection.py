@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.agent.decisions.events import Ticked
-from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.liveness import ages, find_hangs
 from unbroken_core.pod.stacks import where
@@ -19,7 +19,7 @@ _NEARLY = 0.8
 
 
 def note_hangs(
-    places: Sequence[Place],
+    places: Sequence[LocalPlace],
     workers: Sequence[WorkerState],
     seen: Ticked,
     now_s: float,
@@ -57,7 +57,7 @@ def attach_patience_s(timeouts: Timeouts) -> float:
     return min(timeouts.startup_s / 2, _ABSENT_AFTER_S)
 
 
-def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> None:
+def note_absent(places: Sequence[LocalPlace], now_s: float, timeouts: Timeouts) -> None:
     """Note processes that run without calling the wrapper: a hint, not a fault of an iteration."""
     for place in places:
         is_silent = place.connection.report is None and not place.connection.is_open
@@ -73,6 +73,6 @@ def note_absent(places: Sequence[Place], now_s: float, timeouts: Timeouts) -> No
             place.incarnation = replace(place.incarnation, found=Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s))
 
 
-def _is_of(slot: Slot, place: Place) -> bool:
+def _is_of(slot: Slot, place: LocalPlace) -> bool:
     """Whether these stamps are from the process that is at the place now."""
     return place.present is not None and slot.incarnation == place.incarnation.number and slot.pid > 0

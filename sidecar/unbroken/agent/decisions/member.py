@@ -43,7 +43,7 @@ from unbroken.agent.decisions.hang_detection import attach_patience_s, note_abse
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
-from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken.agent.decisions.worker_state import worker_states
 from unbroken_core.errors import assert_never
@@ -81,7 +81,7 @@ class PodMember:
         self.settings = settings
         self.identity = identity
         self.host = host
-        self.places = [Place(rank) for rank in range(settings.ranks_per_pod)]
+        self.places = [LocalPlace(rank) for rank in range(settings.ranks_per_pod)]
         self.instructions = Instructions(memory.generation, memory.interrupted, memory.plan)
         self.orders = Orders(settings, self.places, self.instructions)
         self.reporter = Reporter(
@@ -213,7 +213,7 @@ class PodMember:
             case _:
                 assert_never(event)
 
-    def _place(self, local_rank: int, incarnation: int) -> Place | None:
+    def _place(self, local_rank: int, incarnation: int) -> LocalPlace | None:
         """Return the place if this incarnation is the one that is wanted there."""
         if not 0 <= local_rank < len(self.places) or self.places[local_rank].incarnation.number != incarnation:
             return None
@@ -233,7 +233,7 @@ class PodMember:
                 place.incarnation = replace(place.incarnation, must_be_ready_by_s=None)
             self._recall(place)
 
-    def _recall(self, place: Place) -> None:
+    def _recall(self, place: LocalPlace) -> None:
         """Give a place its part of the plan that an earlier agent of this pod received."""
         plan, rank = self.instructions.plan, place.local_rank
         if plan is None or place.incarnation.part is not None or rank >= len(self._planned):

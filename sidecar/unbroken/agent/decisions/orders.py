@@ -7,7 +7,7 @@ from unbroken.agent.decisions import torchrun_environment
 from unbroken.agent.decisions.events import Action, SendToLauncher, SendToWorker
 from unbroken.agent.decisions.fence import lonely_patience_s
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken.agent.decisions.place import Incarnation, LauncherOrders, Place
+from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace
 from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
@@ -20,7 +20,7 @@ _INSIDE = (WorkerPhase.RUNNING, WorkerPhase.STOPPING, WorkerPhase.COMPLETED)
 class Orders:
     """Derives orders from what is known of each place, and notes there what was ordered."""
 
-    def __init__(self, settings: JobSettings, places: Sequence[Place], instructions: Instructions) -> None:
+    def __init__(self, settings: JobSettings, places: Sequence[LocalPlace], instructions: Instructions) -> None:
         self._settings = settings
         self._is_in_process = settings.is_in_process
         self._places = places
@@ -90,7 +90,7 @@ class Orders:
 
     # -------------------------------------------------------------------------------------------- leaving and entering
 
-    def _guide(self, place: Place, state: WorkerState, now_s: float) -> list[Action]:
+    def _guide(self, place: LocalPlace, state: WorkerState, now_s: float) -> list[Action]:
         """Order a worker out of an iteration that is over; give it up if it does not leave in time."""
         if state.phase not in _INSIDE or state.iteration > self._instructions.over:
             return []
@@ -118,7 +118,7 @@ class Orders:
         newest = self._instructions.over + 1
         return Leave(iteration, Cause.POD_LOST, None, f"the job went on to iteration {newest} without this pod")
 
-    def _turn(self, place: Place, state: WorkerState) -> None:
+    def _turn(self, place: LocalPlace, state: WorkerState) -> None:
         """Prepare a place for its next process once its process in an iteration that is over has ended."""
         process = place.present
         if process is None or process.exit_code is None or place.entered > self._instructions.over:
@@ -127,7 +127,7 @@ class Orders:
         if state.phase is WorkerPhase.COMPLETED or place.orders.ended >= number:
             place.advance(number + 1)
 
-    def _enter(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
+    def _enter(self, place: LocalPlace, state: WorkerState, is_accepted: bool) -> list[Action]:
         plan, part = self._instructions.plan, place.incarnation.part
         if plan is None or part is None or not self._instructions.is_plan_in_force:
             return []
@@ -141,7 +141,7 @@ class Orders:
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
-    def _warn(self, place: Place, lost_since_s: float | None, now_s: float) -> list[Action]:
+    def _warn(self, place: LocalPlace, lost_since_s: float | None, now_s: float) -> list[Action]:
         """Tell a worker since when there is no contact to the rendezvous: once per connection, and at each change."""
         plan, part, connection = self._instructions.plan, place.incarnation.part, place.connection
         if connection.lost_since_s == lost_since_s or not connection.is_open or plan is None or part is None:
@@ -153,7 +153,7 @@ class Orders:
         lost_s = None if lost_since_s is None else now_s - lost_since_s
         return [SendToWorker(place.local_rank, replace(_entry(plan, part, self._settings.timeouts), lost_s=lost_s))]
 
-    def _halt(self, place: Place, state: WorkerState) -> list[Action]:
+    def _halt(self, place: LocalPlace, state: WorkerState) -> list[Action]:
         """Pass on the newest order to wait after a step, or to go on: once per connection."""
         halt, connection, part = self._instructions.halt, place.connection, place.incarnation.part
         if (
@@ -170,7 +170,7 @@ class Orders:
         place.connection = replace(connection, halt=halt)
         return [SendToWorker(place.local_rank, halt)]
 
-    def _ask(self, place: Place) -> list[Action]:
+    def _ask(self, place: LocalPlace) -> list[Action]:
         """Pass on the question of the rendezvous, once per connection."""
         consult, connection = self._instructions.consult, place.connection
         present = (place.local_rank, place.incarnation.number)
@@ -183,7 +183,7 @@ class Orders:
         return [SendToWorker(place.local_rank, consult.question)]
 
     @staticmethod
-    def _pass_on(place: Place) -> list[Action]:
+    def _pass_on(place: LocalPlace) -> list[Action]:
         """Pass the newest order to enter on to the attached worker, once per connection."""
         entry, connection = place.incarnation.entry, place.connection
         report = connection.report
@@ -197,7 +197,7 @@ class Orders:
 
     # ------------------------------------------------------------------------------------------------------- processes
 
-    def _staff(self, place: Place) -> list[Action]:
+    def _staff(self, place: LocalPlace) -> list[Action]:
         """Start and end the processes of one place."""
         process = place.process
         if process is None:
@@ -220,7 +220,7 @@ class Orders:
             return None
         return torchrun_environment.environment(self._settings, plan, part)
 
-    def _drain(self, place: Place, state: WorkerState, is_accepted: bool) -> list[Action]:
+    def _drain(self, place: LocalPlace, state: WorkerState, is_accepted: bool) -> list[Action]:
         """End a worker of a pod that is to end, unless ranks can still move from it."""
         # Without the rendezvous the ranks cannot move.
         if not self.is_draining or not place.is_alive or (is_accepted and state.phase in _INSIDE):
@@ -228,7 +228,7 @@ class Orders:
         return self._end(place)
 
     @staticmethod
-    def _look_into(place: Place) -> list[Action]:
+    def _look_into(place: LocalPlace) -> list[Action]:
         """Ask for the stack of a worker that makes no progress, once an iteration."""
         incarnation, stack_signal = place.incarnation, place.connection.stack_signal
         if stack_signal == 0 or incarnation.stack_asked >= incarnation.stack_wanted:
@@ -236,7 +236,7 @@ class Orders:
         place.incarnation = replace(incarnation, stack_asked=incarnation.stack_wanted, stack=())
         return [SendToLauncher(DumpStack(place.local_rank, incarnation.number, stack_signal))]
 
-    def _inspect(self, place: Place) -> list[Action]:
+    def _inspect(self, place: LocalPlace) -> list[Action]:
         """Ask for the exit code of a process that is ending."""
         # Without in-process restarts the next process needs another port, which the launcher reports with the exit.
         number = place.incarnation.number
@@ -245,12 +245,12 @@ class Orders:
         place.orders = replace(place.orders, inspected=number)
         return [SendToLauncher(Inspect(place.local_rank, number))]
 
-    def _must_end(self, place: Place) -> bool:
+    def _must_end(self, place: LocalPlace) -> bool:
         if place.present is None or _is_given_up(place):
             return True
         return not self._is_in_process and place.entered <= self._instructions.over
 
-    def _end(self, place: Place) -> list[Action]:
+    def _end(self, place: LocalPlace) -> list[Action]:
         if place.process is None or place.orders.ended >= place.process.incarnation:
             return []
         place.orders = replace(place.orders, ended=place.process.incarnation)
@@ -276,7 +276,7 @@ class Orders:
         return actions
 
 
-def _is_given_up(place: Place) -> bool:
+def _is_given_up(place: LocalPlace) -> bool:
     found = place.incarnation.found
     return found is not None and found.cause is Cause.HARD_TIMEOUT
 

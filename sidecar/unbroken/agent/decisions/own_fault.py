@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.messages import Interrupt, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
@@ -17,7 +17,7 @@ _FAILED = (WorkerPhase.STOPPING, WorkerPhase.GONE)
 
 
 def interrupt_early(
-    instructions: Instructions, places: Sequence[Place], workers: Sequence[WorkerState], pod: str
+    instructions: Instructions, places: Sequence[LocalPlace], workers: Sequence[WorkerState], pod: str
 ) -> None:
     """Count the current iteration as interrupted if an active worker of this pod has failed in it.
 
@@ -39,7 +39,7 @@ def interrupt_early(
         instructions.interrupted, instructions.interrupt = plan.iteration, culprit
 
 
-def confirm_faults(places: Sequence[Place], iteration: int) -> None:
+def confirm_faults(places: Sequence[LocalPlace], iteration: int) -> None:
     """Forget the faults up to this iteration, which the rendezvous has ended."""
     for place in places:
         fault = place.incarnation.unconfirmed

@@ -1,9 +1,9 @@
 """One place of a pod: its process, and what has passed between its worker and the agent. Pure.
 
-Place                lasts as long as the pod
-├ Incarnation        replaced whole when another process is to take the place
-├ WorkerConnection         replaced whole then, and when the worker attaches (again)
-└ LauncherOrders     replaced whole when the launcher attaches (again)
+LocalPlace             lasts as long as the pod
+├ Incarnation          replaced whole when another process is to take the place
+├ WorkerConnection     replaced whole then, and when the worker attaches (again)
+└ LauncherOrders       replaced whole when the launcher attaches (again)
 """
 
 from dataclasses import dataclass, field, replace
@@ -79,7 +79,7 @@ class LauncherOrders:
 
 
 @dataclass
-class Place:
+class LocalPlace:
     """One local rank."""
 
     local_rank: int

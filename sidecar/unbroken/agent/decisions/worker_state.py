@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
@@ -18,7 +18,7 @@ MAX_DETAIL = 2000
 
 
 def worker_states(
-    places: Sequence[Place], instructions: Instructions, is_in_process: bool, host: str
+    places: Sequence[LocalPlace], instructions: Instructions, is_in_process: bool, host: str
 ) -> tuple[WorkerState, ...]:
     """Return the state of each worker, in local order; `host` is the address at which this pod's ports are reached."""
     is_finished = instructions.finish is not None
@@ -29,7 +29,7 @@ def worker_states(
     return tuple(_past_plan(place, state, instructions) for place, state in zip(places, states, strict=True))
 
 
-def _past_plan(place: Place, state: WorkerState, instructions: Instructions) -> WorkerState:
+def _past_plan(place: LocalPlace, state: WorkerState, instructions: Instructions) -> WorkerState:
     """Count a plan as passed for a worker that was never ordered to enter it before it was interrupted."""
     plan = instructions.plan
     if plan is None or place.incarnation.part is None or plan.iteration > instructions.interrupted:
@@ -39,7 +39,7 @@ def _past_plan(place: Place, state: WorkerState, instructions: Instructions) -> 
     return replace(state, iteration=plan.iteration)
 
 
-def in_process_state(place: Place, is_finished: bool) -> WorkerState:
+def in_process_state(place: LocalPlace, is_finished: bool) -> WorkerState:
     """Return the worker's state in a job with in-process restarts; the same object until a fact changes."""
     # Needed several times for each message of each worker: in a pod of 16, a recovery is little else.
     facts = (place.incarnation, place.connection, place.process, is_finished)
@@ -51,7 +51,7 @@ def in_process_state(place: Place, is_finished: bool) -> WorkerState:
     return state
 
 
-def _in_process_state(place: Place, is_finished: bool) -> WorkerState:
+def _in_process_state(place: LocalPlace, is_finished: bool) -> WorkerState:
     process, report, incarnation = place.present, place.report, place.incarnation
     if process is not None and process.exit_code is not None:
         return _exited(place, process, report, is_finished)
@@ -80,7 +80,7 @@ def _in_process_state(place: Place, is_finished: bool) -> WorkerState:
     )
 
 
-def process_state(place: Place, host: str, is_finished: bool) -> WorkerState:
+def process_state(place: LocalPlace, host: str, is_finished: bool) -> WorkerState:
     """Return the worker's state in a job whose processes are restarted: READY means that a port is held for it."""
     process, incarnation = place.present, place.incarnation
     if process is None:
@@ -93,7 +93,7 @@ def process_state(place: Place, host: str, is_finished: bool) -> WorkerState:
     return _exited(place, process, place.connection.report, is_finished, place.entered)
 
 
-def _unstarted(place: Place, host: str) -> WorkerState:
+def _unstarted(place: LocalPlace, host: str) -> WorkerState:
     """No process of the wanted incarnation: READY once a port is held and the one before it has ended."""
     number, port = place.incarnation.number, 0 if place.process is None else place.process.port
     if place.incarnation.entry is not None:
@@ -103,7 +103,7 @@ def _unstarted(place: Place, host: str) -> WorkerState:
     return WorkerState(place.local_rank, number, WorkerPhase.READY, place.entered, host, port)
 
 
-def _running(place: Place) -> WorkerState:
+def _running(place: LocalPlace) -> WorkerState:
     incarnation, report = place.incarnation, place.connection.report
     phase = WorkerPhase.RUNNING
     if place.orders.ended >= incarnation.number:
@@ -122,7 +122,7 @@ def _running(place: Place) -> WorkerState:
 
 
 def _exited(
-    place: Place, process: ProcessState, report: WorkerReport | None, is_finished: bool, entered: int = -1
+    place: LocalPlace, process: ProcessState, report: WorkerReport | None, is_finished: bool, entered: int = -1
 ) -> WorkerState:
     number, step, entry = place.incarnation.number, place.incarnation.step, place.incarnation.entry
     iteration = max(entered, report.iteration if report else -1, entry.iteration if entry else -1)

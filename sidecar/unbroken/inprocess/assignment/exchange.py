@@ -8,7 +8,7 @@ from typing import Protocol
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
 
 
-class Store(Protocol):
+class ExchangeStore(Protocol):
     """Any store of torch.distributed, and everything that behaves like one."""
 
     def set(self, key: str, value: str, /) -> None:
@@ -30,7 +30,7 @@ class Store(Protocol):
 class Exchange:
     """Counters, lists and barriers below one prefix of a store."""
 
-    def __init__(self, store: Store, prefix: str, timeout: datetime.timedelta) -> None:
+    def __init__(self, store: ExchangeStore, prefix: str, timeout: datetime.timedelta) -> None:
         self._store = store
         self._prefix = prefix
         self._timeout = timeout

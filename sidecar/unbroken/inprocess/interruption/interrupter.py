@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 ATOMIC_POLL_S = 0.05
 
 
-class Running(Protocol):
+class InterruptibleCall(Protocol):
     """The call whose function is ended."""
 
     @property
@@ -33,7 +33,7 @@ class Interrupter:
     """Has a thread of its own: neither the main thread nor the link's may wait for an abort."""
 
     def __init__(
-        self, gate: Gate, leftovers: Leftovers, running: Running, aborts: Callable[[], Sequence[Abort]]
+        self, gate: Gate, leftovers: Leftovers, running: InterruptibleCall, aborts: Callable[[], Sequence[Abort]]
     ) -> None:
         """`aborts` returns the plug-ins of the calls that run now, in the order in which they are to be called."""
         self._gate = gate

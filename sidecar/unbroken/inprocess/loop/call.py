@@ -6,16 +6,15 @@
       │                                │Leave │
       └──── abort, finalize, health check <───┘
 
-The main thread runs this loop. Two threads help: the link's, which reads orders and stamps progress, and a monitor,
-which ends a running function (abort, then the gate's interruption). A wrapped function that is called inside of
-another one joins the outer call: the iteration is that of both, and a fault in it restarts the outer function.
+The main thread runs this loop. Two threads help: the link's, which reads orders and stamps progress, and the
+interrupter's, which ends a running function (abort, then the gate's interruption). A wrapped function that is called
+inside another one joins the outer call: both share the iteration, and a fault in it restarts the outer function.
 """
 
-import contextlib
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from unbroken.inprocess.assignment.evaluation import answer as answer_question
@@ -30,11 +29,13 @@ from unbroken.inprocess.interruption.interrupter import Interrupter
 from unbroken.inprocess.interruption.rehearsal import rehearse
 from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
 from unbroken.inprocess.loop import entry
+from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.loop.inner_calls import InnerCalls, InnerFault
+from unbroken.inprocess.loop.plan_state import state_in
 from unbroken.inprocess.loop.plugins import Plugins
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.loop.store_offer import StoreOffer
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.pod.environment import PodContext, export, survive_nccl_errors
 from unbroken.inprocess.pod.link import AgentLink, AgentOrders
 from unbroken.inprocess.pod.progress import ProgressSlot
@@ -48,7 +49,7 @@ from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 logger = logging.getLogger(__name__)
 
-_live: "weakref.WeakSet[CallWrapper]" = weakref.WeakSet()
+_live: "weakref.WeakSet[WrappedCall]" = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -59,18 +60,15 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def current_call() -> "CallWrapper | None":
+def current_call() -> "WrappedCall | None":
     """Return the call whose function the main thread of this process runs; None outside."""
     return next((call for call in _live if call.is_in_function), None)
 
 
-class CallWrapper:
-    """What the wrapped function may ask for: annotate a parameter with this class.
+class WrappedCall:
+    """Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing."""
 
-    Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing.
-    """
-
-    def __init__(self, options: Options, place: PodContext) -> None:
+    def __init__(self, options: WrapperOptions, place: PodContext) -> None:
         """Raises ValueError when torch.distributed is initialised already, RestartError when the call cannot start."""
         entry.refuse_other_threads()
         if _live:
@@ -103,7 +101,7 @@ class CallWrapper:
         self._has_run = False
         """Whether this worker has run an iteration."""
 
-    # ------------------------------------------------------------------------------------------ for the function
+    # ------------------------------------------------------------------------------------------ for others
 
     @property
     def iteration(self) -> int:
@@ -112,44 +110,22 @@ class CallWrapper:
 
     @property
     def state(self) -> FrozenState:
-        """This worker as of now."""
+        """The present state of this worker."""
         return self._current_state().freeze()
 
-    def ping(self, step: int | None = None) -> None:
-        """Say that training moves on. From the first ping in an iteration on, silence counts as a hang.
+    @property
+    def num_workers(self) -> int | None:
+        """Number of workers in the last plan, spares included; None before the first."""
+        return None if self._state is None else self._state.world_size
 
-        `step` is the number of the step that was finished; the job shows the highest. Where ranks are to move as
-        planned it waits until all have finished the same one, and raises RankShouldRestart.
-        """
-        if self._progress.ping(step):
-            if self._progress.arm():
-                self._is_pinged = True
-                self._report(WorkerPhase.RUNNING)
-            self._step_hold.wait(step, is_atomic=self._gate.num_atomic > 0)
+    @property
+    def is_in_function(self) -> bool:
+        """Whether the main thread is inside the function, and not in a plug-in around it."""
+        return self._is_in_function
 
-    def on_move(self, save: Callable[[int], object]) -> None:
-        """Call `save(step)` before ranks move as planned, in this iteration: a checkpoint there loses no step.
-
-        It runs inside of `ping(step=)`, on all ranks after the same step, with the process groups intact; after it
-        `ping` raises RankShouldRestart. What it raises is a fault. Without time (timeouts.drain) it is not called.
-        """
-        self._step_hold.on_move(save)
-
-    def atomic(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the function is not interrupted; it may be nested.
-
-        An interruption waits for its end; once one has begun, entering raises RankShouldRestart.
-        """
-        return self._gate.atomic()
-
-    @contextlib.contextmanager
-    def disable_hang_protection(self) -> Iterator[None]:
-        """Hold off soft and hard timeout on this worker, for a long step that says nothing."""
-        self._progress.set_protection(is_on=False)
-        try:
-            yield
-        finally:
-            self._progress.set_protection(is_on=True)
+    def wrapper(self) -> CallWrapper:
+        """Return what the function may ask for."""
+        return CallWrapper(self, self._gate, self._progress, self._step_hold, on_first_ping=self._note_first_ping)
 
     # ------------------------------------------------------------------------------------------ life of the call
 
@@ -169,7 +145,7 @@ class CallWrapper:
         self._link.start(self._on_leave)
 
     def close(self) -> None:
-        """End the threads and give everything back; harmless when repeated."""
+        """End the threads and release everything; harmless when repeated."""
         _live.discard(self)
         self._progress.detach()
         self._interrupter.close()
@@ -202,7 +178,7 @@ class CallWrapper:
             self._recover(outcome.error)
             del outcome
 
-    def run_inside(self, options: Options, function: Callable[[], Any]) -> Any:
+    def run_inside(self, options: WrapperOptions, function: Callable[[], Any]) -> Any:
         """Run a function that was wrapped with these options inside this call's function; return its value.
 
         Its exceptions and interruptions restart the outermost function. Raises ValueError when torch.distributed is
@@ -210,26 +186,16 @@ class CallWrapper:
         """
         return self._inner_calls.run(options, lambda: self.state, function)
 
-    @property
-    def num_workers(self) -> int | None:
-        """Workers of the last plan, spares included; None before the first."""
-        return None if self._state is None else self._state.world_size
-
-    @property
-    def is_in_function(self) -> bool:
-        """Whether the main thread is inside of the function, and not in a plug-in around it."""
-        return self._is_in_function
-
     # ------------------------------------------------------------------------------------------ one iteration
 
     def _await_plan(self) -> Enter | Release:
-        """Say READY and return the next plan with a rank for this worker, or the end of the job."""
+        """Report READY and return the next plan with a rank for this worker, or the end of the job."""
         self._store.make()
         self._report(WorkerPhase.READY)
         # Others get ready meanwhile.
         if self._leftovers.collect():
             self._torch_state.look_for_left_over()
-        # The job forms, or a pod joins it; but for a process that was started again at its place the others wait.
+        # While the job forms or a pod joins it there is time; for a restarted process the others wait.
         self._practise(has_time=self._place.incarnation == 0)
         if self._state is not None and self._state.active_rank == 0:
             # It will most likely be rank 0 again: all others wait for its store.
@@ -253,21 +219,21 @@ class CallWrapper:
             if enter.rank is not None and not orders.has_left(enter.iteration):
                 return enter
             if enter.rank is None:
-                self._set_state(enter)
+                self._state = state_in(enter, self._state)
             else:
                 self._store.renew()
             self._report(WorkerPhase.READY)
             self._practise(has_time=enter.rank is None)
 
     def _practise(self, has_time: bool) -> None:
-        """Do once what the first recovery would otherwise be the first to do."""
+        """Rehearse the first recovery, once."""
         if has_time and not self._is_practised:
             self._is_practised = True
-            # Now, while nobody waits: not in the middle of a first recovery.
+            # Now, while no other rank waits.
             self._leftovers.destroy(rehearse(), after_s=0.0)
 
     def _answer(self, question: Question | None) -> None:
-        """Say who shall be which rank, in the words of the script."""
+        """Let the script's policy answer who shall be which rank."""
         if question is None:
             raise InternalError("orders: want a plan, a question or a release, got none")
         self._answered = question
@@ -277,34 +243,19 @@ class CallWrapper:
 
     def _begin(self, enter: Enter) -> None:
         self._is_practised = True
-        self._set_state(enter)
+        self._state = state_in(enter, self._state)
         export(self._place, enter)
         self._store.enter(enter.master_host, enter.master_port)
         release_connections()
 
-    def _set_state(self, enter: Enter) -> None:
-        first = self._state
-        size = enter.world_size + enter.spare_ranks
-        rank = enter.world_size if enter.rank is None else enter.rank
-        self._state = State(
-            rank=rank,
-            world_size=size,
-            active_rank=enter.rank,
-            active_world_size=enter.world_size,
-            initial_rank=rank if first is None else first.initial_rank,
-            initial_world_size=size if first is None else first.initial_world_size,
-            iteration=enter.iteration,
-            mode=Mode.INACTIVE if enter.rank is None else Mode.ACTIVE,
-        )
-
     def _run_iteration(self, function: Callable[[], Any]) -> FunctionOutcome:
         def body() -> Any:
-            # The gate is open: who comes from now on ends the function; what came before is seen here.
+            # The gate is open: an interruption now ends the function; an earlier one is seen here.
             self._refuse_what_is_over()
             self._torch_state.take(Layout(self.state.active_rank, self.state.active_world_size))
             self._plugins.prepare(self.state)
             if self._plugins.health.is_news:
-                # Results go with the reports that there are anyway: this is for the first, and after a failure.
+                # Other results go with later reports: this is for the first, and after a failure.
                 self._report(WorkerPhase.RUNNING)
             self._is_in_function = True
             return function()
@@ -314,7 +265,8 @@ class CallWrapper:
         self._is_pinged = False
         self._step_hold.begin(self._iteration)
         self._progress.hold()
-        # The agent takes a worker that it has told to enter for RUNNING; but it watches a new process from its word on.
+        # The agent counts a worker as RUNNING once it has ordered it to enter, but watches a new process only from its
+        # report on.
         self._report(WorkerPhase.RUNNING, may_wait=self._has_run)
         self._has_run = True
         self._progress.begin(self._iteration)
@@ -354,6 +306,10 @@ class CallWrapper:
         self._interrupter.abort_once(self._iteration)
         return None
 
+    def _note_first_ping(self) -> None:
+        self._is_pinged = True
+        self._report(WorkerPhase.RUNNING)
+
     def _report_inner_fault(self, error: BaseException) -> None:
         if not self._gate.is_leaving:
             self._report_end(error)
@@ -363,7 +319,7 @@ class CallWrapper:
             self._report(WorkerPhase.COMPLETED)
             return
         if self._current_state().fn_exception is error:
-            # A wrapped function inside of this one has told it.
+            # An inner wrapped function has reported it.
             return
         self._current_state().fn_exception = error
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, Cause.EXCEPTION, self._iteration))
@@ -372,7 +328,7 @@ class CallWrapper:
         )
 
     def _recover(self, error: BaseException | None) -> None:
-        """Bring the process into a state in which the function may start again."""
+        """Prepare the process for another run of the function."""
         state = self._current_state()
         self._leftovers.keep(take_groups())
         try:
@@ -414,7 +370,7 @@ class CallWrapper:
     # ------------------------------------------------------------------------------------------ ending a function
 
     def _on_leave(self, orders: AgentOrders) -> None:
-        """In the link's thread: the function, if it runs, is over, or is to halt after a step."""
+        """In the link's thread: end the function, if it runs, or let it halt after a step."""
         iteration = self._iteration
         if orders.halt is not None:
             self._step_hold.obey(orders.halt)
@@ -439,7 +395,7 @@ class CallWrapper:
                 host="" if endpoint is None else endpoint.host,
                 port=0 if endpoint is None else endpoint.port,
                 fault=fault,
-                # Until it says RUNNING again, the agent may take this for its word on the next iteration.
+                # Until it reports RUNNING again, the agent may count this report for the next iteration.
                 has_progress=self._is_pinged and phase is not WorkerPhase.READY,
                 answer=answer,
                 checks=self._plugins.health.tell(),

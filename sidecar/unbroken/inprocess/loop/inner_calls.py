@@ -7,7 +7,7 @@ from unbroken.inprocess.assignment.policy import refuse_inside
 from unbroken.inprocess.interruption import failure
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.plugins import Plugins
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.state import FrozenState
 from unbroken.inprocess.torch_state.groups import name_apart
 
@@ -30,7 +30,7 @@ class InnerCalls:
         self._plugins.cut(1)
         self._num_begun = 0
 
-    def run(self, options: Options, state: Callable[[], FrozenState], function: Callable[[], Any]) -> Any:
+    def run(self, options: WrapperOptions, state: Callable[[], FrozenState], function: Callable[[], Any]) -> Any:
         """Run a function with the plug-ins of these options; return its value, or raise InnerFault.
 
         After a fault its plug-ins stay for the recovery.

@@ -7,7 +7,7 @@ from unbroken.inprocess.abort import Abort
 from unbroken.inprocess.assignment.policy import violation
 from unbroken.inprocess.exception import RestartAbort
 from unbroken.inprocess.loop.health_record import HealthRecord
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.state import FrozenState
 
 logger = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 class Plugins:
     """Innermost first, wherever something ends."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: WrapperOptions) -> None:
         self.health = HealthRecord()
         """The last results of all health checks."""
         self._layers = [self._watched(options)]
@@ -26,7 +26,7 @@ class Plugins:
         """Number of wrapped functions that run, one inside the other."""
         return len(self._layers)
 
-    def enter(self, options: Options) -> None:
+    def enter(self, options: WrapperOptions) -> None:
         """A wrapped function begins inside the others."""
         self._layers.append(self._watched(options))
 
@@ -84,9 +84,9 @@ class Plugins:
         except Exception as error:
             raise error from reason
 
-    def _watched(self, options: Options) -> Options:
+    def _watched(self, options: WrapperOptions) -> WrapperOptions:
         check = options.health_check
         return options if check is None else replace(options, health_check=self.health.watch(check))
 
-    def _inside_out(self) -> list[Options]:
+    def _inside_out(self) -> list[WrapperOptions]:
         return self._layers[::-1]

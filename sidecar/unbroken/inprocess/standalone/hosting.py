@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.loop import entry
-from unbroken.inprocess.options import Options
+from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.pod.environment import PodContext, read_pod_context
 from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
 from unbroken.inprocess.standalone.launched import read_launched
@@ -21,7 +21,7 @@ _next: list[JoinRequest] = []
 class Hosting:
     """The pod of one call, or its standalone job, until `close`."""
 
-    def __init__(self, options: Options, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: WrapperOptions, environment: Mapping[str, str]) -> None:
         """Find the pod, or form a job and wait until it has formed.
 
         Raises NoAgentError when there is neither pod nor launcher, TimeoutError that names the missing workers, and
@@ -50,7 +50,7 @@ class Hosting:
             _next[:] = [next_request(self._request, num_workers, self._registration.is_first)]
 
 
-def timeouts_of(options: Options) -> Timeouts:
+def timeouts_of(options: WrapperOptions) -> Timeouts:
     """Return the timeouts of a job without a spec."""
     heartbeat_s = options.heartbeat_timeout.total_seconds()
     barrier_s = options.barrier_timeout.total_seconds()
@@ -67,7 +67,7 @@ def timeouts_of(options: Options) -> Timeouts:
     )
 
 
-def _request(options: Options, environment: Mapping[str, str]) -> JoinRequest:
+def _request(options: WrapperOptions, environment: Mapping[str, str]) -> JoinRequest:
     limit_s = options.barrier_timeout.total_seconds()
     if _next:
         return replace(_next[0], timeouts=timeouts_of(options), limit_s=limit_s)
@@ -91,7 +91,7 @@ def _request(options: Options, environment: Mapping[str, str]) -> JoinRequest:
     )
 
 
-def _store_address(options: Options) -> tuple[int | None, str]:
+def _store_address(options: WrapperOptions) -> tuple[int | None, str]:
     """Return port and host that the script chose for the reference's store: free, and reachable between hosts."""
     given = options.store_kwargs or {}
     port, host = given.get("port"), given.get("host_name")

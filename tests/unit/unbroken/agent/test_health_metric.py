@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from unbroken.agent.adapters.metrics import MAX_CHECKS, PodCollector, join_checks
 from unbroken.agent.decisions.events import AgentMemory
 from unbroken.agent.decisions.member import PodMember
-from unbroken.agent.decisions.place import Place
+from unbroken.agent.decisions.place import LocalPlace
 from unbroken.inprocess.compose import Compose
 from unbroken.inprocess.health_check import HealthCheck
 from unbroken.inprocess.interruption.gate import RankShouldRestart
@@ -66,7 +66,7 @@ def test_interrupted_check_has_no_result() -> None:
 
 
 def test_failed_check_stays_until_another_process_of_the_place_passes() -> None:
-    place = Place(0)
+    place = LocalPlace(0)
     failed = WorkerReport(WorkerPhase.STOPPING, 3, checks=(("CudaHealthCheck", False),))
     place.receive(failed)
     place.advance(1)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unbroken.agent.decisions.place import Incarnation, LauncherOrders, Place, WorkerConnection
+from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace, WorkerConnection
 from unbroken_core.messages import Fault, RankPlan
 from unbroken_core.pod.pod_messages import Enter, ProcessState, WorkerReport
 from unbroken_core.reasons import Cause, RankReason, WorkerPhase
@@ -10,9 +10,9 @@ from unbroken_core.reasons import Cause, RankReason, WorkerPhase
 TRAINS = WorkerReport(WorkerPhase.RUNNING, 3, checks=(("Calm", True),))
 
 
-def used_place() -> Place:
+def used_place() -> LocalPlace:
     """Return a place whose worker has run, hung and been ordered about."""
-    place = Place(1, process=ProcessState(1, 0, 50), orders=LauncherOrders(0, 0, 0), entered=3)
+    place = LocalPlace(1, process=ProcessState(1, 0, 50), orders=LauncherOrders(0, 0, 0), entered=3)
     place.attach(stack_signal=34)
     place.receive(TRAINS)
     place.connection = replace(place.connection, entered=3, left=3, lost_since_s=7.0, is_released=True)

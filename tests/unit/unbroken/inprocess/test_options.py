@@ -1,4 +1,4 @@
-"""Options of the wrapper, and what the decorator itself does."""
+"""WrapperOptions of the wrapper, and what the decorator itself does."""
 
 import datetime
 import inspect
@@ -11,7 +11,7 @@ from unbroken import inprocess
 from unbroken.inprocess import rank_assignment as ra
 from unbroken.inprocess.assignment.policy import violation
 from unbroken.inprocess.exception import NoAgentError
-from unbroken.inprocess.loop.call import CallWrapper
+from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,

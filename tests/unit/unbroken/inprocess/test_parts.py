@@ -27,7 +27,8 @@ from unbroken.inprocess.initialize import RetryController
 from unbroken.inprocess.interruption import failure
 from unbroken.inprocess.interruption.gate import Gate, RankShouldRestart
 from unbroken.inprocess.interruption.stacks import describe_threads, log_hang
-from unbroken.inprocess.loop.call import CallWrapper
+from unbroken.inprocess.loop.call import WrappedCall
+from unbroken.inprocess.loop.plan_state import state_in
 from unbroken.inprocess.pod.environment import (
     NCCL_ERRORS_END_PROCESS,
     PodContext,
@@ -388,8 +389,8 @@ def test_leaving_the_wrapper_ends_all_that_it_started_and_may_be_repeated(tmp_pa
         descriptors = [path.name for path in Path("/proc/self/fd").iterdir()]
         return {*descriptors, *handlers, *threading.enumerate()}
 
-    def call() -> CallWrapper:
-        return CallWrapper(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
+    def call() -> WrappedCall:
+        return WrappedCall(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
 
     first = call()
     first.open()
@@ -409,7 +410,7 @@ def test_iteration_whose_end_is_heard_just_before_it_begins_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2.13: the end is told once, and nobody would end the function later."""
-    call = CallWrapper(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
+    call = WrappedCall(inprocess.Wrapper().options, PodContext(tmp_path, 0, 0, 1, "127.0.0.1"))
 
     @contextlib.contextmanager
     def told_meanwhile() -> Iterator[None]:
@@ -420,7 +421,7 @@ def test_iteration_whose_end_is_heard_just_before_it_begins_does_not_begin(
     call.open()
     try:
         call._iteration = 0
-        call._set_state(Enter(1, 0, 0, 1, "127.0.0.1", 5000))
+        call._state = state_in(Enter(1, 0, 0, 1, "127.0.0.1", 5000), None)
         ran: list[int] = []
         outcome = call._run_iteration(lambda: ran.append(1))
     finally:

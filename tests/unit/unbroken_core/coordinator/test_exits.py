@@ -63,6 +63,18 @@ def test_a_spare_that_gives_up_ends_the_job_too_since_the_script_is_the_same() -
     assert bench.status().reason is Reason.FATAL_EXIT
 
 
+def test_time_after_such_an_end_is_not_lost_time_of_the_job() -> None:
+    bench = Bench(FATAL)
+    bench.run("p0", "p1", "p2")
+    bench.now_s += 10.0
+    bench.fault("p0", 0, Cause.EXCEPTION)
+    bench.fault("p1", 0, Cause.PROCESS_EXIT, GONE, exit_code=3)
+    assert bench.status().reason is Reason.FATAL_EXIT
+    at_the_end = bench.status().ettr
+    bench.now_s += 1000.0
+    assert bench.status().ettr == at_the_end == 1.0
+
+
 def test_a_process_that_was_told_to_end_may_end_as_it_likes() -> None:
     """A worker that hangs is replaced; what its handler of SIGTERM returns is no word of the script."""
     bench = Bench(FATAL)

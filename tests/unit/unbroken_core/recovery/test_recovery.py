@@ -8,7 +8,7 @@ import pytest
 from unbroken_core.ranks.worlds import Shortage, World
 from unbroken_core.reasons import Reason, Rung
 from unbroken_core.recovery import ladder
-from unbroken_core.recovery.ladder import Cut, Fail, RestartJob, Situation, Wait, choose
+from unbroken_core.recovery.ladder import Fail, RestartJob, Situation, TakeWorld, WaitForHelp, choose
 
 ALL = frozenset(Rung)
 SAME = World(2, 2)
@@ -38,9 +38,9 @@ BASE = Situation(
 def chosen(**changes: Any) -> str:
     choice = choose(replace(BASE, **changes))
     match choice:
-        case Wait(reason=reason, rung=rung):
+        case WaitForHelp(reason=reason, rung=rung):
             return f"wait {reason} {rung}"
-        case Cut(rung=rung):
+        case TakeWorld(rung=rung):
             return f"cut {rung}"
         case RestartJob():
             return "job"

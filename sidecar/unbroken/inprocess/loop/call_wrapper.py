@@ -1,0 +1,78 @@
+"""What a wrapped function may ask of its call."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from unbroken.inprocess.interruption.gate import Gate
+from unbroken.inprocess.interruption.interrupter import InterruptibleCall
+from unbroken.inprocess.loop.step_hold import StepHold
+from unbroken.inprocess.pod.progress import ProgressSlot
+from unbroken.inprocess.state import FrozenState
+
+
+class CallWrapper:
+    """What the wrapped function may ask for: annotate a parameter with this class.
+
+    Belongs to one call, and to the main thread of the process that made it; in a forked child it does nothing.
+    """
+
+    def __init__(
+        self,
+        call: InterruptibleCall,
+        gate: Gate,
+        progress: ProgressSlot,
+        step_hold: StepHold,
+        *,
+        on_first_ping: Callable[[], None],
+    ) -> None:
+        """`on_first_ping` is called at the first ping of each iteration."""
+        self._call = call
+        self._gate = gate
+        self._progress = progress
+        self._step_hold = step_hold
+        self._on_first_ping = on_first_ping
+
+    @property
+    def iteration(self) -> int:
+        """Number of this run of the function, from 0; -1 before the first."""
+        return self._call.iteration
+
+    @property
+    def state(self) -> FrozenState:
+        """The present state of this worker."""
+        return self._call.state
+
+    def ping(self, step: int | None = None) -> None:
+        """Report progress. From the first ping in an iteration on, silence counts as a hang.
+
+        `step` is the number of the finished step; the job shows the highest. Before a planned move of ranks it waits
+        until all have finished the same step, and raises RankShouldRestart.
+        """
+        if self._progress.ping(step):
+            if self._progress.arm():
+                self._on_first_ping()
+            self._step_hold.wait(step, is_atomic=self._gate.num_atomic > 0)
+
+    def on_move(self, save: Callable[[int], object]) -> None:
+        """Call `save(step)` before a planned move of ranks in this iteration: a checkpoint there loses no step.
+
+        It runs inside `ping(step=)`, on all ranks after the same step, with the process groups intact; after it `ping`
+        raises RankShouldRestart. Its exceptions are faults. Without time (timeouts.drain) it is not called.
+        """
+        self._step_hold.on_move(save)
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the function is not interrupted; it may be nested.
+
+        An interruption waits for its end; once one has begun, entering raises RankShouldRestart.
+        """
+        return self._gate.atomic()
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """Hold off soft and hard timeout on this worker, for a long step without pings."""
+        self._progress.set_protection(is_on=False)
+        try:
+            yield
+        finally:
+            self._progress.set_protection(is_on=True)
