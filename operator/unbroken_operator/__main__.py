@@ -133,6 +133,7 @@ async def _work(
         mode=config.quarantine,
         limits=config.quarantine_limits,
         may_act=flags.may_act,
+        count_withheld=metrics.count_withheld,
     )
     keeping = None
     try:

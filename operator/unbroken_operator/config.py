@@ -155,6 +155,26 @@ def _add_quarantine(parser: argparse.ArgumentParser) -> None:
         default=limits.duration_s,
         help=f"a node is released after this (default: {limits.duration_s:g})",
     )
+    parser.add_argument(
+        "--quarantine-min-namespaces",
+        type=int,
+        default=limits.min_namespaces,
+        help="so many namespaces must blame a node; 1 only where all tenants trust each other"
+        f" (default: {limits.min_namespaces})",
+    )
+    parser.add_argument(
+        "--quarantine-max-percent",
+        type=int,
+        default=limits.max_percent,
+        help="most of the cluster's nodes, and of a domain's, rounded down; the control plane is not counted"
+        f" (default: {limits.max_percent})",
+    )
+    parser.add_argument(
+        "--quarantine-domain-label",
+        metavar="LABEL",
+        default=limits.domain_label,
+        help="nodes with the same value of this label are a domain (default: no domains)",
+    )
 
 
 def _limits(options: argparse.Namespace) -> QuarantineLimits:
@@ -165,7 +185,18 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
         raise InputError(f"--quarantine-max-nodes: must be 1 to 1000, got {options.quarantine_max_nodes}")
     if not 60 <= options.quarantine_seconds <= 30 * DAY_S:
         raise InputError(f"--quarantine-seconds: must be 60 to {30 * DAY_S}, got {options.quarantine_seconds:g}")
-    return QuarantineLimits(options.quarantine_score, options.quarantine_max_nodes, options.quarantine_seconds)
+    if not 1 <= options.quarantine_min_namespaces <= 100:
+        raise InputError(f"--quarantine-min-namespaces: must be 1 to 100, got {options.quarantine_min_namespaces}")
+    if not 1 <= options.quarantine_max_percent <= 100:
+        raise InputError(f"--quarantine-max-percent: must be 1 to 100, got {options.quarantine_max_percent}")
+    return QuarantineLimits(
+        options.quarantine_score,
+        options.quarantine_max_nodes,
+        options.quarantine_seconds,
+        options.quarantine_min_namespaces,
+        options.quarantine_max_percent,
+        options.quarantine_domain_label,
+    )
 
 
 def _webhook(listen: str | None, folder: str | None) -> Webhook | None:

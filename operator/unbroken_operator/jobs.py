@@ -112,8 +112,9 @@ class Jobs:
 
     def blames(self) -> Iterator[JobsView]:
         """Return what each job says of nodes."""
-        for namespace, name, status in self.statuses():
-            yield JobsView(f"{namespace}/{name}", status.get("suspectNodes") or ())
+        for key, (worker, _) in sorted(self._workers.items()):
+            suspects = (worker.job.get("status") or {}).get("suspectNodes") or ()
+            yield JobsView(*key, suspects, self._shared.pods.hosts(key, worker.uid) if suspects else frozenset())
 
     def _wake_on_node(self, node: str) -> None:
         for key in self._shared.pods.jobs_on(node):

@@ -161,6 +161,7 @@ class JobWorker:
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
             released=tuple(self._executor.released.values()),
+            hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unbroken_operator.api.status_models import JobState
+from unbroken_operator.decisions.quarantine import WithheldBecause
 
 JobStatuses = Callable[[], Iterable[tuple[str, str, Mapping[str, Any]]]]
 """Returns namespace, name and status of every job."""
@@ -45,6 +46,18 @@ class OperatorMetrics:
         )
         for outcome in ("allowed", "refused", "unreadable"):
             self.reviews.labels(outcome)
+        self.quarantine_withheld = Counter(
+            "unbroken_operator_quarantine_withheld",
+            "Nodes with a high score that were not quarantined, by why",
+            ["because"],
+            registry=self.registry,
+        )
+        for because in WithheldBecause:
+            self.quarantine_withheld.labels(because.value)
+
+    def count_withheld(self, because: str) -> None:
+        """Count a node that is not quarantined although its score is high enough."""
+        self.quarantine_withheld.labels(because).inc()
 
     def count_review(self, outcome: str) -> None:
         """Count one review: allowed, refused or unreadable."""

@@ -11,7 +11,6 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import (
     JobsView,
-    Offender,
     QuarantineLimits,
     QuarantineMode,
     decide_quarantine,
@@ -35,6 +34,7 @@ class QuarantineTaints:
         mode: QuarantineMode,
         limits: QuarantineLimits,
         may_act: Callable[[], bool] = lambda: True,
+        count_withheld: Callable[[str], None] = lambda _why: None,
     ) -> None:
         self._kube = kube
         self._nodes = nodes
@@ -42,8 +42,9 @@ class QuarantineTaints:
         self._mode = mode
         self._limits = limits
         self._may_act = may_act
-        self._reported: set[str] = set()
-        """Names of offenders about which there is nothing new to say."""
+        self._count_withheld = count_withheld
+        self._reported: set[tuple[str, str]] = set()
+        """Names of offenders, and what was said of them: there is nothing new to say."""
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -61,10 +62,19 @@ class QuarantineTaints:
         """Judge once and act on it. Raises KubeError."""
         decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
         is_on = self._mode is QuarantineMode.ON
-        self._report(decision.over_limit, f"node is not quarantined, {self._limits.max_nodes} may be")
-        if not is_on:
-            self._report(decision.quarantine, "node would be quarantined, see --quarantine")
-        self._reported &= {offender.name for offender in (*decision.over_limit, *decision.quarantine)}
+        current: set[tuple[str, str]] = set()
+        for item in decision.withheld:
+            current.add((item.offender.name, item.because.value))
+            if (item.offender.name, item.because.value) not in self._reported:
+                self._count_withheld(item.because.value)
+                words = ("node is not quarantined", item.offender.name, item.because.value, item.details)
+                logger.warning("%s node=%s because=%s: %s why=%s", *words, item.offender.reason)
+        for offender in () if is_on else decision.quarantine:
+            current.add((offender.name, ""))
+            if (offender.name, "") not in self._reported:
+                what = "node would be quarantined, see --quarantine"
+                logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
+        self._reported = current
         if not is_on or not self._may_act():
             return
         for name in decision.release:
@@ -73,12 +83,6 @@ class QuarantineTaints:
         for offender in decision.quarantine:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
-
-    def _report(self, offenders: Iterable[Offender], what: str) -> None:
-        for offender in offenders:
-            if offender.name not in self._reported:
-                logger.warning("%s node=%s why=%s", what, offender.name, offender.reason)
-                self._reported.add(offender.name)
 
     async def _write(self, name: str, mark: str | None) -> None:
         path = f"{collection_path('nodes')}/{name}"

@@ -14,6 +14,9 @@ JobKey = tuple[str, str]
 """Namespace and name."""
 
 MAX_TOMBSTONES = 20_000
+MAX_PAST_HOSTS = 128
+"""Of one job: more than a job may blame, so that moving about hides none of them."""
+MAX_HOSTED_JOBS = 2_000
 
 
 def version_of(item: Mapping[str, Any]) -> int:
@@ -35,6 +38,14 @@ class PodStore:
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Owners of deleted training pods that were seen to end, by uid of the pod."""
         self._num_ended: Counter[str] = Counter()
+        self._hosts: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        """By uid of the job: nodes on which its pods ran, the last one last."""
+
+    def hosts(self, key: JobKey, owner_uid: str) -> frozenset[str]:
+        """Return the nodes on which pods of this very job were seen to run, lately or now."""
+        views = (view for _, view in self._pods.get(key, {}).values())
+        present = (view.node for view in views if view.owner_uid == owner_uid and view.has_run)
+        return frozenset((*self._hosts.get(owner_uid, ()), *present))
 
     def num_ended(self, owner_uid: str) -> int:
         """Return how many deleted training pods of a job were seen to end."""
@@ -82,6 +93,7 @@ class PodStore:
         if (before is not None and before[0] >= version) or not self._is_back(view.uid, version):
             return
         self._pods[key][view.name] = (version, view)
+        self._note_host(view)
         if before is None or before[1] != view:
             self._on_change(key)
 
@@ -118,6 +130,18 @@ class PodStore:
             if not pods:
                 self._pods.pop(key, None)
             self._on_change(key)
+
+    def _note_host(self, view: PodView) -> None:
+        if not view.has_run or not view.owner_uid:
+            return
+        nodes = self._hosts.setdefault(view.owner_uid, OrderedDict())
+        nodes[view.node] = None
+        nodes.move_to_end(view.node)
+        self._hosts.move_to_end(view.owner_uid)
+        if len(nodes) > MAX_PAST_HOSTS:
+            nodes.popitem(last=False)
+        if len(self._hosts) > MAX_HOSTED_JOBS:
+            self._hosts.popitem(last=False)
 
     def _note_end(self, view: PodView) -> None:
         if view.component != layout.TRAINER or not view.has_ended or view.uid in self._ended:

@@ -76,6 +76,11 @@ class PodView:
         """Whether all containers have ended for good."""
         return self.phase in TERMINAL_PHASES
 
+    @property
+    def has_run(self) -> bool:
+        """Whether a kubelet took it up: a node name alone may be anybody's word."""
+        return bool(self.node) and (self.phase != "Pending" or bool(self.ip))
+
 
 @dataclass(frozen=True)
 class NodeView:
@@ -206,6 +211,8 @@ class Snapshot:
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
+    hosts: frozenset[str] = frozenset()
+    """Nodes on which the operator saw pods of this job run: reports may name any."""
 
     @property
     def uid(self) -> str:

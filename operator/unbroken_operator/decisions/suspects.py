@@ -3,7 +3,7 @@
 It decays, so that a repaired node is used again. It is kept in the status, so that it outlives the operator.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from unbroken_core.messages import JobStatus, Recovery
@@ -31,12 +31,18 @@ _WEIGHTS = {
 """Exceptions and exit codes come from the script, deletions from a person."""
 
 
-def next_suspects(status: Mapping[str, Any], report: JobStatus, now: str) -> list[dict[str, Any]]:
-    """Return status.suspectNodes with the recoveries that have ended since the stored history was written."""
+def next_suspects(
+    status: Mapping[str, Any], report: JobStatus, now: str, hosts: Container[str]
+) -> list[dict[str, Any]]:
+    """Return status.suspectNodes with the recoveries that have ended since the stored history was written.
+
+    `hosts`: nodes on which the operator saw pods of the job run. Others count for nothing: a report comes from
+    a tenant.
+    """
     stored = {item["name"]: dict(item) for item in status.get("suspectNodes") or ()}
     recorded = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
     fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in recorded]
-    blamed = [item for item in fresh if item.node and item.cause in _WEIGHTS]
+    blamed = [item for item in fresh if item.node in hosts and item.cause in _WEIGHTS]
     if not blamed:
         return list(stored.values())
     for recovery in blamed:

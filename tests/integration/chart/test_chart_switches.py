@@ -52,7 +52,11 @@ CASES: dict[str, tuple[str, ...]] = {
         "webhook.certManager.issuer.kind=ClusterIssuer",
         "webhook.certManager.issuer.name=internal",
     ),
-    "quarantine": ("quarantine.mode=On", "quarantine.maxNodes=3"),
+    "quarantine": (
+        "quarantine.mode=On",
+        "quarantine.maxNodes=3",
+        "quarantine.domainLabel=topology.kubernetes.io/zone",
+    ),
     "without-service": ("metrics.service=false",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
     "pod": (

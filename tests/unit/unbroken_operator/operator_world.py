@@ -105,13 +105,17 @@ class World:
         self.num_status_writes = 0
         self.created: list[str] = []
         self.deleted: list[DeletePod] = []
+        self.hosts: set[str] = set()
         self._next_uid = 0
 
     def snapshot(self) -> Snapshot:
         """Return what the operator would see now."""
+        pods = tuple(pod_view(pod) for _, pod in sorted(self.pods.items()))
+        self.hosts |= {pod.node for pod in pods if pod.has_run}
         return Snapshot(
             job=copy.deepcopy(self.job),
-            pods=tuple(pod_view(pod) for _, pod in sorted(self.pods.items())),
+            pods=pods,
+            hosts=frozenset(self.hosts),
             nodes={name: node_view(item) for name, item in self.nodes.items()},
             secret=self.secret,
             service=self.service,

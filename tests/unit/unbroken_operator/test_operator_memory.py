@@ -8,7 +8,8 @@ from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus, RungUse
 from unbroken_core.reasons import Cause, JobPhase, Rung
 from unbroken_operator.adapters.listening import Address
-from unbroken_operator.adapters.stores import NodeStore, PodStore
+from unbroken_operator.adapters.stores import MAX_HOSTED_JOBS, MAX_PAST_HOSTS, NodeStore, PodStore
+from unbroken_operator.api import layout
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.memory import MAX_POSTED, REVERTS_S, JobMemory
 from unbroken_operator.decisions.retry import retry_delay_s
@@ -188,3 +189,35 @@ def test_an_ipv6_address_is_read_without_its_brackets(monkeypatch: pytest.Monkey
     monkeypatch.delenv("KUBECONFIG", raising=False)
     config = parse(["--all-namespaces", "--metrics-listen", "[::]:9090"])
     assert config.metrics_listen == Address("::", 9090)
+
+
+def test_nodes_on_which_a_job_ran_are_remembered_and_bounded() -> None:
+    store, key = PodStore(lambda _: None), ("ml", "digits")
+    for number in range(300):
+        item = hosted_pod(f"node-{number}", version=str(number + 1))
+        store.upsert(item)
+        if number < 299:
+            store.remove(item)
+    assert store.hosts(key, "uid-of-job") == {f"node-{number}" for number in range(300 - MAX_PAST_HOSTS, 300)}
+    assert store.hosts(key, "uid-of-another") == frozenset()
+    store.upsert(hosted_pod("claimed", version="999", phase="Pending"))
+    assert "claimed" not in store.hosts(key, "uid-of-job"), "no kubelet has taken it up"
+    for number in range(MAX_HOSTED_JOBS):
+        store.upsert(hosted_pod("x", version=str(1000 + number), owner=f"job-{number}"))
+    assert store.hosts(("ml", "gone"), "uid-of-job") == frozenset()
+
+
+def hosted_pod(node: str, version: str, phase: str = "Running", owner: str = "uid-of-job") -> dict[str, Any]:
+    """Return a pod of a job on a node."""
+    return {
+        "metadata": {
+            "name": "digits-0",
+            "namespace": "ml",
+            "uid": f"pod-{version}",
+            "resourceVersion": version,
+            "labels": {layout.JOB_LABEL: "digits"},
+            "ownerReferences": [{"uid": owner, "controller": True}],
+        },
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }

@@ -214,6 +214,31 @@ def test_half_of_a_nodes_score_is_gone_after_half_an_hour_without_a_write() -> N
     assert suspects(world) == {"b": (1, 1.0)}
 
 
+def test_a_report_that_names_a_node_without_a_pod_of_the_job_counts_for_nothing() -> None:
+    world = running_world()
+    strangers = [a_node("e"), a_node("victim")]
+    world.nodes |= {item["metadata"]["name"]: item for item in strangers}
+    fail_on(world, "victim", Cause.NODE_LOST, Cause.NODE_LOST)
+    assert suspects(world) == {}
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    world.remove_pod("digits-1")
+    known = (world.report or pytest.fail("no report")).recoveries
+    lost = a_recovery(len(known) + 1, cause=Cause.NODE_LOST, node="b")
+    say(world, ["digits-0"], ["digits-2"], recoveries=(*known, lost))
+    world.settle()
+    assert suspects(world) == {"b": (1, 1.0)}, "its pod is gone, but was seen there"
+
+
+def test_a_pod_that_no_kubelet_took_up_is_no_proof_that_the_job_was_there() -> None:
+    world = running_world()
+    world.pods["digits-2"]["spec"]["nodeName"] = "victim"
+    world.pods["digits-2"]["status"] = {"phase": "Pending"}
+    world.nodes["victim"] = a_node("victim")
+    fail_on(world, "victim", Cause.NODE_LOST)
+    assert suspects(world) == {}
+
+
 def affinity_of(world: World, name: str) -> Any:
     """Return the node affinity of a pod."""
     return world.pods[name]["spec"]["affinity"].get("nodeAffinity", {})

@@ -49,7 +49,7 @@ def next_status(
             f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
         )
     if report is not None and snapshot.report_from:
-        status |= _mirrored(snapshot.status, report, snapshot.report_from, snapshot.now)
+        status |= _mirrored(snapshot, report)
     if assessment is not None:
         suspects = pardoned(snapshot, assessment.alive)
         if suspects is not None:
@@ -134,7 +134,8 @@ def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: ValidSp
     return _STATES[report.phase]
 
 
-def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str, now: str) -> dict[str, Any]:
+def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
+    before, pod_uid = snapshot.status, snapshot.report_from
     earlier = _earlier_restarts(before, report, pod_uid)
     by_rung = _sum(earlier["byRung"], report.restarts_by_rung)
     result: dict[str, Any] = {
@@ -156,7 +157,7 @@ def _mirrored(before: Mapping[str, Any], report: JobStatus, pod_uid: str, now: s
         if ended:
             result["lastRecovery"] = _record(ended[-1], report.generation)
         result["history"] = _history(before.get("history") or (), report)
-        suspects = next_suspects(before, report, now)
+        suspects = next_suspects(before, report, snapshot.now, snapshot.hosts)
         if suspects:
             result["suspectNodes"] = suspects
     return result
