@@ -169,7 +169,7 @@ class AllRendezvous:
         return JobStatus(
             protocol=PROTOCOL,
             job="any",
-            generation=1,
+            term=1,
             revision=self._revision + self._num_told[token],
             phase=JobPhase.RUNNING,
             reason=Reason.TRAINING,

@@ -335,9 +335,9 @@ JOB_BOARD = Board(
             ),
             Panel(
                 "lines",
-                "Generation of the rendezvous",
+                "Term of the rendezvous",
                 "short",
-                one(job("max(unbroken_generation{})"), "generation"),
+                one(job("max(unbroken_term{})"), "term"),
             ),
         ),
     },

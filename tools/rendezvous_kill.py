@@ -49,13 +49,13 @@ class Watched:
     def __init__(self, job: LocalJob, url: str) -> None:
         self.job = job
         self.url = url
-        self.last: dict[str, Any] = {"generation": -1, "revision": -1}
+        self.last: dict[str, Any] = {"term": -1, "revision": -1}
 
     def until(self, what: str, *phases: str) -> dict[str, Any]:
         """Wait for one of these phases, each change told at once. Raises RecordingError."""
         until_s = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until_s:
-            query = f"?generation={self.last['generation']}&after={self.last['revision']}&timeout=5"
+            query = f"?term={self.last['term']}&after={self.last['revision']}&timeout=5"
             status = self.job.status(self.url, query)
             if status is None:
                 time.sleep(0.02)
@@ -98,10 +98,10 @@ def break_it(job: LocalJob, place: Path, story: Story) -> None:
     if any(one["ended_at"] for one in status["recoveries"]):
         raise RecordingError("want a recovery that is under way, got one that was over already")
     num_applied = len(lines(place, "applied"))
-    generation = status["generation"]
-    while (status := watched.until("a job that trains again", "running"))["generation"] == generation:
+    term = status["term"]
+    while (status := watched.until("a job that trains again", "running"))["term"] == term:
         pass
-    story.tell("rendezvous", f"another process, generation {status['generation']}: {status['message']}", "green")
+    story.tell("rendezvous", f"another process, term {status['term']}: {status['message']}", "green")
     for one in status["recoveries"]:
         takers = ", ".join(one["replaced_by"]) or "nobody"
         story.tell("", f"knows of the {one['cause']} of {one['pod'] or 'the job'}: {takers} took over", "dim")

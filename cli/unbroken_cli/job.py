@@ -9,7 +9,7 @@ class FaultSummary:
     """One interruption and what repaired it."""
 
     id: str
-    """What `unbroken why` takes: its number, or generation.number where several coordinators have counted."""
+    """What `unbroken why` takes: its number, or term.number where several coordinators have counted."""
     cause: str
     detail: str
     """What was seen; empty when nobody remembers."""

@@ -61,9 +61,9 @@ class Policy:
 class Question:
     """Who shall be which rank? Workers are numbered: those with ranks first, then the others in tree order."""
 
-    generation: int
+    term: int
     number: int
-    """Counts up in a generation."""
+    """Counts up in a term."""
     iteration: int
     world_size: int
     """Workers that are numbered, lost ones included."""
@@ -81,7 +81,7 @@ class Question:
 class Answer:
     """What a worker's rank assignment says to a question."""
 
-    generation: int
+    term: int
     number: int
     workers: tuple[int, ...]
     """Number of the worker that shall be rank 0, rank 1, ..."""
@@ -93,7 +93,7 @@ class Answer:
 class Halted:
     """Where a worker is that was told to halt."""
 
-    generation: int
+    term: int
     number: int
     """Of the Halt that this answers."""
     step: int
@@ -145,9 +145,9 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One pod's part of a plan: what its workers are in one iteration. The newest (generation, iteration) wins."""
+    """One pod's part of a plan: what its workers are in one iteration. The newest (term, iteration) wins."""
 
-    generation: int
+    term: int
     iteration: int
     role: Role
     world_size: int
@@ -177,8 +177,8 @@ class Hello:
     ranks_per_pod: int
     domains: tuple[str, ...] = ()
     """Known from `unbroken run` or an earlier plan; empty when the operator is to send them."""
-    generation: int = 0
-    """Highest generation that this agent has obeyed; 0 before the first."""
+    term: int = 0
+    """Highest term that this agent has obeyed; 0 before the first."""
     plan: Plan | None = None
     """The plan that its workers are in; None before the first."""
     workers: tuple[WorkerState, ...] = ()
@@ -210,7 +210,7 @@ class Welcome:
     """Answer to Hello: this agent is a member."""
 
     protocol: int
-    generation: int
+    term: int
     heartbeat_interval_s: float
     over: int = -1
     """No worker may enter an iteration up to this one; what the agent should do instead follows."""
@@ -230,9 +230,9 @@ class Halt:
     Sent only to agents that know it, of jobs with in-process restarts. The newest counts.
     """
 
-    generation: int
+    term: int
     number: int
-    """Counts up in a generation."""
+    """Counts up in a term."""
     iteration: int
     step: int
     """NO_STEP: go on, nothing is to be moved any more."""
@@ -249,7 +249,7 @@ NO_STEP = 1 << 62
 class Interrupt:
     """The iteration is over for everyone: leave the training function and say READY."""
 
-    generation: int
+    term: int
     iteration: int
     cause: Cause
     rank: int | None
@@ -262,7 +262,7 @@ class Interrupt:
 class Respawn:
     """Start a process again at these places (only where the one there is GONE), or end it first when it is stuck."""
 
-    generation: int
+    term: int
     places: tuple[tuple[int, int], ...]
     """(local_rank, incarnation that is to be replaced); a newer incarnation is left alone."""
     cause: Cause
@@ -272,7 +272,7 @@ class Respawn:
 class Consult:
     """Ask this worker, unless another process is in its place."""
 
-    generation: int
+    term: int
     local_rank: int
     incarnation: int
     question: Question
@@ -282,7 +282,7 @@ class Consult:
 class Finish:
     """The job is over: let the workers go."""
 
-    generation: int
+    term: int
     outcome: JobPhase
     """COMPLETE or FAILED."""
     reason: Reason
@@ -335,7 +335,7 @@ class RungUse:
 class Earlier:
     """What earlier coordinators of the job have done, as the operator has written it down: UNBROKEN_EARLIER."""
 
-    generation: int = 0
+    term: int = 0
     """Highest one that was used."""
     iteration: int = -1
     uses: tuple[RungUse, ...] = ()
@@ -394,9 +394,9 @@ class JobStatus:
 
     protocol: int
     job: str
-    generation: int
+    term: int
     revision: int
-    """+1 on every change; compare only within one generation."""
+    """+1 on every change; compare only within one term."""
     phase: JobPhase
     reason: Reason
     message: str

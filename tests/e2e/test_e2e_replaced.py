@@ -40,7 +40,7 @@ def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(b
             between = await bench.wait_training(
                 NAME, "another rendezvous", lambda status: bool(status["rendezvous"]["podUid"] != former)
             )
-            assert between["rendezvous"]["generation"] > before["rendezvous"]["generation"]
+            assert between["rendezvous"]["term"] > before["rendezvous"]["term"]
             assert between["iteration"] > before["iteration"]
             assert between["restarts"]["total"] >= before["restarts"]["total"] == 1
             assert between["history"][0] == before["history"][0]
@@ -49,7 +49,7 @@ def test_history_restarts_and_numbers_go_on_when_all_pods_are_replaced_at_once(b
             after = await bench.wait_training(
                 NAME, "one more recovery", lambda status: bool(status["restarts"]["total"] == number)
             )
-            keys = [(item["generation"], item["number"]) for item in after["history"]]
+            keys = [(item["term"], item["number"]) for item in after["history"]]
             assert keys == sorted(set(keys))
             # That of the moment in which all were lost has never ended.
             assert sum("endedAt" in item for item in after["history"]) == number

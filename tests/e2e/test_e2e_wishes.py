@@ -72,7 +72,7 @@ def test_ranks_leave_a_cordoned_node_and_a_suspended_job_goes_on_where_it_was(be
                 assert status["restarts"]["total"] == 1, "no fault"
                 assert status["history"] == moved["history"]
             assert resumed["iteration"] > moved["iteration"]
-            assert resumed["rendezvous"]["generation"] > moved["rendezvous"]["generation"]
+            assert resumed["rendezvous"]["term"] > moved["rendezvous"]["term"]
 
     asyncio.run(scenario())
 

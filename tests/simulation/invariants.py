@@ -229,9 +229,9 @@ class Ledger:
                 raise Violation(f"iteration {iteration} was cut while {where}")
 
     def check_welcome(self, pod: Pod, message: Welcome, former: int) -> None:
-        """Check that a new rendezvous comes with a higher generation than its pods have seen."""
-        if pod.epoch not in (-1, self.world.epoch) and former > 0 and message.generation <= former:
-            raise Violation(f"{pod.name} obeyed generation {former}, a new rendezvous has {message.generation}")
+        """Check that a new rendezvous comes with a higher term than its pods have seen."""
+        if pod.epoch not in (-1, self.world.epoch) and former > 0 and message.term <= former:
+            raise Violation(f"{pod.name} obeyed term {former}, a new rendezvous has {message.term}")
         pod.epoch = self.world.epoch
 
     def check_finish(self, message: Finish) -> None:

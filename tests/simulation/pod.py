@@ -128,7 +128,7 @@ class Pod:
         self.connection: str | None = None
         self.is_welcome = False
         self.welcomed_at_s = 0.0
-        self.generation = 0
+        self.term = 0
         self.plan: Plan | None = None
         self.is_plan_new = False
         self.is_settling = False
@@ -161,7 +161,7 @@ class Pod:
             self.node,
             settings.ranks_per_pod,
             self.plan.domains if self.plan is not None else (),
-            self.generation,
+            self.term,
             self.plan,
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
         )
@@ -311,7 +311,7 @@ class Pod:
         plan, fault = self.plan, worker.fault
         if plan is None or fault is None or rank is None or not (self._acts() and self.is_welcome):
             return
-        is_in_force = plan.iteration > self.interrupted and plan.generation == self.generation
+        is_in_force = plan.iteration > self.interrupted and plan.term == self.term
         if is_in_force and fault.iteration == plan.iteration:
             worker.unheard = fault
             self.interrupted = plan.iteration
@@ -327,9 +327,9 @@ class Pod:
     def hear(self, message: RendezvousMessage) -> None:
         """Take one message of the rendezvous."""
         assert not isinstance(message, Refused), f"{self.name} was refused: {message.reason}"
-        if message.generation < self.generation:
+        if message.term < self.term:
             return
-        former, self.generation = self.generation, message.generation
+        former, self.term = self.term, message.term
         match message:
             case Welcome():
                 self.world.ledger.check_welcome(self, message, former)
@@ -367,7 +367,7 @@ class Pod:
 
     def _take_plan(self, plan: Plan) -> None:
         present = self.plan
-        if present is None or (plan.generation, plan.iteration) > (present.generation, present.iteration):
+        if present is None or (plan.term, plan.iteration) > (present.term, present.iteration):
             self.plan, self.is_plan_new = plan, True
 
     def _replace(self, order: Respawn) -> None:
@@ -391,7 +391,7 @@ class Pod:
         def say() -> None:
             is_same = self.workers[order.local_rank] is worker and worker.phase is WorkerPhase.READY
             if is_same and self._acts() and not worker.is_hung:
-                worker.answer = Answer(question.generation, question.number, numbers)
+                worker.answer = Answer(question.term, question.number, numbers)
                 self.report()
 
         self.world.after(self.world.random.uniform(0.001, 0.5), say, "")

@@ -17,10 +17,10 @@ class BrokenStateError(AssertionError):
     """The coordinator's state contradicts itself."""
 
 
-def check_state(coordinator: Coordinator, now_s: float, generation: int, iteration: int) -> None:
-    """Check the state between two steps. `generation` and `iteration` are those before the last step."""
+def check_state(coordinator: Coordinator, now_s: float, term: int, iteration: int) -> None:
+    """Check the state between two steps. `term` and `iteration` are those before the last step."""
     job = coordinator._job
-    _check_numbers(job, generation, iteration)
+    _check_numbers(job, term, iteration)
     _check_phase(job)
     _check_world(job)
     _check_members(job)
@@ -31,11 +31,11 @@ def check_state(coordinator: Coordinator, now_s: float, generation: int, iterati
         raise BrokenStateError(f"{job.phase.kind} waits for ever: {job.report}")
 
 
-def _check_numbers(job: JobState, generation: int, iteration: int) -> None:
+def _check_numbers(job: JobState, term: int, iteration: int) -> None:
     """Plans are never numbered back."""
     numbers = job.numbers
-    if numbers.generation < generation or numbers.highest_iteration < iteration:
-        raise BrokenStateError(f"{numbers} after generation {generation} and iteration {iteration}")
+    if numbers.term < term or numbers.highest_iteration < iteration:
+        raise BrokenStateError(f"{numbers} after term {term} and iteration {iteration}")
     if job.world.iteration > numbers.highest_iteration:
         raise BrokenStateError(f"iteration {job.world.iteration} is above the highest, {numbers.highest_iteration}")
 

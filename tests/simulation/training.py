@@ -93,7 +93,7 @@ class Training:
         order = worker.order
         if order is not None:
             told = self._told(worker, worker.step)
-            worker.halted = Halted(order.generation, order.number, told, is_held, is_done)
+            worker.halted = Halted(order.term, order.number, told, is_held, is_done)
             pod.report()
 
     def _is_in(self, pod: Pod, worker: Worker, iteration: int) -> bool:

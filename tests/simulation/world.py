@@ -79,7 +79,7 @@ class World:
         self.num_faults = 0
         """Those of the schedule that have struck."""
         self.past = (0, -1)
-        """Generation and iteration of the coordinator before this one."""
+        """Term and iteration of the coordinator before this one."""
         self.trained_s = 0.0
         self._timers: list[_Timer] = []
         self._num_timers = 0
@@ -280,8 +280,8 @@ class World:
 
     def _restart_coordinator(self) -> None:
         # Its file or the operator has kept the numbers, unless it is one of an own home, or the disk was lost.
-        generation, iteration = self.past if self.schedule.has_memory else (0, -1)
-        self.coordinator = Coordinator(self.settings, self.now_s, generation + 1, iteration)
+        term, iteration = self.past if self.schedule.has_memory else (0, -1)
+        self.coordinator = Coordinator(self.settings, self.now_s, term + 1, iteration)
         self.lacks_pods = False
         self.told_of.clear()
         self._plan_tick()

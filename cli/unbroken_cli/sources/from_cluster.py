@@ -84,14 +84,14 @@ def _faults(status: JsonObject, notes: Sequence[EventRecord]) -> tuple[FaultSumm
     last = status.get("lastInterruption")
     if last and records and records[-1].get("startedAt") == last.get("time"):
         records[-1] |= {key: last[key] for key in ("domain", "detail") if last.get(key)}
-    is_one_count = len({record.get("generation") for record in records}) <= 1
+    is_one_count = len({record.get("term") for record in records}) <= 1
     return tuple(_fault(record, is_one_count, notes) for record in records)
 
 
 def _fault(record: JsonObject, is_one_count: bool, notes: Sequence[EventRecord]) -> FaultSummary:
     number = str(record.get("number", "?"))
     return FaultSummary(
-        id=number if is_one_count else f"{record.get('generation', '?')}.{number}",
+        id=number if is_one_count else f"{record.get('term', '?')}.{number}",
         cause=record.get("cause", ""),
         detail=record.get("detail") or _remembered_detail(record, notes),
         rank=record.get("rank"),

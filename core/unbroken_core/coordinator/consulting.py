@@ -61,7 +61,7 @@ def objection(job: JobState) -> Shortage | None:
 
 def consult_message(job: JobState, question: Consultation) -> Consult:
     """Return a question for the agent of the worker that is asked."""
-    return Consult(job.numbers.generation, question.local_rank, question.incarnation, question.question)
+    return Consult(job.numbers.term, question.local_rank, question.incarnation, question.question)
 
 
 def ask_again(job: JobState, member: Member) -> None:
@@ -82,7 +82,7 @@ def _question(job: JobState, previous: Consultation | None, now_s: float) -> Con
     is_silent = previous is not None and is_same and not _has_answered(job, previous)
     asked_at_s = previous.asked_at_s if previous is not None and is_silent else now_s
     question = Question(
-        job.numbers.generation,
+        job.numbers.term,
         job.numbers.question + 1,
         job.numbers.highest_iteration + 1,
         len(workers),
@@ -115,7 +115,7 @@ def _has_answered(job: JobState, asked: Consultation) -> bool:
     """Return whether the question was answered, if too late for what has come and gone since."""
     answer = job.members.by_uid[asked.uid].places[asked.local_rank].state.answer
     question = asked.question
-    return answer is not None and (answer.generation, answer.number) == (question.generation, question.number)
+    return answer is not None and (answer.term, answer.number) == (question.term, question.number)
 
 
 def _take(job: JobState, phase: Consultable, asked: Consultation, answer: Answer) -> Union[list[Worker], Decision]:

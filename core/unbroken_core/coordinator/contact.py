@@ -1,7 +1,7 @@
 """Pods that are lost, and when the coordinator itself may be out of touch: it then takes the job over anew.
 
 Two signs say that it is: all pods fall silent at once, which one broken link of the rendezvous explains better than
-many of theirs; and an agent comes that has obeyed a higher generation, so that another coordinator has led the job
+many of theirs; and an agent comes that has obeyed a higher term, so that another coordinator has led the job
 meanwhile. What is known of the pods is stale in both cases. The agents know better: they come back with the plan that
 they are in, as they do to a new rendezvous, and when all of its ranks are there nothing was interrupted.
 """
@@ -56,7 +56,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
 
 def is_superseded(job: JobState, hello: Hello) -> bool:
     """Return whether this agent has obeyed a coordinator that came after this one."""
-    return isinstance(job.phase, _LIVE) and hello.generation > job.numbers.generation
+    return isinstance(job.phase, _LIVE) and hello.term > job.numbers.term
 
 
 def start_over(job: JobState, why: str, now_s: float) -> None:

@@ -49,16 +49,16 @@ class Coordinator:
         self,
         settings: JobSettings,
         now_s: float,
-        generation: int = 1,
+        term: int = 1,
         highest_iteration: int = -1,
         uses: Iterable[tuple[Rung, float]] = (),
     ) -> None:
         """Begin a job, or take one over.
 
-        `generation` is the lowest one to use, `highest_iteration` that of earlier coordinators; `uses` are the rungs
+        `term` is the lowest one to use, `highest_iteration` that of earlier coordinators; `uses` are the rungs
         that they have used, oldest first, and count in the budgets.
         """
-        self._job = JobState(settings, Numbers(generation, highest_iteration), now_s)
+        self._job = JobState(settings, Numbers(term, highest_iteration), now_s)
         self._job.previous = first_world(self._job, now_s)
         for rung, at_s in uses:
             self._job.budgets.charge(rung, at_s)
@@ -66,14 +66,14 @@ class Coordinator:
         self._deadline_s = now_s + settings.timeouts.startup_s
 
     @property
-    def generation(self) -> int:
+    def term(self) -> int:
         """Fencing number; rises when an agent knows a higher one."""
-        return self._job.numbers.generation
+        return self._job.numbers.term
 
     @property
     def past(self) -> tuple[int, int]:
-        """Generation and highest iteration: what the next coordinator should begin with."""
-        return self._job.numbers.generation, self._job.numbers.highest_iteration
+        """Term and highest iteration: what the next coordinator should begin with."""
+        return self._job.numbers.term, self._job.numbers.highest_iteration
 
     @property
     def revision(self) -> int:

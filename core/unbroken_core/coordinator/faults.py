@@ -78,11 +78,11 @@ def order_out(job: JobState, members: Iterable[Member]) -> None:
 
 def interrupt_message(job: JobState, incident: Incident | None, iteration: int) -> Interrupt:
     """Return the order to leave an iteration."""
-    generation = job.numbers.generation
+    term = job.numbers.term
     if incident is None:
-        return Interrupt(generation, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
+        return Interrupt(term, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
     culprit = incident.culprit
-    return Interrupt(generation, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
+    return Interrupt(term, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
 
 
 def fault_text(fault: FaultRecord) -> str:

@@ -61,7 +61,7 @@ def begin_adoption(job: JobState, plan: Plan, now_s: float) -> None:
     if not isinstance(phase, Forming):
         return
     adoption = phase.adoption or Adoption(now_s)
-    is_newer = (plan.iteration, plan.generation) > adoption.newest
+    is_newer = (plan.iteration, plan.term) > adoption.newest
     num_awaited = 0 if is_newer else adoption.num_awaited
     adoption = replace(adoption, num_joins=adoption.num_joins + 1, num_awaited=num_awaited)
     job.phase = replace(phase, adoption=adoption)
@@ -81,7 +81,7 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
     plans = [(member.uid, member.plan) for member in job.members.by_uid.values() if member.plan is not None]
     if not plans:
         return Learn(replace(phase, adoption=None))  # Those who came with a plan are lost again.
-    plans.sort(key=lambda held: (held[1].iteration, held[1].generation))
+    plans.sort(key=lambda held: (held[1].iteration, held[1].term))
     newest = plans[-1][1]
     places: dict[int, Worker] = {}
     for uid, plan in plans:
@@ -92,7 +92,7 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
     if is_complete or now_s >= deadline_s:
         return Adopt(newest.iteration, newest.world_size, places)
     num_awaited = _num_awaited(job, newest.world_size - len(places))
-    adoption = replace(adoption, newest=(newest.iteration, newest.generation), num_joins=0, num_awaited=num_awaited)
+    adoption = replace(adoption, newest=(newest.iteration, newest.term), num_joins=0, num_awaited=num_awaited)
     message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
     return Wait(deadline_s, StatusText(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
 

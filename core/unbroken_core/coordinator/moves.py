@@ -208,7 +208,7 @@ def _release(job: JobState, phase: Running, move: PlannedMove, report: StatusTex
 def _halt(job: JobState, move: PlannedMove, goal: _Goal, now_s: float) -> Halt:
     numbers, (step, wants) = job.numbers, goal
     is_common = wants is Awaited.SAVE
-    return Halt(numbers.generation, numbers.halt + 1, job.world.iteration, step, is_common, _within_s(move, now_s))
+    return Halt(numbers.term, numbers.halt + 1, job.world.iteration, step, is_common, _within_s(move, now_s))
 
 
 def _within_s(move: PlannedMove, now_s: float) -> float:
@@ -246,6 +246,6 @@ def _answers(job: JobState) -> Iterator[Halted]:
 
 def _has_obeyed(state: WorkerState, order: Halt, wants: Awaited) -> bool:
     halted = state.halted
-    if halted is None or (halted.generation, halted.number) != (order.generation, order.number):
+    if halted is None or (halted.term, halted.number) != (order.term, order.number):
         return False
     return halted.is_done if wants is Awaited.SAVE else halted.is_held or wants is Awaited.ANSWER

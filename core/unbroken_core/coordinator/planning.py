@@ -116,7 +116,7 @@ def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> No
     """End the job."""
     job.phase = Over(outcome)
     job.report = StatusText(reason, message)
-    job.broadcast(Finish(job.numbers.generation, outcome, reason, message))
+    job.broadcast(Finish(job.numbers.term, outcome, reason, message))
 
 
 def _stopped_at_s(phase: object, now_s: float) -> float:

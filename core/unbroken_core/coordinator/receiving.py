@@ -44,7 +44,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
         return
     _note_refusal(job, hello, None)
     if is_superseded(job, hello):
-        start_over(job, f"pod {hello.pod} has obeyed generation {hello.generation}: takes over again", now_s)
+        start_over(job, f"pod {hello.pod} has obeyed term {hello.term}: takes over again", now_s)
         known = None
     _fence(job, hello)
     job.previous = note_back(job, hello.pod_uid, now_s)
@@ -57,7 +57,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _update(job, member, hello.workers, now_s)
-    job.send(member, Welcome(PROTOCOL, job.numbers.generation, heartbeat_interval_s(job.settings.timeouts), _over(job)))
+    job.send(member, Welcome(PROTOCOL, job.numbers.term, heartbeat_interval_s(job.settings.timeouts), _over(job)))
     if hello.plan is not None:
         begin_adoption(job, hello.plan, now_s)
     receive_script(job, member)
@@ -99,17 +99,17 @@ def _note_refusal(job: JobState, hello: Hello, why: str | None) -> None:
 
 
 def _fence(job: JobState, hello: Hello) -> None:
-    """Make sure that our generation is above all that this agent has obeyed, unless it was ours."""
-    numbers, generation = job.numbers, job.numbers.generation
-    is_ours = hello.generation == 0 or hello.pod_uid in job.welcomed
-    if hello.generation > generation or (hello.generation == generation and not is_ours):
-        generation = hello.generation + 1
+    """Make sure that our term is above all that this agent has obeyed, unless it was ours."""
+    numbers, term = job.numbers, job.numbers.term
+    is_ours = hello.term == 0 or hello.pod_uid in job.welcomed
+    if hello.term > term or (hello.term == term and not is_ours):
+        term = hello.term + 1
     job.welcomed.add(hello.pod_uid)
     seen = [hello.plan.iteration] if hello.plan is not None else []
     seen += [worker.iteration for worker in hello.workers]
     highest = max(numbers.highest_iteration, *seen, -1)
-    if (generation, highest) != (numbers.generation, numbers.highest_iteration):
-        job.numbers = replace(numbers, generation=generation, highest_iteration=highest)
+    if (term, highest) != (numbers.term, numbers.highest_iteration):
+        job.numbers = replace(numbers, term=term, highest_iteration=highest)
 
 
 def _place(job: JobState, member: Member, hello: Hello) -> None:
@@ -147,9 +147,9 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
 
 def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
     """Tell an agent that (re)joined what it may have missed."""
-    generation, kind, report = job.numbers.generation, job.phase.kind, job.report
+    term, kind, report = job.numbers.term, job.phase.kind, job.report
     if kind in OVER:
-        job.send(member, Finish(generation, kind, report.reason, report.message))
+        job.send(member, Finish(term, kind, report.reason, report.message))
         return
     if isinstance(job.phase, Forming):
         return

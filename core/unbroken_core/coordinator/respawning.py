@@ -53,7 +53,7 @@ def _order(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
     note_respawned(job, member, places)
     job.members.note_respawn(member, places)
     orders = tuple((place.state.local_rank, place.replacing) for place in places if place.replacing is not None)
-    job.send(member, Respawn(job.numbers.generation, orders, cause))
+    job.send(member, Respawn(job.numbers.term, orders, cause))
 
 
 def _end_lingering(job: JobState, now_s: float) -> float:

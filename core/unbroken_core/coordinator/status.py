@@ -21,7 +21,7 @@ def build_status(job: JobState, revision: int, now_s: float, wall: Callable[[flo
     return JobStatus(
         protocol=PROTOCOL,
         job=job.settings.job,
-        generation=job.numbers.generation,
+        term=job.numbers.term,
         revision=revision,
         phase=phase,
         reason=report.reason,

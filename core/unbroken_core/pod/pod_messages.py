@@ -84,7 +84,7 @@ class WorkerReport:
 class Enter:
     """Agent to worker: your part of the plan."""
 
-    generation: int
+    term: int
     iteration: int
     rank: int | None
     world_size: int

@@ -87,11 +87,11 @@ def choose_victim(kind: FaultKind, snapshot: Snapshot) -> Victim:
 
 
 def newest_recovery(snapshot: Snapshot) -> tuple[int, int]:
-    """Return generation and number of the last recovery, running ones included; number 0 when there was none."""
+    """Return term and number of the last recovery, running ones included; number 0 when there was none."""
     status = snapshot.status
     if status is None:
         return (0, 0)
-    return (status.generation, max((recovery.number for recovery in status.recoveries), default=0))
+    return (status.term, max((recovery.number for recovery in status.recoveries), default=0))
 
 
 def recoveries_after(snapshot: Snapshot, mark: tuple[int, int]) -> tuple[Recovery, ...]:
@@ -99,7 +99,7 @@ def recoveries_after(snapshot: Snapshot, mark: tuple[int, int]) -> tuple[Recover
     status = snapshot.status
     if status is None:
         return ()
-    first = mark[1] if status.generation == mark[0] else 0
+    first = mark[1] if status.term == mark[0] else 0
     return tuple(recovery for recovery in snapshot.finished_recoveries if recovery.number > first)
 
 
@@ -127,7 +127,7 @@ def deviations(kind: FaultKind, recoveries: tuple[Recovery, ...]) -> list[str]:
 def record_after(snapshot: Snapshot, mark: tuple[int, int]) -> Json | None:
     """Return the first finished recovery after `mark` in the job's status, as the operator wrote it, or None."""
     for record in snapshot.history:
-        if (record.get("generation", 0), record.get("number", 0)) > mark and record.get("endedAt"):
+        if (record.get("term", 0), record.get("number", 0)) > mark and record.get("endedAt"):
             return record
     return None
 

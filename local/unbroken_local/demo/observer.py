@@ -88,7 +88,7 @@ class Observer:
             return
         query = {"timeout": str(POLL_S)}
         if self._status is not None:
-            query |= {"after": str(self._status.revision), "generation": str(self._status.generation)}
+            query |= {"after": str(self._status.revision), "term": str(self._status.term)}
         path = f"/api/v1/namespaces/{self._namespace}/secrets/{self._job}-rendezvous"
         secret = (await self._client.get(path))["data"]
         token, authority = (base64.b64decode(secret[key]).decode().strip() for key in ("token", "ca.crt"))

@@ -184,7 +184,7 @@ class Executor:
             logger.warning("observation was not taken job=%s/%s error=%s", *self._key, error)
             self._poller.doubt()
             return
-        self._memory.remember_sent(action.pod_uid, action.generation, action.observation)
+        self._memory.remember_sent(action.pod_uid, action.term, action.observation)
 
     async def _post_event(self, action: PostEvent) -> None:
         try:

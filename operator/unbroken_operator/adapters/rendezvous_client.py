@@ -65,7 +65,7 @@ class RendezvousApi:
         """
         query = {}
         if after is not None:
-            query = {"after": str(after.revision), "generation": str(after.generation), "timeout": str(POLL_S)}
+            query = {"after": str(after.revision), "term": str(after.term), "timeout": str(POLL_S)}
         limit_s = (POLL_S if query else 0) + ANSWER_TIMEOUT_S
         text = await self._request(target, "GET", "/v1/status", limit_s, query=query)
 

@@ -121,7 +121,7 @@ class LastInterruption(Model):
 class RecoveryRecord(Model):
     """How one interruption was repaired."""
 
-    generation: Count
+    term: Count
     """Term of the coordinator: its fencing number, which only ever rises."""
     number: Count
     """Number of the recovery in that term, from 1."""
@@ -167,7 +167,7 @@ class RendezvousStatus(Model):
 
     pod_uid: Text
     """Uid of its pod."""
-    generation: Count
+    term: Count
     """Its term."""
     earlier: Restarts
     """Recoveries of earlier coordinators, which are part of restarts."""
@@ -231,6 +231,6 @@ class Status(Model):
     next_rendezvous_ordinal: Count | None = None
     """Number of the next rendezvous pod."""
     rendezvous: RendezvousStatus | None = None
-    ended_generation: Count | None = None
+    ended_term: Count | None = None
     """Highest term of the coordinators that ended with a suspension: what they still report is ignored."""
     accepted: Accepted | None = None

@@ -12,7 +12,7 @@ class PushObservation:
     """Tell the rendezvous in this pod what the API server shows."""
 
     pod_uid: str
-    generation: int
+    term: int
     observation: Observation
 
 

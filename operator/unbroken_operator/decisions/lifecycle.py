@@ -45,9 +45,9 @@ def without_ended_report(snapshot: Snapshot) -> Snapshot:
     report = snapshot.report
     if report is None:
         return snapshot
-    ended = snapshot.status.get("endedGeneration")
+    ended = snapshot.status.get("endedTerm")
     outcome = _recorded_outcome(snapshot)
-    is_fenced = is_suspension_recorded(snapshot) or (ended is not None and report.generation <= ended)
+    is_fenced = is_suspension_recorded(snapshot) or (ended is not None and report.term <= ended)
     if not is_fenced and (outcome is None or not outcome.is_ours):
         return snapshot
     return dataclasses.replace(snapshot, report=None, report_from="", is_reachable=False)
@@ -97,12 +97,10 @@ def ending_pods(snapshot: Snapshot) -> tuple[PodView, ...]:
     return tuple(pod for pod in there if pod.is_deleting or pod.phase != "Failed")
 
 
-def ended_generation(snapshot: Snapshot) -> int:
-    """Return the highest generation that is known of the job's coordinators, 0 for none."""
-    stored = (snapshot.status.get("rendezvous") or {}).get("generation") or 0
-    return max(
-        stored, snapshot.status.get("endedGeneration") or 0, snapshot.report.generation if snapshot.report else 0
-    )
+def ended_term(snapshot: Snapshot) -> int:
+    """Return the highest term that is known of the job's coordinators, 0 for none."""
+    stored = (snapshot.status.get("rendezvous") or {}).get("term") or 0
+    return max(stored, snapshot.status.get("endedTerm") or 0, snapshot.report.term if snapshot.report else 0)
 
 
 def deadline_left_s(snapshot: Snapshot, spec: Spec) -> float | None:

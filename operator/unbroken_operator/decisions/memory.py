@@ -31,11 +31,11 @@ class JobMemory:
     num_refused_rounds: int = 0
     refused_at: float = 0.0
     sent_to: str = ""
-    sent_generation: int = 0
+    sent_term: int = 0
     sent: Observation | None = None
     is_started: bool = False
     recovered: dict[tuple[int, int], tuple[Rung, float, Cause] | None] = field(default_factory=dict)
-    """Rung, time and cause of each recovery that has ended, by generation and number; None for what was over before."""
+    """Rung, time and cause of each recovery that has ended, by term and number; None for what was over before."""
     has_report: bool = False
     reverted: dict[str, tuple[int, float]] = field(default_factory=dict)
     """How often what was reverted, and when last, by key of the action."""
@@ -74,15 +74,15 @@ class JobMemory:
         while len(self.posted) > MAX_POSTED:
             del self.posted[next(iter(self.posted))]
 
-    def remember_sent(self, pod_uid: str, generation: int, observation: Observation) -> None:
+    def remember_sent(self, pod_uid: str, term: int, observation: Observation) -> None:
         """Remember the Observation that a rendezvous took."""
-        self.sent_to, self.sent_generation, self.sent = pod_uid, generation, observation
+        self.sent_to, self.sent_term, self.sent = pod_uid, term, observation
 
     def view(self, now_s: float) -> PlanMemory:
         """Return the memory as plans see it."""
         return PlanMemory(
             sent_to=self.sent_to,
-            sent_generation=self.sent_generation,
+            sent_term=self.sent_term,
             sent=self.sent,
             deleting_for_s={uid: now_s - since for uid, since in self.deleting_since.items()},
             finished_for_s=0.0 if self.finished_at is None else now_s - self.finished_at,
@@ -102,7 +102,7 @@ class JobMemory:
         for item in report.recoveries:
             if item.ended_at and item.rung is not None:
                 self.recovered.setdefault(
-                    (report.generation, item.number), (item.rung, now_s, item.cause) if self.has_report else None
+                    (report.term, item.number), (item.rung, now_s, item.cause) if self.has_report else None
                 )
         self.has_report = True
         while len(self.recovered) > MAX_RECOVERIES:

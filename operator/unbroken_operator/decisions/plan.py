@@ -78,8 +78,8 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
     if assessment.outcome is not None or assessment.is_suspended:
         return
     seen = observation(snapshot, assessment, verdict.settings)
-    if (memory.sent_to, memory.sent_generation, memory.sent) != (pod.uid, report.generation, seen):
-        yield PushObservation(pod.uid, report.generation, seen)
+    if (memory.sent_to, memory.sent_term, memory.sent) != (pod.uid, report.term, seen):
+        yield PushObservation(pod.uid, report.term, seen)
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:

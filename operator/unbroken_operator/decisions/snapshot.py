@@ -165,7 +165,7 @@ class PlanMemory:
 
     sent_to: str = ""
     """Uid of the rendezvous pod that took the last Observation."""
-    sent_generation: int = 0
+    sent_term: int = 0
     sent: Observation | None = None
     deleting_for_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds since a pod was first seen being deleted, by uid."""

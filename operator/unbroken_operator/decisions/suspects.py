@@ -40,8 +40,8 @@ def next_suspects(
     a tenant.
     """
     stored = {item["name"]: dict(item) for item in status.get("suspectNodes") or ()}
-    recorded = {(item["generation"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
-    fresh = [item for item in report.recoveries if item.ended_at and (report.generation, item.number) not in recorded]
+    recorded = {(item["term"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
+    fresh = [item for item in report.recoveries if item.ended_at and (report.term, item.number) not in recorded]
     blamed = [item for item in fresh if item.node in hosts and item.cause in _WEIGHTS]
     if not blamed:
         return list(stored.values())

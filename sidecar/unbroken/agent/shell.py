@@ -130,12 +130,12 @@ class Agent:
     @property
     def was_in_touch(self) -> bool:
         """Whether it ever has."""
-        return self._member.instructions.generation > 0
+        return self._member.instructions.term > 0
 
     def give_up(self, message: str) -> None:
         """Release the workers as if the job had failed: the rendezvous will not come back."""
-        generation = self._member.instructions.generation
-        self._emit(RendezvousSent(Finish(generation, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
+        term = self._member.instructions.term
+        self._emit(RendezvousSent(Finish(term, JobPhase.FAILED, Reason.RECOVERY_TIMEOUT, message)))
 
     async def _join(self) -> None:
         if self._config.waits_for_workers:
@@ -254,8 +254,8 @@ def _log_event(event: Event) -> None:
     if not isinstance(event, RendezvousSent):
         return
     match event.message:
-        case Welcome(generation=generation):
-            logger.info("accepted by the rendezvous: generation=%d", generation)
+        case Welcome(term=term):
+            logger.info("accepted by the rendezvous: term=%d", term)
         case Plan(iteration=iteration, role=role, world_size=world_size):
             logger.info("plan: iteration=%d role=%s world_size=%d", iteration, role, world_size)
         case Interrupt(iteration=iteration, cause=cause, rank=rank, pod=pod, detail=detail):

@@ -17,7 +17,7 @@ from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import TokenFile
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
-from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
+from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
@@ -36,7 +36,7 @@ async def serve(config: RendezvousConfig) -> None:
     coordinator = _coordinator(config, loop.time())
     service = Service(coordinator, refusals)
     if config.folder is not None:
-        file = GenerationFile(config.folder)
+        file = TermFile(config.folder)
         file.write(*coordinator.past)
         service.on_change(lambda: file.write(*coordinator.past))
     server = Server(service, token, refusals)
@@ -61,9 +61,9 @@ async def serve(config: RendezvousConfig) -> None:
 
 def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     earlier = config.earlier
-    generation, iteration = GenerationFile(config.folder).read() if config.folder is not None else (0, -1)
+    term, iteration = TermFile(config.folder).read() if config.folder is not None else (0, -1)
     uses = uses_on_clock(earlier, now_s)
-    used, highest_iteration = max(earlier.generation, generation), max(earlier.iteration, iteration)
+    used, highest_iteration = max(earlier.term, term), max(earlier.iteration, iteration)
     return Coordinator(config.settings, now_s, used + 1, highest_iteration, uses)
 
 

@@ -111,7 +111,7 @@ def _state(status: JobStatus) -> Iterator[Metric]:
     yield phases
     yield _gauge("unbroken_iteration", "Iteration of the job; -1 before the first.", status.iteration)
     yield _gauge("unbroken_step", "Highest step that a worker has reported; -1 before the first.", status.max_step)
-    yield _gauge("unbroken_generation", "Term of the rendezvous, which rises with each new one.", status.generation)
+    yield _gauge("unbroken_term", "Term of the rendezvous, which rises with each new one.", status.term)
 
 
 def _workers(view: View) -> Iterator[Metric]:

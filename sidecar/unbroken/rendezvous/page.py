@@ -57,7 +57,7 @@ class Page:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         try:
-            query = [_number(request, name, usual) for name, usual in (("generation", -1), ("after", -1))]
+            query = [_number(request, name, usual) for name, usual in (("term", -1), ("after", -1))]
             wait_s = min(max(_number(request, "timeout", 0), 0), MAX_WAIT_S)
         except ValueError as error:
             return web.Response(status=400, text=f"{error}\n", headers=PAGE_HEADERS)
@@ -100,9 +100,9 @@ class Snapshots:
         self._of = (-1, -1)
         self._taken_s = self._next_s = self._loop.time() - _MAX_AGE_S
 
-    async def newer(self, generation: int, revision: int, timeout_s: float) -> bytes:
+    async def newer(self, term: int, revision: int, timeout_s: float) -> bytes:
         """Return a status newer than the one named, or the newest after `timeout_s`, as JSON."""
-        await self._service.newer(generation, revision, timeout_s)
+        await self._service.newer(term, revision, timeout_s)
         since_s = self._loop.time()
         async with self._lock:
             # A status written while this viewer waited for the lock is new enough.
@@ -114,7 +114,7 @@ class Snapshots:
     def _is_good(self) -> bool:
         """Whether the last one is still current."""
         is_young = self._loop.time() - self._taken_s < _MAX_AGE_S
-        return is_young and self._of == (self._service.generation, self._service.revision)
+        return is_young and self._of == (self._service.term, self._service.revision)
 
     async def _write(self) -> None:
         taken_s = self._loop.time()
@@ -128,7 +128,7 @@ class Snapshots:
         }
         # In a thread: half of the work, for which the agents need not wait.
         body = await asyncio.to_thread(_encode, beside, status)
-        self._body, self._of, self._taken_s = body, (status.generation, status.revision), taken_s
+        self._body, self._of, self._taken_s = body, (status.term, status.revision), taken_s
         ended_s = self._loop.time()
         self._next_s = ended_s + max(_MIN_PAUSE_S, (ended_s - taken_s) / _COST_RATIO)
 

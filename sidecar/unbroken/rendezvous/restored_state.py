@@ -1,7 +1,7 @@
 """State that a restarted rendezvous restores: from the operator, and from a file that outlives its container.
 
 The agents know as well, as long as one of them is left. When all pods and the rendezvous are replaced at once, only
-this keeps a generation from being used twice, and what its recoveries have cost from being forgotten.
+this keeps a term from being used twice, and what its recoveries have cost from being forgotten.
 """
 
 import logging
@@ -13,30 +13,30 @@ from unbroken_core.reasons import Rung
 
 logger = logging.getLogger(__name__)
 
-_NAME = "generation"
+_NAME = "term"
 
 
-class GenerationFile:
-    """The highest generation and iteration of this pod. Errors are only logged: agents and operator know both."""
+class TermFile:
+    """The highest term and iteration of this pod. Errors are only logged: agents and operator know both."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _NAME
         self._written = (0, -1)
 
     def read(self) -> tuple[int, int]:
-        """Return generation and iteration, (0, -1) if there are none."""
+        """Return term and iteration, (0, -1) if there are none."""
         try:
-            generation, *rest = map(int, self._path.read_text().split())
+            term, *rest = map(int, self._path.read_text().split())
         except FileNotFoundError:
             return 0, -1
         except (OSError, ValueError) as error:
-            logger.warning("generation not known: file=%s error=%s", self._path, error)
+            logger.warning("term not known: file=%s error=%s", self._path, error)
             return 0, -1
-        return generation, rest[0] if rest else -1
+        return term, rest[0] if rest else -1
 
-    def write(self, generation: int, iteration: int) -> None:
+    def write(self, term: int, iteration: int) -> None:
         """Keep both numbers, or neither; they never fall."""
-        present = (max(generation, self._written[0]), max(iteration, self._written[1]))
+        present = (max(term, self._written[0]), max(iteration, self._written[1]))
         if present == self._written:
             return
         self._written = present
@@ -45,7 +45,7 @@ class GenerationFile:
             part.write_text("{} {}\n".format(*present))
             part.replace(self._path)
         except OSError as error:
-            logger.warning("generation not kept: file=%s error=%s", self._path, error)
+            logger.warning("term not kept: file=%s error=%s", self._path, error)
 
 
 def uses_on_clock(earlier: Earlier, now_s: float) -> list[tuple[Rung, float]]:

@@ -168,11 +168,11 @@ def _reason(text: str) -> Refusal:
 
 
 def _status_query(request: web.Request) -> tuple[int, int, float] | None:
-    """Return (generation, revision, seconds), or None if the caller does not want to wait. Raises WireError."""
+    """Return (term, revision, seconds), or None if the caller does not want to wait. Raises WireError."""
     after = request.query.get("after")
     if after is None:
         return None
-    texts = {"after": after, "generation": request.query.get("generation", "-1")}
+    texts = {"after": after, "term": request.query.get("term", "-1")}
     numbers: dict[str, int] = {}
     for name, text in texts.items():
         try:
@@ -186,4 +186,4 @@ def _status_query(request: web.Request) -> tuple[int, int, float] | None:
         raise WireError(f"timeout: want seconds, got {wait[:40]!r}") from None
     if not 0 <= wait_s <= MAX_STATUS_WAIT_S:
         raise WireError(f"timeout: want 0 to {MAX_STATUS_WAIT_S:g} seconds, got {wait_s}")
-    return numbers["generation"], numbers["after"], wait_s
+    return numbers["term"], numbers["after"], wait_s

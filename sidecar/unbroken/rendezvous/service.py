@@ -98,9 +98,9 @@ class Service:
         self._listeners.append(listener)
 
     @property
-    def generation(self) -> int:
+    def term(self) -> int:
         """Fencing number of the coordinator."""
-        return self._coordinator.generation
+        return self._coordinator.term
 
     @property
     def revision(self) -> int:
@@ -179,18 +179,18 @@ class Service:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def newer_status(self, generation: int, revision: int, timeout_s: float) -> JobStatus:
+    async def newer_status(self, term: int, revision: int, timeout_s: float) -> JobStatus:
         """Return a status that is newer than the one named, or the same one after `timeout_s`."""
-        await self.newer(generation, revision, timeout_s)
+        await self.newer(term, revision, timeout_s)
         return self.status()
 
-    async def newer(self, generation: int, revision: int, timeout_s: float) -> None:
+    async def newer(self, term: int, revision: int, timeout_s: float) -> None:
         """Wait for a status that is newer than the one named, `timeout_s` at most.
 
         A change during the wait is returned STATUS_GATHER_S later, together with those that follow it.
         """
         until_s = self._loop.time() + timeout_s
-        while self.generation == generation and self.revision <= revision:
+        while self.term == term and self.revision <= revision:
             left_s = until_s - self._loop.time()
             if left_s <= 0:
                 break

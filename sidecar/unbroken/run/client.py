@@ -28,7 +28,7 @@ class StatusClient:
         """Wait for a status newer than the known one, at most `wait_s`; None without an answer."""
         query = {}
         if known is not None:
-            query = {"after": str(known.revision), "generation": str(known.generation), "timeout": f"{wait_s:g}"}
+            query = {"after": str(known.revision), "term": str(known.term), "timeout": f"{wait_s:g}"}
         try:
             async with self._session.get(f"{self._url}/v1/status", params=query) as response:
                 if response.status != 200:

@@ -68,13 +68,13 @@ def test_rendezvous_killed_in_a_recovery_goes_on_with_it_when_the_lost_pod_is_ba
     job.wait_for(lambda: len(job.pods()) == 1, "survivor at the new rendezvous")
     job.network.plug_in(f"pod-{lost}")
     assert pids(job.wait_trained(1)) == before
-    assert job.wait_running(1).generation == 2
+    assert job.wait_running(1).term == 2
     job.complete()
 
 
 @pytest.mark.timeout(200)
 def test_rendezvous_that_comes_back_beside_a_newer_one_harms_nobody(network: Network, start_job: Start) -> None:
-    """Two at once: agents obey the highest generation, and a pod that the old one leads astray costs only itself."""
+    """Two at once: agents obey the highest term, and a pod that the old one leads astray costs only itself."""
     network.share(SERVICE, "rendezvous", "second")
     pods = ("pod-0", "pod-1", "pod-2")
     for pod in pods:
@@ -86,7 +86,7 @@ def test_rendezvous_that_comes_back_beside_a_newer_one_harms_nobody(network: Net
     for pod in pods:
         network.direct(SERVICE, pod, "second")
     status = job.wait_running(0, "second")
-    assert (status.generation, status.recoveries) == (2, ())
+    assert (status.term, status.recoveries) == (2, ())
     os.kill(job.rendezvous["rendezvous"].pid, signal.SIGCONT)
     job.wait_phase(JobPhase.FORMING)
     assert pids(job.wait_steps(50)) == before

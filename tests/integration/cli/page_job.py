@@ -109,7 +109,7 @@ class PageJob:
 
     def _hello(self, pod: _Pod) -> Hello:
         pod.seq = 0
-        generation = 0 if pod.plan is None else pod.plan.generation
+        term = 0 if pod.plan is None else pod.plan.term
         size, node = self.settings.ranks_per_pod, pod.domains[-1]
         return Hello(
             PROTOCOL,
@@ -120,7 +120,7 @@ class PageJob:
             node,
             size,
             pod.domains,
-            generation,
+            term,
             pod.plan,
             tuple(pod.states),
         )

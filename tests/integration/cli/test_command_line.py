@@ -57,7 +57,7 @@ def _report(pods: list[dict[str, Any]]) -> JobStatus:
     return JobStatus(
         protocol=PROTOCOL,
         job="digits",
-        generation=1,
+        term=1,
         revision=1,
         phase=JobPhase.RUNNING,
         reason=Reason.TRAINING,

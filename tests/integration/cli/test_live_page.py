@@ -115,9 +115,9 @@ def is_state(word: str) -> str:
     return f"document.querySelector('.state')?.textContent === {json.dumps(word)}"
 
 
-def is_generation(number: int) -> str:
-    """Return JavaScript that says whether the page shows what a rendezvous of this generation says."""
-    return f"document.querySelector('footer')?.textContent.includes('generation {number};')"
+def is_term(number: int) -> str:
+    """Return JavaScript that says whether the page shows what a rendezvous of this term says."""
+    return f"document.querySelector('footer')?.textContent.includes('term {number};')"
 
 
 RANKS = "[...document.querySelectorAll('.pod .cell.training')].map((cell) => cell.textContent).sort().join(' ')"
@@ -154,7 +154,7 @@ def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_ne
         job.kill()
         see(tab, is_state("Training?"), "that nobody answers")
         job.start()
-        see(tab, f"{is_generation(2)} && {is_state('Training')}", "the next rendezvous")
+        see(tab, f"{is_term(2)} && {is_state('Training')}", "the next rendezvous")
         job.fail("digits-2", 0, "ValueError: again", ())
         see(tab, f"{NUM_RECOVERIES} === 3", "what the next rendezvous tells, beside what the former did")
         assert tab.look("window.isTheSame") is True
@@ -247,7 +247,7 @@ def test_model_places_lost_ranks_where_they_were_and_keeps_what_a_former_rendezv
               const lost = view.pods.filter((pod) => pod.kind === 'lost');
               const fresh = model.digest({...first, status}, model.emptyMemory())[0];
               const unknown = fresh.pods.find((pod) => pod.kind === 'lost');
-              const next = {...first, status: {...first.status, generation: 2}};
+              const next = {...first, status: {...first.status, term: 2}};
               const [later] = model.digest(next, memory);
               return {
                 lost: lost.map(({name, domains, ranks, isCulprit}) => [name, domains, ranks.length, isCulprit]),
@@ -333,7 +333,7 @@ def _large_status(num_pods: int) -> dict[str, Any]:
     ]
     status = {
         "job": "digits",
-        "generation": 1,
+        "term": 1,
         "revision": 1,
         "phase": "running",
         "reason": "Training",

@@ -378,7 +378,7 @@ class AgentDouble:
         is_passed_over = self.iteration < self.policy.num_passed_over
         for worker in living:
             plan = Enter(
-                generation=1,
+                term=1,
                 iteration=self.iteration,
                 rank=worker.rank,
                 world_size=len(active),

@@ -311,11 +311,11 @@ class Rendezvous:
     async def _get_status(self, request: web.Request) -> web.Response:
         if not self._is_known(request):
             return web.Response(status=401)
-        seen = (int(request.query.get("generation", -1)), int(request.query.get("after", -1)))
+        seen = (int(request.query.get("term", -1)), int(request.query.get("after", -1)))
         wait_s = min(float(request.query.get("timeout", 0)), 60.0)
 
         def is_newer() -> bool:
-            return self._status is not None and (self._status.generation, self._status.revision) > seen
+            return self._status is not None and (self._status.term, self._status.revision) > seen
 
         async with self._changed:
             with contextlib.suppress(TimeoutError):

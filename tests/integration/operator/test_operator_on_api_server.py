@@ -40,7 +40,7 @@ def report(pods: list[dict[str, Any]], revision: int, **fields: Any) -> JobStatu
     values: dict[str, Any] = {
         "protocol": PROTOCOL,
         "job": "digits",
-        "generation": 1,
+        "term": 1,
         "revision": revision,
         "phase": JobPhase.RUNNING,
         "reason": Reason.TRAINING,

@@ -98,7 +98,7 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, 
             await client.observe(target, Observation({"u": PodObservation("digits-0", "a", ("r1",), Role.ACTIVE)}))
             # The same revision again is an answer, too: the poll is bounded.
             again = await client.status(target, None)
-            assert again.generation == first.generation
+            assert again.term == first.term
 
     with rendezvous(tmp_path, certificates) as address:
         asyncio.run(scenario(address))

@@ -108,9 +108,7 @@ def test_an_agent_without_the_token_is_told_of_in_the_status_until_it_comes_with
             before = await status()
             connector = aiohttp.TCPConnector(local_addr=(stranger, 0))
             async with aiohttp.ClientSession(connector=connector) as another:
-                news = asyncio.create_task(
-                    status(after=str(before.revision), generation=str(before.generation), timeout="60")
-                )
+                news = asyncio.create_task(status(after=str(before.revision), term=str(before.term), timeout="60"))
                 async with another.get(f"{base}/agents", headers={"Authorization": "Bearer wrong"}) as response:
                     assert response.status == 401
                 told = await news
@@ -295,7 +293,7 @@ def test_status_waits_for_a_change(address: str) -> None:
             url = f"http://{address}:29600/v1/status"
             async with session.get(url) as response:
                 known = json.loads(await response.text())
-            query = {"after": str(known["revision"]), "generation": str(known["generation"]), "timeout": "50"}
+            query = {"after": str(known["revision"]), "term": str(known["term"]), "timeout": "50"}
             waiting = asyncio.create_task(session.get(url, params=query))
             async with session.ws_connect(f"http://{address}:29600/v1/agents") as connection:
                 await connection.send_str(HELLO)

@@ -291,7 +291,7 @@ def test_interrupt_from_the_keyboard_ends_everything_and_leaves_no_file(start_jo
 def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_job: Start) -> None:
     job = start_job("--pods", "1")
     # Of an observation of the run that is on its way the status tells nothing but a higher revision.
-    told = ("generation", "phase", "reason", "iteration", "world_size", "pods", "refused")
+    told = ("term", "phase", "reason", "iteration", "world_size", "pods", "refused")
     job.wait_started(0, 1)
     job.wait_for(lambda: job.status()["phase"] == "running", "the job to run")
     before = job.status()

@@ -15,7 +15,7 @@ from unbroken.agent.adapters.stamp_page import read_stack
 from unbroken.agent.decisions.events import AgentMemory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
 from unbroken.network.token import TokenFile
-from unbroken.rendezvous.restored_state import GenerationFile
+from unbroken.rendezvous.restored_state import TermFile
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
@@ -214,9 +214,9 @@ def test_page_of_stamps_and_locks_may_say_anything(page: bytes, now_ns: int) -> 
 
 @given(content=st.binary(max_size=200) | st.text("0123456789 -\n", max_size=40).map(str.encode))
 def test_files_of_the_process_before_are_read_or_passed_over(folder: Path, content: bytes) -> None:
-    (folder / "generation").write_bytes(content)
-    generation, iteration = GenerationFile(folder).read()
-    assert (type(generation), type(iteration)) == (int, int)
+    (folder / "term").write_bytes(content)
+    term, iteration = TermFile(folder).read()
+    assert (type(term), type(iteration)) == (int, int)
     for name in ("agent-0.memory", "agent-1.memory"):
         (folder / name).write_bytes(content)
     assert read_memory(folder) == AgentMemory()

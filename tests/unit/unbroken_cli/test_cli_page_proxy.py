@@ -41,7 +41,7 @@ def test_a_ticket_opens_once_and_its_cookie_is_for_this_browser_and_this_page_al
 
 def test_who_has_the_cookie_may_read_the_page_and_nothing_else(sessions: Sessions) -> None:
     cookies = f"other=1; {cookie_of(sessions)}"
-    for path in ("/page/", "/page/main.js", "/page/status?generation=1&after=-1&timeout=5"):
+    for path in ("/page/", "/page/main.js", "/page/status?term=1&after=-1&timeout=5"):
         assert admit(replace(HERE, path=path, cookies=cookies, site="same-origin"), sessions) is None
     assert admit(replace(HERE, path="/", cookies=cookies, site="none"), sessions) == PageAnswer(
         302, b"", location="/page/"

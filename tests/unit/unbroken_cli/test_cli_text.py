@@ -25,7 +25,7 @@ def condition(kind: str, status: str, reason: str, message: str) -> dict[str, An
 def record(number: int, **fields: Any) -> dict[str, Any]:
     """Return one recovery of the history."""
     return {
-        "generation": 1,
+        "term": 1,
         "number": number,
         "cause": "process-signal",
         "rung": "pod",
@@ -153,8 +153,8 @@ def test_why_says_when_the_detail_of_an_old_fault_is_forgotten() -> None:
     assert any("not kept" in line for line in why_lines(job, find_fault(job, "1"), NOW))
 
 
-def test_faults_of_several_coordinators_are_told_apart_by_generation() -> None:
-    job = job_of(running(history=[record(1), record(1, generation=2)]))
+def test_faults_of_several_coordinators_are_told_apart_by_term() -> None:
+    job = job_of(running(history=[record(1), record(1, term=2)]))
     assert [fault.id for fault in job.faults] == ["1.1", "2.1"]
 
 

@@ -68,7 +68,7 @@ def test_the_rendezvous_tells_ranks_too() -> None:
     status = JobStatus(
         protocol=PROTOCOL,
         job="digits",
-        generation=1,
+        term=1,
         revision=1,
         phase=JobPhase.RUNNING,
         reason=Reason.TRAINING,

@@ -146,13 +146,13 @@ def test_a_message_that_is_too_long_is_not_even_parsed() -> None:
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
-    text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":NaN}'
+    text = '{"type":"Welcome","protocol":1,"term":1,"heartbeat_interval_s":NaN}'
     with pytest.raises(WireError, match="want a finite number, got nan"):
         decode(text, messages.Welcome)
 
 
 def test_whole_number_that_no_float_can_hold_is_refused() -> None:
-    text = '{"type":"Welcome","protocol":1,"generation":1,"heartbeat_interval_s":1' + "0" * 400 + "}"
+    text = '{"type":"Welcome","protocol":1,"term":1,"heartbeat_interval_s":1' + "0" * 400 + "}"
     with pytest.raises(WireError, match=r"Welcome.heartbeat_interval_s: want a finite number, got 10000"):
         decode(text, messages.Welcome)
 

@@ -153,7 +153,7 @@ def test_recovery_is_compared_with_what_the_fault_should_lead_to(
 
 
 def test_operator_has_noted_a_recovery_when_its_history_shows_the_end() -> None:
-    record = {"generation": 3, "number": 2, "endedAt": "2030-01-01T00:00:01Z"}
+    record = {"term": 3, "number": 2, "endedAt": "2030-01-01T00:00:01Z"}
     earlier, running = {**record, "number": 1}, {**record, "endedAt": None}
     assert faults.record_after(replace(snapshot(), history=(earlier, record)), (3, 1)) == record
     assert faults.record_after(replace(snapshot(), history=(earlier, record)), (3, 2)) is None

@@ -151,11 +151,9 @@ class World:
     def apply(self, action: Action) -> None:
         """Do one action as the API server would; doing it again changes nothing."""
         match action:
-            case PushObservation(pod_uid, generation, observation):
-                self.pushed.append((pod_uid, generation, observation))
-                self.memory = dataclasses.replace(
-                    self.memory, sent_to=pod_uid, sent_generation=generation, sent=observation
-                )
+            case PushObservation(pod_uid, term, observation):
+                self.pushed.append((pod_uid, term, observation))
+                self.memory = dataclasses.replace(self.memory, sent_to=pod_uid, sent_term=term, sent=observation)
             case PostEvent(manifest):
                 self.events.setdefault(manifest["metadata"]["name"], dict(manifest))
                 told = self.memory.posted | {manifest["metadata"]["name"]}
@@ -292,7 +290,7 @@ class World:
         values: dict[str, Any] = {
             "protocol": PROTOCOL,
             "job": self.job["metadata"]["name"],
-            "generation": 1,
+            "term": 1,
             "revision": 1 if previous is None else previous.revision + 1,
             "phase": phase,
             "reason": reasons.get(phase, Reason.RECOVERING),

@@ -127,7 +127,7 @@ def test_what_a_rendezvous_says_while_its_pods_end_is_no_fault() -> None:
 def test_counters_numbers_and_history_outlive_a_suspension() -> None:
     world = running_world()
     words = {"restarts_by_rung": {"pod": 2}, "restarts_by_cause": {"exception": 2}, "recoveries": (a_recovery(2),)}
-    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], iteration=2, generation=4, **words)
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], iteration=2, term=4, **words)
     set_spec(world, suspend=True)
     for _ in range(2):
         world.settle()
@@ -140,7 +140,7 @@ def test_counters_numbers_and_history_outlive_a_suspension() -> None:
     environment = world.pods["digits-rendezvous-1"]["spec"]["containers"][0]["env"]
     (earlier,) = (item["value"] for item in environment if item["name"] == "UNBROKEN_EARLIER")
     told = wire.decode(earlier, Earlier)
-    assert (told.generation, told.iteration) == (4, 2)
+    assert (told.term, told.iteration) == (4, 2)
     assert world.job["status"]["state"] == "Forming", "the old report counts no more"
     world.run_pods()
     world.rendezvous_says(
@@ -148,7 +148,7 @@ def test_counters_numbers_and_history_outlive_a_suspension() -> None:
         ["digits-3", "digits-4"],
         ["digits-5"],
         iteration=3,
-        generation=5,
+        term=5,
         restarts_by_rung={"pod": 1},
         restarts_by_cause={"exception": 1},
     )

@@ -50,11 +50,11 @@ def test_pods_that_failed_before_the_operator_started_do_not_count() -> None:
 def test_recoveries_that_end_while_the_operator_looks_are_remembered_with_their_age() -> None:
     """A rendezvous that is made later counts them in its budgets; what had ended before has an unknown age."""
 
-    def report(*recoveries: Any, generation: int = 1) -> JobStatus:
+    def report(*recoveries: Any, term: int = 1) -> JobStatus:
         world = World()
         world.settle()
         world.run_pods()
-        world.rendezvous_says(JobPhase.RUNNING, ["digits-0"], [], recoveries=recoveries, generation=generation)
+        world.rendezvous_says(JobPhase.RUNNING, ["digits-0"], [], recoveries=recoveries, term=term)
         assert world.report is not None
         return world.report
 
@@ -65,7 +65,7 @@ def test_recoveries_that_end_while_the_operator_looks_are_remembered_with_their_
     memory.update([], report(a_recovery(1), pod), is_over=False, now_s=110.0)
     assert memory.view(110.0).uses == ()
     memory.update([], report(a_recovery(1), a_recovery(2, rung=Rung.WORLD)), is_over=False, now_s=120.0)
-    memory.update([], report(a_recovery(1), generation=2), is_over=False, now_s=150.0)
+    memory.update([], report(a_recovery(1), term=2), is_over=False, now_s=150.0)
     memory.update([], None, is_over=False, now_s=155.0)
     uses = (RungUse(Rung.WORLD, 40.0), RungUse(Rung.IN_PROCESS, 10.0))
     assert memory.view(160.0).uses == tuple((Cause.EXCEPTION, use) for use in uses)

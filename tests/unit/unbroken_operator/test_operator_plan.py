@@ -298,13 +298,13 @@ def test_the_rendezvous_is_told_which_pods_the_cluster_has_not_started() -> None
     assert told == {"digits-0": False, "digits-1": False, "digits-2": True}
 
 
-def test_the_observation_is_sent_again_to_a_new_generation_only() -> None:
+def test_the_observation_is_sent_again_to_a_new_term_only() -> None:
     world = running_world()
     number = len(world.pushed)
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
     world.settle()
     assert len(world.pushed) == number
-    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], generation=2)
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], term=2)
     world.settle()
     assert len(world.pushed) == number + 1
 

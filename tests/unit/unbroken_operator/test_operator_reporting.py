@@ -165,11 +165,11 @@ def test_a_failed_pod_ends_by_its_own_container_rather_than_by_our_agent() -> No
 
 def test_restarts_are_summed_over_coordinators() -> None:
     world = running_world()
-    say(world, restarts_by_rung={"pod": 2}, restarts_by_cause={"pod-lost": 2}, generation=1)
+    say(world, restarts_by_rung={"pod": 2}, restarts_by_cause={"pod-lost": 2}, term=1)
     world.settle()
-    say(world, restarts_by_rung={"process": 1}, restarts_by_cause={"process-exit": 1}, generation=2)
+    say(world, restarts_by_rung={"process": 1}, restarts_by_cause={"process-exit": 1}, term=2)
     world.settle()
-    say(world, restarts_by_rung={"process": 3}, restarts_by_cause={"process-exit": 3}, generation=2)
+    say(world, restarts_by_rung={"process": 3}, restarts_by_cause={"process-exit": 3}, term=2)
     world.settle()
     assert world.job["status"]["restarts"] == {
         "total": 5,
@@ -181,7 +181,7 @@ def test_restarts_are_summed_over_coordinators() -> None:
 def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_have_used() -> None:
     world = running_world()
     used = a_recovery(1, started_at="2026-01-01T00:01:00.000Z")
-    say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, generation=3)
+    say(world, recoveries=(used,), restarts_by_rung={"pod": 1}, restarts_by_cause={"pod-lost": 1}, term=3)
     world.settle()
     world.remove_pod("digits-rendezvous-0")
     world.job["spec"]["restart"] = {"uncountedCauses": ["pod-leaving"]}
@@ -191,7 +191,7 @@ def test_a_new_rendezvous_is_told_the_numbers_and_the_budget_that_earlier_ones_h
     (pod,) = [pod for pod in world.pods.values() if pod["metadata"]["name"] == "digits-rendezvous-1"]
     variables = {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
     assert wire.decode(variables["UNBROKEN_EARLIER"], Earlier) == Earlier(
-        generation=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, 7.5),)
+        term=3, iteration=1, uses=(RungUse(Rung.IN_PROCESS, 7.5),)
     )
 
 
@@ -208,9 +208,9 @@ def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:
     say(world, recoveries=first)
     world.settle()
     second = tuple(a_recovery(number, started_at=f"2026-01-01T01:{number:02}:00Z") for number in range(1, 11))
-    say(world, recoveries=second, generation=2)
+    say(world, recoveries=second, term=2)
     world.settle()
-    history = [(item["generation"], item["number"]) for item in world.job["status"]["history"]]
+    history = [(item["term"], item["number"]) for item in world.job["status"]["history"]]
     assert history == [*((1, number) for number in range(6, 16)), *((2, number) for number in range(1, 11))]
     assert len(world.messages("Recovered")) == 25
 

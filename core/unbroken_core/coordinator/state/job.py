@@ -44,11 +44,11 @@ class StatusText(NamedTuple):
 class Numbers:
     """What never goes back, whatever is forgotten."""
 
-    generation: int
+    term: int
     highest_iteration: int = -1
     """Highest iteration that any agent knows of."""
     question: int = 0
-    """Of the last question and the last Halt in this generation."""
+    """Of the last question and the last Halt in this term."""
     halt: int = 0
 
 
@@ -128,7 +128,7 @@ class JobState:
         self.refused: dict[tuple[str, str], str] = {}
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
         self.welcomed: set[str] = set()
-        """Pods that have this coordinator's generation."""
+        """Pods that have this coordinator's term."""
         self.actions: list[Action] = []
         """Of the step that is under way, in order."""
 
@@ -197,7 +197,7 @@ def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
     """Return a pod's part of the current plan."""
     world = job.world
     return Plan(
-        generation=job.numbers.generation,
+        term=job.numbers.term,
         iteration=world.iteration,
         role=member.role,
         world_size=world.size,

@@ -71,7 +71,7 @@ class Adoption:
 
     since_s: float
     newest: tuple[int, int] = (-1, -1)
-    """Iteration and generation of the newest plan at the last look at all pods."""
+    """Iteration and term of the newest plan at the last look at all pods."""
     num_joins: int = 0
     """Pods that came with a plan since that look."""
     num_awaited: int = 0

@@ -68,12 +68,10 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     report = snapshot.report
     if report is None:
         return
-    recorded = {
-        (item["generation"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")
-    }
+    recorded = {(item["term"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")}
     for recovery in report.recoveries:
-        if recovery.ended_at and (report.generation, recovery.number) not in recorded:
-            key = ("recovery", report.generation, recovery.number)
+        if recovery.ended_at and (report.term, recovery.number) not in recorded:
+            key = ("recovery", report.term, recovery.number)
             yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
 
 

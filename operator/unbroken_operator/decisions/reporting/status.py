@@ -11,7 +11,7 @@ from unbroken_operator.api.status_models import MAX_HISTORY, JobState
 from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.lifecycle import ended_generation, is_suspension_recorded
+from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
@@ -75,7 +75,7 @@ def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Asse
         if "ranks" in status:
             status["ranks"] = {"active": 0, "spare": 0, "lost": 0}
         if not is_suspension_recorded(snapshot):
-            status["endedGeneration"] = ended_generation(snapshot)
+            status["endedTerm"] = ended_term(snapshot)
     return status
 
 
@@ -85,7 +85,7 @@ def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
     history = status.get("history") or ()
     iterations = [status.get("iteration"), *(item.get("iteration") for item in history)]
     return Earlier(
-        generation=ended_generation(snapshot),
+        term=ended_term(snapshot),
         iteration=max((number for number in iterations if number is not None), default=-1),
         uses=tuple(use for cause, use in snapshot.memory.uses if settings.counts(cause)),
     )
@@ -146,7 +146,7 @@ def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
             "byRung": by_rung,
             "byCause": _sum(earlier["byCause"], report.restarts_by_cause),
         },
-        "rendezvous": {"podUid": pod_uid, "generation": report.generation, "earlier": earlier},
+        "rendezvous": {"podUid": pod_uid, "term": report.term, "earlier": earlier},
     }
     if report.ettr is not None:
         result["ettr"] = round(report.ettr, 4)
@@ -155,7 +155,7 @@ def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
         result["lastInterruption"] = _interruption(last)
         ended = [item for item in report.recoveries if item.ended_at]
         if ended:
-            result["lastRecovery"] = _record(ended[-1], report.generation)
+            result["lastRecovery"] = _record(ended[-1], report.term)
         result["history"] = _history(before.get("history") or (), report)
         suspects = next_suspects(before, report, snapshot.now, snapshot.hosts)
         if suspects:
@@ -168,7 +168,7 @@ def _earlier_restarts(before: Mapping[str, Any], report: JobStatus, pod_uid: str
     stored = before.get("rendezvous")
     if stored is None:
         return _NO_RESTARTS
-    if (stored["podUid"], stored["generation"]) == (pod_uid, report.generation):
+    if (stored["podUid"], stored["term"]) == (pod_uid, report.term):
         return dict(stored["earlier"])
     return dict(before.get("restarts") or _NO_RESTARTS)
 
@@ -191,10 +191,10 @@ def _interruption(recovery: Recovery) -> dict[str, Any]:
     )
 
 
-def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
+def _record(recovery: Recovery, term: int) -> dict[str, Any]:
     return _without_empty(
         {
-            "generation": generation,
+            "term": term,
             "number": recovery.number,
             "cause": recovery.cause.value,
             "rung": recovery.rung and recovery.rung.value,
@@ -211,8 +211,8 @@ def _record(recovery: Recovery, generation: int) -> dict[str, Any]:
 
 
 def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
-    records = {(item["generation"], item["number"]): dict(item) for item in stored}
-    records |= {(report.generation, item.number): _record(item, report.generation) for item in report.recoveries}
+    records = {(item["term"], item["number"]): dict(item) for item in stored}
+    records |= {(report.term, item.number): _record(item, report.term) for item in report.recoveries}
     return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
 
 

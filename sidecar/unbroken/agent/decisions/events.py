@@ -165,8 +165,8 @@ Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, CloseConnection, 
 class AgentMemory:
     """What an agent must still know after it was restarted."""
 
-    generation: int = 0
-    """Highest generation obeyed."""
+    term: int = 0
+    """Highest term obeyed."""
     interrupted: int = -1
     """Highest iteration that is known to be over."""
     plan: Plan | None = None

@@ -10,7 +10,7 @@ from unbroken_core.messages import Consult, Finish, Halt, Interrupt, Plan
 class Instructions:
     """The newest message of each kind, and which iterations are over."""
 
-    generation: int = 0
+    term: int = 0
     interrupted: int = -1
     """Highest iteration that is over."""
     plan: Plan | None = None

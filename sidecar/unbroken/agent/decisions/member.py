@@ -82,7 +82,7 @@ class PodMember:
         self.identity = identity
         self.host = host
         self.places = [LocalPlace(rank) for rank in range(settings.ranks_per_pod)]
-        self.instructions = Instructions(memory.generation, memory.interrupted, memory.plan)
+        self.instructions = Instructions(memory.term, memory.interrupted, memory.plan)
         self.orders = Orders(settings, self.places, self.instructions)
         self.reporter = Reporter(
             now_s + (0.0 if memory.plan is None else _ADOPTION_SHARE * settings.timeouts.reconnect_s)
@@ -256,12 +256,12 @@ class PodMember:
         if isinstance(message, Refused):
             self._hang_up = CloseConnection(f"refused by the rendezvous: {message.reason}", _REFUSED_RETRY_S)
             return
-        if message.generation < instructions.generation:
+        if message.term < instructions.term:
             if isinstance(message, Welcome):
-                reason = f"generation: want at least {instructions.generation}, got {message.generation}"
+                reason = f"term: want at least {instructions.term}, got {message.term}"
                 self._hang_up = CloseConnection(reason, _REFUSED_RETRY_S)
             return
-        instructions.generation = message.generation
+        instructions.term = message.term
         self._obey(message)
 
     def _obey(self, message: Welcome | Halt | Interrupt | Plan | Respawn | Consult | Finish) -> None:
@@ -290,7 +290,7 @@ class PodMember:
     def _adopt(self, plan: Plan) -> None:
         """Adopt a plan unless it is older than the current one; adopting it twice changes nothing."""
         present = self.instructions.plan
-        if present is not None and (plan.generation, plan.iteration) <= (present.generation, present.iteration):
+        if present is not None and (plan.term, plan.iteration) <= (present.term, present.iteration):
             return
         confirm_faults(self.places, plan.iteration - 1)
         is_same_iteration = present is not None and present.iteration == plan.iteration
@@ -346,12 +346,12 @@ class PodMember:
         fault = self._contact.fence(plan, self.workers, now_s)
         self.instructions.interrupted = plan.iteration
         self.instructions.interrupt = Interrupt(
-            self.instructions.generation, plan.iteration, fault.cause, None, self.identity.pod, fault.detail
+            self.instructions.term, plan.iteration, fault.cause, None, self.identity.pod, fault.detail
         )
 
     def _remember(self) -> list[Action]:
         instructions = self.instructions
-        memory = AgentMemory(instructions.generation, instructions.interrupted, instructions.plan, self._planned)
+        memory = AgentMemory(instructions.term, instructions.interrupted, instructions.plan, self._planned)
         if memory == self._memory:
             return []
         self._memory = memory
@@ -386,7 +386,7 @@ class PodMember:
             self.identity,
             protocol=PROTOCOL,
             domains=(plan.domains if plan is not None else ()) or self.identity.domains,
-            generation=self.instructions.generation,
+            term=self.instructions.term,
             plan=plan,
             workers=workers,
         )

@@ -283,7 +283,7 @@ def _is_given_up(place: LocalPlace) -> bool:
 
 def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:
     return Enter(
-        plan.generation,
+        plan.term,
         plan.iteration,
         part.rank,
         plan.world_size,

@@ -25,7 +25,7 @@ def interrupt_early(
     yet: then its message is awaited.
     """
     plan = instructions.plan
-    if plan is None or not instructions.is_plan_in_force or plan.generation != instructions.generation:
+    if plan is None or not instructions.is_plan_in_force or plan.term != instructions.term:
         return
     culprit: Interrupt | None = None
     for place, state in zip(places, workers, strict=True):
@@ -34,7 +34,7 @@ def interrupt_early(
         if rank is None or fault is None or fault.iteration != plan.iteration or state.phase not in _FAILED:
             continue
         place.incarnation = replace(place.incarnation, unconfirmed=fault)
-        culprit = culprit or Interrupt(instructions.generation, plan.iteration, fault.cause, rank, pod, fault.detail)
+        culprit = culprit or Interrupt(instructions.term, plan.iteration, fault.cause, rank, pod, fault.detail)
     if culprit is not None:
         instructions.interrupted, instructions.interrupt = plan.iteration, culprit
 

@@ -38,8 +38,8 @@ def answer(assignment: RankAssignment | None, rank_filter: RankAssignment | None
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR] + where
-        return Answer(question.generation, question.number, (), text)
-    return Answer(question.generation, question.number, tuple(workers))
+        return Answer(question.term, question.number, (), text)
+    return Answer(question.term, question.number, tuple(workers))
 
 
 def _in_turn(policies: Iterable[RankAssignment | None]) -> list[RankAssignment]:

@@ -64,7 +64,7 @@ class StepHold:
         self._progress.want_care()
         self._told_at_order = self._progress.step
         if not self._is_waiting:
-            self._say(Halted(order.generation, order.number, self._told_at_order))
+            self._say(Halted(order.term, order.number, self._told_at_order))
         self._news.set()
 
     def wait(self, step: int | None, is_atomic: bool) -> None:
@@ -89,7 +89,7 @@ class StepHold:
             self._is_waiting = False
         # Also to an order that came this instant, when `obey` took this thread for a waiting one.
         order = self._order or order
-        self._say(Halted(order.generation, order.number, step), does_go_on=True)
+        self._say(Halted(order.term, order.number, step), does_go_on=True)
 
     def _stand(self, step: int) -> None:
         while True:
@@ -97,10 +97,10 @@ class StepHold:
             order = self._order
             if order is None or not self._must_wait(order, step):
                 return
-            self._say(Halted(order.generation, order.number, step, is_held=True))
+            self._say(Halted(order.term, order.number, step, is_held=True))
             if order.is_common and order.step == step:
                 self._save(step)
-                self._say(Halted(order.generation, order.number, step, is_held=True, is_done=True))
+                self._say(Halted(order.term, order.number, step, is_held=True, is_done=True))
             self._news.wait(POLL_S)
 
     def _must_wait(self, order: Halt, step: int) -> bool:
@@ -118,7 +118,7 @@ class StepHold:
         """Send an answer, unless a newer one was sent: two threads do so."""
         with self._lock:
             said = self._said
-            is_newer = said is None or (said.generation, said.number) != (answer.generation, answer.number)
+            is_newer = said is None or (said.term, said.number) != (answer.term, answer.number)
             is_more = said is None or (answer.is_held, answer.is_done) > (said.is_held, said.is_done)
             if is_newer or is_more or (does_go_on and said != answer):
                 self._said = answer

@@ -68,7 +68,7 @@ function figures() {
     figure('ranks that train', count(training), training === wanted ? 'all that are wanted' : `of ${count(wanted)} that are wanted`, training === wanted ? '' : 'warn'),
     figure('spare', count(status.spare_ranks), status.broken_spares > 0 ? `${many(status.broken_spares, 'spare pod')} broken up` : status.spare_ranks > 0 ? 'ready to take over' : 'none is ready', status.spare_ranks > 0 ? '' : 'warn'),
     status.iteration < 0 ? figure('lost', '\u2013', 'not started yet') : figure('lost', count(lost), lost > 0 ? 'nobody has these ranks' : 'somebody has each rank', lost > 0 ? 'bad' : ''),
-    figure('ETTR', perCent, status.generation > 1 ? `of the time since ${since} was progress` : 'of the time was progress'),
+    figure('ETTR', perCent, status.term > 1 ? `of the time since ${since} was progress` : 'of the time was progress'),
     figure('recoveries', count(restarts), causes.length > 0 ? causes.slice(0, 3).join(', ') : `none since ${since}`),
     status.max_step >= 0 ? figure('step', count(status.max_step), `iteration ${status.iteration}`) : figure('iteration', status.iteration < 0 ? '\u2013' : count(status.iteration), 'the script reports no steps'),
   );
@@ -92,7 +92,7 @@ function why() {
 function footer() {
   const { status } = view;
   const restarts = view.restarts.length > 0 ? `; ${many(view.restarts.length, 'restart')} of the rendezvous seen by this page` : '';
-  return h('footer', { key: 'footer' }, `Rendezvous up since ${moment(view.since)}, generation ${status.generation}${restarts}. Times are UTC. It keeps its last 20 recoveries; unbroken timeline shows those of earlier ones.`);
+  return h('footer', { key: 'footer' }, `Rendezvous up since ${moment(view.since)}, term ${status.term}${restarts}. Times are UTC. It keeps its last 20 recoveries; unbroken timeline shows those of earlier ones.`);
 }
 
 /** Tell who cannot see the page what has changed, in one sentence. */
@@ -103,7 +103,7 @@ function announce() {
 }
 
 async function ask() {
-  const query = memory.generation === null ? '' : `?generation=${memory.generation}&after=${view.status.revision}&timeout=${WAIT_S}`;
+  const query = memory.term === null ? '' : `?term=${memory.term}&after=${view.status.revision}&timeout=${WAIT_S}`;
   const answer = await fetch(`status${query}`, { signal: AbortSignal.timeout(ANSWER_MS), cache: 'no-store' });
   if (answer.status === 401) throw new Error('not signed in any more: start unbroken page again');
   if (!answer.ok) throw new Error(((await answer.text()).trim() || `the rendezvous answers ${answer.status}`).slice(0, 300));

@@ -8,7 +8,7 @@ const LIVE = new Set(['interrupted', 'planned', 'running']);
 
 /** Return what this page remembers beyond one status: where pods were, and what former rendezvous have told. */
 export function emptyMemory() {
-  return { pods: new Map(), recoveries: new Map(), restarts: [], generation: null };
+  return { pods: new Map(), recoveries: new Map(), restarts: [], term: null };
 }
 
 /** Return [view, memory]: what to show of an answer of /page/status, and what to remember for the next one. */
@@ -18,8 +18,8 @@ export function digest(answer, memory) {
   const kept = remember(answer, memory, now);
   const current = status.pods.map((pod) => shownPod(pod, status));
   const pods = [...current, ...lostPods(status, current, kept)];
-  const recoveries = [...kept.recoveries.values()].sort((a, b) => b.generation - a.generation || b.number - a.number);
-  const running = recoveries.find((one) => one.generation === status.generation && !one.ended_at) ?? null;
+  const recoveries = [...kept.recoveries.values()].sort((a, b) => b.term - a.term || b.number - a.number);
+  const running = recoveries.find((one) => one.term === status.term && !one.ended_at) ?? null;
   const isOver = status.phase === 'failed' || status.phase === 'complete';
   for (const pod of pods) pod.isCulprit = running !== null && pod.name === running.pod;
   return [
@@ -57,18 +57,18 @@ export function stateOf(status) {
 
 function remember(answer, memory, now) {
   const { status } = answer;
-  const isRestarted = memory.generation !== null && memory.generation !== status.generation;
-  const restarts = isRestarted ? [...memory.restarts, { at: now, generation: status.generation }].slice(-MAX_KEPT) : memory.restarts;
+  const isRestarted = memory.term !== null && memory.term !== status.term;
+  const restarts = isRestarted ? [...memory.restarts, { at: now, term: status.term }].slice(-MAX_KEPT) : memory.restarts;
   const recoveries = new Map(memory.recoveries);
   for (const one of status.recoveries) {
-    const key = `${status.generation}.${one.number}`;
-    recoveries.set(key, { ...one, key, generation: status.generation, isCut: false });
+    const key = `${status.term}.${one.number}`;
+    recoveries.set(key, { ...one, key, term: status.term, isCut: false });
   }
   for (const [key, one] of recoveries) {
-    if (one.generation !== status.generation && !one.ended_at) recoveries.set(key, { ...one, isCut: true });
+    if (one.term !== status.term && !one.ended_at) recoveries.set(key, { ...one, isCut: true });
   }
   for (const key of [...recoveries.keys()].slice(0, -MAX_KEPT)) recoveries.delete(key);
-  return { pods: placesOf(status, memory.pods), recoveries, restarts, generation: status.generation };
+  return { pods: placesOf(status, memory.pods), recoveries, restarts, term: status.term };
 }
 
 /** Pods with ranks as they were last seen; those that went are kept for as long as somebody lacks their ranks. */

@@ -37,7 +37,7 @@ function axis(view, now) {
     const style = { left: place(start), width: `${(100 * Math.max(end - start, 0)) / (now - from)}%` };
     return h('i', { key: one.key, class: `mark ${one.ended_at ? '' : 'unfinished'}`, style, title: `${clock(start)}: ${who(one)}, ${one.cause}` });
   });
-  const restarts = view.restarts.map(({ at, generation }) => h('i', { key: `restart-${generation}`, class: 'mark restart', style: { left: place(at) }, title: `${clock(at)}: the rendezvous was restarted` }));
+  const restarts = view.restarts.map(({ at, term }) => h('i', { key: `restart-${term}`, class: 'mark restart', style: { left: place(at) }, title: `${clock(at)}: the rendezvous was restarted` }));
   const words = `${many(view.recoveries.length, 'interruption')} from ${moment(from)} until now`;
   return h(
     'div', { class: 'axis' },

@@ -22,7 +22,7 @@ from unbroken_core.reasons import Role, WorkerPhase
 
 from .test_member import Pod, interrupt, plan, ready, running
 
-HALT = Halt(generation=1, number=1, iteration=0, step=0, is_common=False, within_s=30.0)
+HALT = Halt(term=1, number=1, iteration=0, step=0, is_common=False, within_s=30.0)
 TRAINS = WorkerReport(WorkerPhase.RUNNING, 0)
 DRAINING = Processes((running(0), running(1)), is_leaving=True, is_draining=True)
 
@@ -46,10 +46,10 @@ def test_order_to_halt_is_passed_on_to_workers_in_the_iteration_once_a_connectio
     assert pod.hear(replace(HALT, number=2, iteration=1)) == []
 
 
-def test_order_of_an_older_generation_and_one_for_an_iteration_that_is_over_are_ignored() -> None:
-    pod = Pod(memory=AgentMemory(generation=1))
+def test_order_of_an_older_term_and_one_for_an_iteration_that_is_over_are_ignored() -> None:
+    pod = Pod(memory=AgentMemory(term=1))
     pod.run()
-    assert pod.hear(replace(HALT, generation=0)) == []
+    assert pod.hear(replace(HALT, term=0)) == []
     pod.hear(interrupt(0))
     assert pod.hear(HALT) == []
 

@@ -142,9 +142,9 @@ def ready(local_rank: int, iteration: int = -1) -> WorkerReport:
     return WorkerReport(WorkerPhase.READY, iteration, "127.0.0.9", 600 + local_rank)
 
 
-def plan(iteration: int, generation: int = 1, role: Role = Role.ACTIVE) -> Plan:
+def plan(iteration: int, term: int = 1, role: Role = Role.ACTIVE) -> Plan:
     ranks = tuple(RankPlan(i, i if role is Role.ACTIVE else None, RankReason.FIRST) for i in (0, 1))
-    return Plan(generation, iteration, role, 4, "127.0.0.9", 600, ranks, ("r1",), 2)
+    return Plan(term, iteration, role, 4, "127.0.0.9", 600, ranks, ("r1",), 2)
 
 
 def entered(actions: list[Action]) -> list[int]:
@@ -154,8 +154,8 @@ def entered(actions: list[Action]) -> list[int]:
     return [order.iteration for order in orders if isinstance(order, Enter)] + [int(number) for number in spawned]
 
 
-def interrupt(iteration: int, generation: int = 1) -> Interrupt:
-    return Interrupt(generation, iteration, Cause.EXCEPTION, 3, "digits-1", "boom")
+def interrupt(iteration: int, term: int = 1) -> Interrupt:
+    return Interrupt(term, iteration, Cause.EXCEPTION, 3, "digits-1", "boom")
 
 
 def phases(actions: list[Action]) -> list[tuple[WorkerPhase, int, int]]:
@@ -442,7 +442,7 @@ def test_new_process_does_not_enter_a_plan_that_was_made_for_the_old_one() -> No
     assert phases(actions)[1] == (WorkerPhase.READY, -1, 1)
 
 
-def test_older_generation_is_not_obeyed() -> None:
+def test_older_term_is_not_obeyed() -> None:
     pod = Pod()
     pod.run()
     pod.hear(Welcome(PROTOCOL, 5, 5.0))
@@ -469,7 +469,7 @@ def test_training_goes_on_while_the_rendezvous_is_away_and_hello_tells_all_after
     (action,) = pod.step(Connected())
     assert isinstance(action, SendToRendezvous)
     assert isinstance(action.message, Hello)
-    assert (action.message.plan, action.message.generation, action.message.domains) == (plan(0), 1, ("r1",))
+    assert (action.message.plan, action.message.term, action.message.domains) == (plan(0), 1, ("r1",))
     assert [worker.phase for worker in action.message.workers] == [WorkerPhase.RUNNING, WorkerPhase.COMPLETED]
 
 
@@ -771,7 +771,7 @@ def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes()
 
 
 @pytest.mark.parametrize(
-    ("generation", "over", "confirmed", "num_entered"),
+    ("term", "over", "confirmed", "num_entered"),
     [
         pytest.param(1, -1, None, 2, id="still in force"),
         pytest.param(1, 0, None, 0, id="over meanwhile"),
@@ -781,15 +781,15 @@ def test_restarted_agent_of_a_process_job_knows_the_iteration_of_its_processes()
     ],
 )
 def test_restarted_agent_enters_late_workers_only_when_it_knows_that_the_plan_holds(
-    generation: int, over: int, confirmed: int | None, num_entered: int
+    term: int, over: int, confirmed: int | None, num_entered: int
 ) -> None:
     """The others may be in the next iteration by now; a pod that holds all ranks would save beside them."""
     pod = Pod(IN_PROCESS, AgentMemory(1, -1, plan(0), (0, 0)))
     pod.step(Connected(), LauncherAttached(), LauncherReported(processes(running(0), running(1))))
     assert phases(pod.after(30)) == [(WorkerPhase.RUNNING, 0, 0)] * 2, "a slow worker is taken for one that is in it"
-    actions = pod.hear(Welcome(PROTOCOL, generation, 5.0, over))
+    actions = pod.hear(Welcome(PROTOCOL, term, 5.0, over))
     if confirmed is not None:
-        actions += pod.hear(plan(confirmed, generation))
+        actions += pod.hear(plan(confirmed, term))
     for rank in (0, 1):
         actions += pod.step(WorkerAttached(Attach(PROTOCOL, "worker", 50 + rank, rank, 0)))
         actions += pod.step(WorkerReported(rank, 0, ready(rank)))

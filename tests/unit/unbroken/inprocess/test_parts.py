@@ -61,7 +61,7 @@ PLACE = PodContext(Path("/run/pod"), local_rank=1, incarnation=0, local_world_si
 
 def enter(iteration: int, rank: int | None = 3) -> Enter:
     """Return a plan."""
-    return Enter(generation=1, iteration=iteration, rank=rank, world_size=4, master_host="127.0.1.1", master_port=4000)
+    return Enter(term=1, iteration=iteration, rank=rank, world_size=4, master_host="127.0.1.1", master_port=4000)
 
 
 def leave(iteration: int) -> Leave:

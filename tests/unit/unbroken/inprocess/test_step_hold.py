@@ -16,7 +16,7 @@ from unbroken_core.messages import NO_STEP, Halt, Halted
 from unbroken_core.pod import stamps
 
 LIMIT_S = 30.0
-ASK = Halt(generation=1, number=1, iteration=3, step=0, is_common=False, within_s=600.0)
+ASK = Halt(term=1, number=1, iteration=3, step=0, is_common=False, within_s=600.0)
 
 
 class Script:

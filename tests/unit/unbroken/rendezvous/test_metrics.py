@@ -57,7 +57,7 @@ def view(history: History, num_pods: int) -> View:
     status = JobStatus(
         protocol=1,
         job="big",
-        generation=1,
+        term=1,
         revision=1,
         phase=JobPhase.RUNNING,
         reason=Reason.TRAINING,
@@ -152,7 +152,7 @@ def test_values_are_those_of_the_status() -> None:
         "unbroken_phase{phase=forming}": 0,
         "unbroken_iteration{}": 1000,
         "unbroken_step{}": 77,
-        "unbroken_generation{}": 1,
+        "unbroken_term{}": 1,
         "unbroken_ranks{role=active}": 7920,
         "unbroken_wanted_ranks{role=spare}": 80,
         "unbroken_ettr_ratio{}": 0.9,

@@ -184,7 +184,7 @@ def test_changes_of_one_moment_are_told_to_a_waiting_reader_at_once() -> None:
 
         loop.call_later = note_timer
         before = service.status()
-        reader = asyncio.create_task(service.newer_status(before.generation, before.revision, 60.0))
+        reader = asyncio.create_task(service.newer_status(before.term, before.revision, 60.0))
         transport: Any = SlowTransport()
         for pod in ("digits-0", "digits-1"):
             await asyncio.sleep(0)

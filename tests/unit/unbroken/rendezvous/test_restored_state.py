@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.rendezvous.config import read_config
-from unbroken.rendezvous.restored_state import GenerationFile, uses_on_clock
+from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken_core import wire
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentJoined, Observed, Send
@@ -24,28 +24,28 @@ ENVIRONMENT = {
 }
 
 
-def test_a_generation_that_was_used_in_the_pod_is_known_after_a_restart(tmp_path: Path) -> None:
-    assert GenerationFile(tmp_path).read() == (0, -1)
-    file = GenerationFile(tmp_path)
+def test_a_term_that_was_used_in_the_pod_is_known_after_a_restart(tmp_path: Path) -> None:
+    assert TermFile(tmp_path).read() == (0, -1)
+    file = TermFile(tmp_path)
     file.write(7, -1)
     file.write(9, 4)
     file.write(9, -1)
-    assert GenerationFile(tmp_path).read() == (9, 4)
-    (tmp_path / "generation").write_text("8\n")
-    assert GenerationFile(tmp_path).read() == (8, -1), "as former versions have written it"
-    assert [path.name for path in tmp_path.iterdir()] == ["generation"]
+    assert TermFile(tmp_path).read() == (9, 4)
+    (tmp_path / "term").write_text("8\n")
+    assert TermFile(tmp_path).read() == (8, -1), "as former versions have written it"
+    assert [path.name for path in tmp_path.iterdir()] == ["term"]
 
 
-def test_a_generation_file_that_cannot_be_read_or_written_costs_a_line_in_the_log(
+def test_a_term_file_that_cannot_be_read_or_written_costs_a_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "generation").write_text("seven")
+    (tmp_path / "term").write_text("seven")
     with caplog.at_level(logging.WARNING):
-        assert GenerationFile(tmp_path).read() == (0, -1)
-        GenerationFile(tmp_path / "missing").write(3, 0)
+        assert TermFile(tmp_path).read() == (0, -1)
+        TermFile(tmp_path / "missing").write(3, 0)
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "generation not known",
-        "generation not kept",
+        "term not known",
+        "term not kept",
     ]
 
 
@@ -65,7 +65,7 @@ def test_what_the_operator_tells_of_earlier_coordinators_is_read_from_the_enviro
 
 
 def test_numbers_go_on_when_everything_was_replaced_at_once() -> None:
-    coordinator = Coordinator(SETTINGS, 100.0, generation=4, highest_iteration=8)
+    coordinator = Coordinator(SETTINGS, 100.0, term=4, highest_iteration=8)
     state = WorkerState(0, 0, WorkerPhase.READY, -1, "127.0.0.1", 5000)
     hello = Hello(PROTOCOL, "digits", "digits-9", "uid", "s", "node", 1, workers=(state,))
     # The operator has seen the end of those that were replaced.
@@ -73,7 +73,7 @@ def test_numbers_go_on_when_everything_was_replaced_at_once() -> None:
     actions = coordinator.step(AgentJoined("one", hello), 100.0)
     messages = [action.message for action in actions if isinstance(action, Send)]
     (plan,) = [message for message in messages if isinstance(message, Plan)]
-    assert (plan.generation, plan.iteration) == (4, 9)
+    assert (plan.term, plan.iteration) == (4, 9)
 
 
 def test_budgets_that_earlier_coordinators_have_used_stay_used() -> None:

@@ -79,7 +79,7 @@ class Bench:
         """Let the worker that was asked last say who shall be rank 0, 1, ..."""
         pod, consult = self.asked[-1]
         question = consult.question
-        said = Answer(question.generation, number or question.number, workers, error)
+        said = Answer(question.term, number or question.number, workers, error)
         states = list(self.states[pod])
         states[consult.local_rank] = replace(states[consult.local_rank], answer=said)
         self.report(pod, states)

@@ -41,7 +41,7 @@ def test_a_rendezvous_that_was_cut_off_from_all_pods_takes_them_over_without_an_
     assert bench.status().phase is JobPhase.FORMING
     assert "0 of 2 pods are ready" in bench.status().message
     for pod, plan in plans.items():
-        assert orders(bench.join(pod, generation=1, plan=plan)) == {}
+        assert orders(bench.join(pod, term=1, plan=plan)) == {}
     status = bench.status()
     assert (status.phase, status.iteration, status.recoveries) == (JobPhase.RUNNING, 0, ())
     assert sent(bench.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].iteration == 0
@@ -53,8 +53,8 @@ def test_what_does_not_come_back_to_a_rendezvous_that_was_cut_off_is_lost() -> N
     plans = running_plans(bench, "p0", "p1", "p2")
     bench.tick(60.0)
     bench.sessions.clear()
-    bench.join("p1", generation=1, plan=plans["p1"])
-    bench.join("p2", generation=1, plan=plans["p2"])
+    bench.join("p1", term=1, plan=plans["p1"])
+    bench.join("p2", term=1, plan=plans["p2"])
     assert sent(bench.live(31), Interrupt)["p1"].cause is Cause.POD_LOST
     assert {pod: ranks(plan) for pod, plan in sent(bench.all_are(READY, 0, "p1"), Plan).items()} == {
         "p2": [0, 1],
@@ -99,7 +99,7 @@ def test_a_recovery_goes_on_after_the_rendezvous_was_cut_off_in_the_middle_of_it
     assert bench.status().phase is JobPhase.FORMING
     for pod in ("p0", "p1"):
         bench.states[pod] = bench.workers(READY, 0)
-    actions = [action for pod, plan in plans.items() for action in bench.join(pod, generation=1, plan=plan)]
+    actions = [action for pod, plan in plans.items() for action in bench.join(pod, term=1, plan=plan)]
     assert {pod: plan.iteration for pod, plan in sent(actions, Plan).items()} == {"p0": 1, "p1": 1, "p2": 1}
     bench.all_are(RUNNING, 1, "p0", "p1")
     (recovery,) = bench.status().recoveries
@@ -120,11 +120,11 @@ def test_a_coordinator_that_was_overtaken_takes_over_anew_instead_of_giving_orde
     for pod, held in parts.items():
         role = Role.ACTIVE if pod != "p2" else Role.SPARE
         bench.states[pod] = bench.workers(RUNNING if pod != "p2" else READY, 3 if pod != "p2" else -1)
-        actions = bench.join(pod, generation=2, plan=Plan(2, 3, role, 4, "10.0.0.1", 5000, held))
+        actions = bench.join(pod, term=2, plan=Plan(2, 3, role, 4, "10.0.0.1", 5000, held))
         assert orders(actions) == {}
         assert sent(actions, Refused) == {}
     status = bench.status()
-    assert (status.phase, status.iteration, status.generation) == (JobPhase.RUNNING, 3, 3)
+    assert (status.phase, status.iteration, status.term) == (JobPhase.RUNNING, 3, 3)
 
 
 def test_a_pod_that_was_cut_off_comes_back_without_losing_its_processes() -> None:
@@ -135,7 +135,7 @@ def test_a_pod_that_was_cut_off_comes_back_without_losing_its_processes() -> Non
     bench.sessions.pop("p1")
     bench.live(31)
     bench.all_are(READY, 0, "p0")
-    actions = bench.join("p1", generation=1, plan=plan)
+    actions = bench.join("p1", term=1, plan=plan)
     assert sent(actions, Interrupt)["p1"].iteration == 0
     assert sent(actions, Respawn) == {}
     actions = bench.all_are(READY, 0, "p1")

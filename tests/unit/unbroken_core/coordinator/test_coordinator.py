@@ -413,11 +413,11 @@ def test_an_agent_that_comes_back_in_time_costs_nothing() -> None:
     plan = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
     bench.step(AgentDisconnected(old))
     bench.tick(4.0)
-    actions = bench.join("p0", generation=1, plan=plan)
+    actions = bench.join("p0", term=1, plan=plan)
     assert not sent(actions, Interrupt)
     bench.live(10)
     assert (bench.status().phase, bench.status().iteration) == (JobPhase.RUNNING, 0)
-    assert bench.coordinator.generation == 1
+    assert bench.coordinator.term == 1
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_processes_that_never_heard_a_plan_of_their_restarted_agent_are_no_new_o
     bench.all_are(RUNNING, 1, "p1")
     bench.step(AgentDisconnected(bench.sessions["p0"]))
     bench.states["p0"] = bench.workers(READY, iteration, incarnation)
-    actions = bench.join("p0", generation=1, plan=plan)
+    actions = bench.join("p0", term=1, plan=plan)
     interrupt = sent(actions, Interrupt)["p1"]
     assert (interrupt.cause, interrupt.pod, interrupt.iteration) == (cause, culprit, 1)
     assert not sent(actions, Respawn)
@@ -809,7 +809,7 @@ def test_consequences_that_a_new_rendezvous_hears_of_name_nobody() -> None:
     }
     after.now_s += 1.0
     for pod in pods:
-        after.join(pod, generation=1, plan=plans[pod])
+        after.join(pod, term=1, plan=plans[pod])
     after.all_are(READY, 0, "pod-1")
     after.all_are(RUNNING, 1, "pod-0", "pod-1")
     (recovery,) = after.status().recoveries
@@ -833,7 +833,7 @@ def taken_over(bench: Bench, pause_s: float = 0.0) -> tuple[Bench, list[Action]]
     for pod, local_ranks in (("p0", (0, 1)), ("p1", (2, 3)), ("p2", (None, None))):
         parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), local_ranks, strict=True))
         role = Role.SPARE if pod == "p2" else Role.ACTIVE
-        actions += after.join(pod, generation=1, plan=Plan(1, 0, role, 4, "10.0.0.1", 5000, parts))
+        actions += after.join(pod, term=1, plan=Plan(1, 0, role, 4, "10.0.0.1", 5000, parts))
         actions += after.tick(pause_s) if pause_s else []
     return after, actions
 
@@ -848,10 +848,10 @@ def test_a_new_rendezvous_takes_a_running_job_over_without_interrupting_it() -> 
     after, actions = taken_over(bench)
     assert not sent(actions, Plan)
     assert not sent(actions, Interrupt)
-    assert {message.generation for message in sent(actions, Welcome).values()} == {2}
+    assert {message.term for message in sent(actions, Welcome).values()} == {2}
     status = after.status()
-    assert (status.phase, status.iteration, status.world_size, status.generation) == (JobPhase.RUNNING, 0, 4, 2)
-    assert sent(after.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].generation == 2
+    assert (status.phase, status.iteration, status.world_size, status.term) == (JobPhase.RUNNING, 0, 4, 2)
+    assert sent(after.fault("p0", 0, Cause.EXCEPTION), Interrupt)["p1"].term == 2
 
 
 def test_a_process_that_is_started_again_before_its_job_is_taken_over_stays_the_culprit() -> None:
@@ -878,7 +878,7 @@ def with_a_straggler() -> tuple[Bench, list[Action]]:
     parts = [RankPlan(local_rank, local_rank, RankReason.KEPT) for local_rank in range(3)]
     lost = RankPlan(3, None, RankReason.LOST)
     plan = Plan(1, 1, Role.ACTIVE, 3, "10.0.0.1", 5000, (*parts, lost))
-    actions = bench.join("p0", generation=1, plan=plan)
+    actions = bench.join("p0", term=1, plan=plan)
     for local_rank in range(3):
         bench.worker("p0", local_rank, RUNNING, iteration=2)
     return bench, actions
@@ -909,13 +909,13 @@ def test_what_does_not_come_back_to_a_new_rendezvous_is_lost() -> None:
     after = Bench(bench.settings)
     after.states = bench.states
     parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (2, 3), strict=True))
-    after.join("p1", generation=1, plan=Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, parts))
-    after.join("p2", generation=1)
+    after.join("p1", term=1, plan=Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, parts))
+    after.join("p2", term=1)
     assert "2 of 4 ranks have come back" in after.status().message
     assert sent(after.live(31), Interrupt)["p1"].cause is Cause.POD_LOST
     plans = sent(after.all_are(READY, 0, "p1"), Plan)
     assert {pod: ranks(plan) for pod, plan in plans.items()} == {"p2": [0, 1], "p1": [2, 3]}
-    assert plans["p1"].generation == 2
+    assert plans["p1"].term == 2
 
 
 def test_nobody_is_told_of_an_iteration_that_a_rendezvous_without_memory_would_not_hear_of() -> None:
@@ -924,10 +924,10 @@ def test_nobody_is_told_of_an_iteration_that_a_rendezvous_without_memory_would_n
     after = Bench(bench.settings)
     after.states = {"p1": bench.workers(RUNNING, 7), "p4": bench.workers(RUNNING, 6)}
     parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (2, 3), strict=True))
-    after.join("p1", generation=1, plan=Plan(1, 7, Role.ACTIVE, 4, "", 0, parts))
-    after.join("p2", generation=1)
-    after.join("p3", generation=1, plan=Plan(1, 4, Role.SPARE, 4, "", 0, ()))
-    after.join("p4", generation=1)
+    after.join("p1", term=1, plan=Plan(1, 7, Role.ACTIVE, 4, "", 0, parts))
+    after.join("p2", term=1)
+    after.join("p3", term=1, plan=Plan(1, 4, Role.SPARE, 4, "", 0, ()))
+    after.join("p4", term=1)
     orders = sent(after.live(31), Interrupt)
     assert {pod: order.iteration for pod, order in orders.items()} == {"p1": 7, "p3": 4, "p4": 6}
     assert {order.cause for order in orders.values()} == {Cause.POD_LOST}
@@ -939,7 +939,7 @@ def test_a_second_connection_of_a_pod_replaces_the_first() -> None:
     bench.run("p0", "p1", "p2")
     old = bench.sessions["p0"]
     plan = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, ())
-    assert Close(old) in bench.join("p0", generation=1, plan=plan)
+    assert Close(old) in bench.join("p0", term=1, plan=plan)
     before = bench.status()
     bench.step(AgentDisconnected(old))
     assert bench.step(AgentReported(old, Report(99, tuple(bench.workers(GONE))))) == []
@@ -1079,5 +1079,5 @@ def test_a_new_rendezvous_lets_nobody_enter_what_is_older_than_the_newest_plan_t
     bench = Bench()
     parts = tuple(replace(part, rank=rank) for part, rank in zip(_parts(), (0, 1), strict=True))
     newest = Plan(1, 5, Role.ACTIVE, 4, "10.0.0.1", 5000, parts)
-    assert sent(bench.join("p0", generation=1, plan=newest), Welcome)["p0"].over == 4
-    assert sent(bench.join("p1", generation=1, plan=replace(newest, iteration=4)), Welcome)["p1"].over == 4
+    assert sent(bench.join("p0", term=1, plan=newest), Welcome)["p0"].over == 4
+    assert sent(bench.join("p1", term=1, plan=replace(newest, iteration=4)), Welcome)["p1"].over == 4

@@ -41,7 +41,7 @@ class MovingBench(Bench):
     def answer(self, pod: str, order: Halt, *steps: int, is_held: bool = False, is_done: bool = False) -> list[Action]:
         """Let the workers of a pod say where they are."""
         self.states[pod] = [
-            replace(state, halted=Halted(order.generation, order.number, step, is_held, is_done))
+            replace(state, halted=Halted(order.term, order.number, step, is_held, is_done))
             for state, step in zip(self.states[pod], steps, strict=True)
         ]
         return self.report(pod)
@@ -216,7 +216,7 @@ def test_agent_that_comes_back_during_the_wait_hears_the_order_again() -> None:
     bench.step(AgentDisconnected(bench.sessions["p1"]))
     bench.tick(2.0)
     plan = bench.coordinator._job.members.by_uid["uid-p1"].plan
-    again = order_of(bench.join("p1", plan=plan, generation=1))
+    again = order_of(bench.join("p1", plan=plan, term=1))
     assert (again.number, again.step) == (first.number, first.step)
     assert again.within_s == pytest.approx(first.within_s - 2.0)
     bench.answer("p0", first, 5, 5, is_held=True)
@@ -231,10 +231,10 @@ def test_new_rendezvous_begins_the_move_again_where_it_takes_a_job_over() -> Non
     plans = {uid[4:]: member.plan for uid, member in bench.coordinator._job.members.by_uid.items()}
     bench.coordinator = Coordinator(SETTINGS, bench.now_s, 2, 0)
     bench.observe(Cause.POD_LEAVING)
-    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], generation=1)]
+    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], term=1)]
     again = order_of(actions)
     assert bench.status().phase is JobPhase.RUNNING
-    assert (again.generation, again.step) == (2, 0)
+    assert (again.term, again.step) == (2, 0)
     assert not sent(actions, Interrupt)
 
 
@@ -243,7 +243,7 @@ def test_adopted_job_of_older_agents_gives_the_leaving_pods_ranks_away_at_once()
     plans = {uid[4:]: member.plan for uid, member in bench.coordinator._job.members.by_uid.items()}
     bench.coordinator = Coordinator(SETTINGS, bench.now_s, 2, 0)
     bench.observe(Cause.POD_LEAVING)
-    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], generation=1)]
+    actions = [action for pod in plans for action in bench.join(pod, plan=plans[pod], term=1)]
     assert sent(actions, Interrupt)["p1"].cause is Cause.POD_LEAVING
 
 

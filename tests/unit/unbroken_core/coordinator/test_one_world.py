@@ -92,7 +92,7 @@ def test_a_pod_that_is_heard_again_is_told_to_leave_and_ends_the_wait_when_it_ha
     plans = running_plans(bench, "p0", "p1")
     del bench.sessions["p0"], bench.sessions["p1"]
     bench.live(35)
-    actions = bench.join("p0", generation=1, plan=plans["p0"])
+    actions = bench.join("p0", term=1, plan=plans["p0"])
     assert (sent(actions, Interrupt)["p0"].iteration, planned(actions)) == (0, set())
     assert bench.status().message.startswith("waits for p0 to leave the iteration before another world begins")
     assert planned(bench.all_are(READY, 0, "p0")) == {"p0", "p2", "p3"}
@@ -141,7 +141,7 @@ def test_a_pod_that_is_heard_again_and_does_not_leave_holds_nothing_up_for_ever(
     plans = running_plans(bench, "p0", "p1")
     del bench.sessions["p0"], bench.sessions["p1"]
     bench.live(35)
-    bench.join("p0", generation=1, plan=plans["p0"])
+    bench.join("p0", term=1, plan=plans["p0"])
     assert planned(bench.live(FOUR.timeouts.barrier_s + 1)) == {"p0", "p2", "p3"}
 
 
@@ -211,8 +211,8 @@ def test_a_pod_of_a_newer_world_that_comes_back_late_leaves_it_before_another_on
     bench.states = {"p0": bench.workers(READY, 0), "p1": bench.workers(RUNNING, 1)}
     pods = {f"uid-{pod}": PodObservation(pod, "n", ()) for pod in ("p0", "p1")}
     bench.step(Observed(Observation(pods, is_accounted=True)))
-    assert planned(bench.join("p0", generation=1, plan=older)) == set()
-    assert planned(bench.join("p1", generation=1, plan=newer)) == set()
+    assert planned(bench.join("p0", term=1, plan=older)) == set()
+    assert planned(bench.join("p1", term=1, plan=newer)) == set()
     assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
     assert planned(bench.all_are(READY, 1, "p1")) == {"p0", "p1"}
 
@@ -226,7 +226,7 @@ def test_who_hangs_in_an_older_iteration_is_in_no_world(iteration: int) -> None:
     plan = Plan(1, 1, Role.ACTIVE, 1, "", 0, (RankPlan(0, 0, RankReason.KEPT), RankPlan(1, None, RankReason.LOST)))
     bench.step(Observed(Observation({"uid-p0": PodObservation("p0", "n", ())}, is_accounted=True)))
     bench.states["p0"] = [bench.workers(READY, 1)[0], WorkerState(1, 0, RUNNING, iteration)]
-    assert planned(bench.join("p0", generation=1, plan=plan)) == ({"p0"} if iteration == 0 else set())
+    assert planned(bench.join("p0", term=1, plan=plan)) == ({"p0"} if iteration == 0 else set())
 
 
 @pytest.mark.parametrize("has_entered", [False, True])
@@ -236,13 +236,13 @@ def test_a_pod_that_holds_another_plan_of_the_same_number_gets_the_one_in_force(
     older, newer = (Plan(1, iteration, Role.ACTIVE, 2, "10.0.0.1", 5000, parts) for iteration in (0, 1))
     bench.states = {"p0": bench.workers(READY, 0), "p1": bench.workers(*((RUNNING, 1) if has_entered else (READY,)))}
     # A rendezvous without memory that hears the pods of an older plan first gives the newer one's number again.
-    again = sent(bench.join("p0", generation=1, plan=older), Plan)["p0"]
-    assert (again.generation, again.iteration) == (2, 1)
+    again = sent(bench.join("p0", term=1, plan=older), Plan)["p0"]
+    assert (again.term, again.iteration) == (2, 1)
     bench.all_are(RUNNING, 1, "p0")
-    told = bench.join("p1", generation=1, plan=newer)
+    told = bench.join("p1", term=1, plan=newer)
     assert set(sent(told, Interrupt)) == ({"p1"} if has_entered else set())
     plan = sent(told, Plan)["p1"]
-    assert (plan.generation, plan.iteration, plan.role) == (2, 1, Role.SPARE)
+    assert (plan.term, plan.iteration, plan.role) == (2, 1, Role.SPARE)
     bench.all_are(READY, 1 if has_entered else -1, "p1")
     assert (bench.status().phase, bench.status().spare_ranks) == (JobPhase.RUNNING, 2)
 
@@ -255,8 +255,8 @@ def test_of_two_plans_of_the_same_number_the_later_is_taken_over_and_the_other_i
     held = {"p0": (1, parts), "p1": (2, parts), "p2": (2, others)}
     bench.states = {pod: bench.workers(RUNNING, 1) for pod in held}
     for pod in order.split():
-        generation, part = held[pod]
-        told = bench.join(pod, generation=2, plan=Plan(generation, 1, Role.ACTIVE, 4, "10.0.0.1", 5000, part))
+        term, part = held[pod]
+        told = bench.join(pod, term=2, plan=Plan(term, 1, Role.ACTIVE, 4, "10.0.0.1", 5000, part))
     assert set(sent(told, Interrupt)) == {"p0"}
     assert sent(told, Plan)["p0"].role is Role.SPARE
     assert (bench.status().phase, bench.status().iteration) == (JobPhase.RUNNING, 1)
@@ -297,7 +297,7 @@ def test_a_new_rendezvous_that_hears_only_the_spares_of_a_plan_waits_from_its_ow
     plans = running_plans(before, "p2", "p3")
     bench = restarted(0)
     for pod in ("p2", "p3"):
-        bench.join(pod, generation=1, plan=plans[pod])
+        bench.join(pod, term=1, plan=plans[pod])
     assert planned(bench.live(ISOLATION_S - 1)) == set()
     assert bench.status().reason is Reason.WAITING_FOR_ISOLATION
     assert planned(bench.live(1)) == {"p2", "p3"}
@@ -310,7 +310,7 @@ def test_pods_that_have_left_an_older_iteration_are_no_proof_of_the_end_of_a_new
     bench = restarted(1)
     for pod in ("p0", "p1"):
         bench.states[pod] = bench.workers(READY, 0)
-        bench.join(pod, generation=1, plan=plans[pod])
+        bench.join(pod, term=1, plan=plans[pod])
     assert planned(bench.live(ISOLATION_S - 1)) == set()
     assert planned(bench.live(1)) == {"p0", "p1"}
 
@@ -322,7 +322,7 @@ def test_a_world_that_is_taken_over_whole_is_the_newest() -> None:
     bench = restarted(1)
     for pod in ("p0", "p1"):
         bench.states[pod] = bench.workers(RUNNING, 0)
-        bench.join(pod, generation=1, plan=plans[pod])
+        bench.join(pod, term=1, plan=plans[pod])
     assert bench.status().phase is JobPhase.RUNNING
     bench.fault("p0", 0, Cause.EXCEPTION)
     bench.all_are(READY, 0, "p0")

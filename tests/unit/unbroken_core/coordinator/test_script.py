@@ -304,7 +304,7 @@ def test_new_rendezvous_follows_those_who_are_in_the_iteration() -> None:
     other.join("p-9", other.workers(READY))
     other.policy = bench.policy
     for pod, states in bench.states.items():
-        other.join(pod, states, generation=1, plan=bench.plans[pod])
+        other.join(pod, states, term=1, plan=bench.plans[pod])
     assert other.status().phase is JobPhase.RUNNING
     other.lose("p-1")
     assert (other.status().world_size, other.ranks()["p-9"]) == (4, [None, None])
@@ -317,7 +317,7 @@ def test_new_rendezvous_that_finds_no_living_worker_learns_the_policy_when_they_
     other = restarted(bench)
     gone = [replace(state, phase=GONE, policy=None, keys=()) for state in bench.workers(RUNNING, 0)]
     for pod in bench.states:
-        other.join(pod, gone, generation=1, plan=bench.plans[pod])
+        other.join(pod, gone, term=1, plan=bench.plans[pod])
     assert other.status().phase is JobPhase.INTERRUPTED
     other.step(AgentDisconnected(other.sessions.pop("p-1")))
     for number in (0, 2, 3):
