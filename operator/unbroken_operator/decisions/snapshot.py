@@ -327,9 +327,10 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
 
 def _made_as(annotations: Mapping[str, str]) -> str:
     """Return the component that a pod was made as; "" when its annotations do not tell."""
-    if layout.SETTINGS_ANNOTATION in annotations:
-        return layout.RENDEZVOUS
-    return layout.TRAINER if layout.TEMPLATE_ANNOTATION in annotations else ""
+    # Every training pod has this one, and no rendezvous: earlier releases took over any other from the template.
+    if layout.TEMPLATE_ANNOTATION in annotations:
+        return layout.TRAINER
+    return layout.RENDEZVOUS if layout.SETTINGS_ANNOTATION in annotations else ""
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:
