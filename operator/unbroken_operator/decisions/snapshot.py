@@ -178,6 +178,11 @@ class PlanMemory:
     """How often each change was reverted lately, and the seconds since the last time, by key of the action."""
     posted: frozenset[str] = frozenset()
     """Names of Events that need not be posted again."""
+    num_circles: int = 0
+    """How often in a row pods went before they were of use, and others were made in their place."""
+    since_circle_s: float = 0.0
+    last_circle: str = ""
+    """The last such pod and why it went."""
 
 
 @dataclass(frozen=True)
