@@ -16,6 +16,7 @@ _WAITS = {
     "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
     "PodsGated": "wait for the queue or controller that has set the gate; it takes it away when there is room",
+    "PodCreationBackOff": "stop who deletes the pods, a policy or a controller; the message names the last one and why",
     "ImagePullFailed": "correct the image's name, or add its pull secret to the template",
     "ContainerNotStarted": "add what the kubelet misses: a Secret, a ConfigMap, a volume or the command",
     "BelowMinimumReplicas": "bring nodes back or add some before timeouts.startupSeconds is over; then the job fails",

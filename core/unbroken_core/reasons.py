@@ -168,6 +168,7 @@ class Reason(Word):
     NAME_TAKEN = "NameTaken"
     WRITE_REFUSED = "WriteRefused"
     POD_REFUSED = "PodRefused"
+    POD_CREATION_BACK_OFF = "PodCreationBackOff"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     PODS_READY = "PodsReady"
     TOPOLOGY_KNOWN = "TopologyKnown"

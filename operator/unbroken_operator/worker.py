@@ -28,6 +28,7 @@ from unbroken_operator.decisions.actions import (
     CreateSecret,
     CreateService,
     Decision,
+    DeletePod,
     PatchPod,
     PushObservation,
     Revert,
@@ -79,6 +80,7 @@ class JobWorker:
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
             # A new spec deserves a new attempt at once.
             self._memory.refuse((), time.monotonic())
+            self._memory.note_new_spec()
         self.job = job
         self._wake.set()
 
@@ -129,6 +131,8 @@ class JobWorker:
                 for action in decision.actions:
                     if isinstance(action, Revert | PatchPod):
                         self._memory.note_revert(action.key, time.monotonic())
+                    if isinstance(action, DeletePod):
+                        self._memory.note_deleted(action.uid, action.why)
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
             if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -232,6 +233,7 @@ class Executor:
         except KubeUnavailable:
             self._unsure.add(name)
             raise
+        self._memory.note_created(str(item["metadata"]["uid"]), time.monotonic())
         self._take_pod(item)
 
     async def look_for_unsure_pods(self) -> None:

@@ -45,9 +45,18 @@ AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
 RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, TOKEN_VOLUME))
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
+RESERVED_KEYS = f"keys under {GROUP}/ and its subdomains are the operator's: remove them"
+"""Of labels and annotations in a template: by them the operator knows its pods, and what it decided about each."""
+IS_RESERVED_KEY_CEL = f"key.startsWith('{GROUP}/') || key.contains('.{GROUP}/')"
+"""`is_reserved_key` as the API server checks it."""
 
 MAX_JOB_NAME = 46
 """A pod's name is its host name, at most 63 characters: <job>-rendezvous-<up to 5 digits>."""
+
+
+def is_reserved_key(key: str) -> bool:
+    """Return whether only the operator may put a label or an annotation with this key on a pod."""
+    return key.startswith(f"{GROUP}/") or f".{GROUP}/" in key
 
 
 def rendezvous_name(job: str) -> str:

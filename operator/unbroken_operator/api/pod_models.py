@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import (
     DNS_LABEL,
     Image,
@@ -93,15 +94,24 @@ class Logs(Model):
     volume there in the template."""
 
 
+def _no_reserved_keys(field: str) -> dict[str, str]:
+    expression = f"!has(self.{field}) || self.{field}.all(key, !({layout.IS_RESERVED_KEY_CEL}))"
+    return rule(expression, f"{field}: {layout.RESERVED_KEYS}", f".{field}")
+
+
 class TemplateMetadata(Model):
     """Metadata of the training pods."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(_no_reserved_keys("labels"), _no_reserved_keys("annotations")),
+    )
+
     labels: Labels | None = None
-    """Labels; those under unbroken.dev/ are the operator's."""
+    """Labels; those under unbroken.dev/ are the operator's, and refused."""
     annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=262_144)]], Field(max_length=64)] | None = (
         None
     )
-    """Annotations; those under unbroken.dev/ are the operator's."""
+    """Annotations; those under unbroken.dev/ are the operator's, and refused."""
 
 
 class Container(Model):

@@ -18,6 +18,8 @@ from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 
 MAX_SHOWN = 8
+MAX_KEYS, MAX_KEY = 3, 80
+"""So many keys are named in one line, and so many characters of each."""
 _USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
 
 
@@ -181,7 +183,22 @@ def _template_violations(spec: Spec) -> Iterator[str]:
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
         yield f"{where}.containers: names must differ, got {names}"
+    yield from _key_violations(spec)
     yield from _variable_violations((pod.containers[0].model_extra or {}).get("env"), f"{where}.containers[0].env")
+
+
+def _key_violations(spec: Spec) -> Iterator[str]:
+    metadata = spec.template.metadata
+    if metadata is None:
+        return
+    for field, items in (("labels", metadata.labels), ("annotations", metadata.annotations)):
+        keys = sorted(filter(layout.is_reserved_key, items or ()))
+        if keys:
+            shown = ", ".join(
+                repr(key if len(key) <= MAX_KEY else f"{key[: MAX_KEY - 3]}...") for key in keys[:MAX_KEYS]
+            )
+            rest = f" and {len(keys) - MAX_KEYS} more" if len(keys) > MAX_KEYS else ""
+            yield f"spec.template.metadata.{field}: {layout.RESERVED_KEYS}, got {shown}{rest}"
 
 
 def _variable_violations(variables: Any, where: str) -> Iterator[str]:

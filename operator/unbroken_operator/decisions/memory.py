@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
+from unbroken_operator.decisions.circles import Circles, next_circles, with_creation, with_deletion, with_new_spec
 from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
@@ -41,6 +42,7 @@ class JobMemory:
     """How often what was reverted, and when last, by key of the action."""
     posted: dict[str, None] = field(default_factory=dict)
     """Names of Events, oldest first."""
+    circles: Circles = field(default_factory=Circles)
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -48,6 +50,7 @@ class JobMemory:
         self._count_joins(report)
         self._count_recoveries(report, now_s)
         self._count_failures(pods, now_s)
+        self.circles = next_circles(self.circles, pods, self.joined, now_s, is_first=not self.is_started)
         uids = {pod.uid for pod in pods}
         deleting = {pod.uid for pod in pods if pod.is_deleting}
         self.deleting_since = {uid: self.deleting_since.get(uid, now_s) for uid in deleting}
@@ -62,6 +65,18 @@ class JobMemory:
         self.num_refused_rounds = self.num_refused_rounds + 1 if refusals else 0
         self.refusals = refusals
         self.refused_at = now_s
+
+    def note_created(self, uid: str, now_s: float) -> None:
+        """Remember that the API server has made this pod."""
+        self.circles = with_creation(self.circles, uid, now_s)
+
+    def note_deleted(self, uid: str, why: str) -> None:
+        """Remember that the operator wants this pod gone."""
+        self.circles = with_deletion(self.circles, uid, why)
+
+    def note_new_spec(self) -> None:
+        """Remember that the job's spec is another one: it deserves a new attempt soon."""
+        self.circles = with_new_spec(self.circles)
 
     def note_revert(self, key: str, now_s: float) -> None:
         """Remember that this was reverted, or that it was tried."""
@@ -94,6 +109,9 @@ class JobMemory:
             uses=tuple((used[2], RungUse(used[0], now_s - used[1])) for used in self.recovered.values() if used),
             reverts={key: (num, now_s - at) for key, (num, at) in self.reverted.items() if now_s - at <= REVERTS_S},
             posted=frozenset(self.posted),
+            num_circles=self.circles.num_rounds,
+            since_circle_s=now_s - self.circles.last_at,
+            last_circle=self.circles.last,
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:

@@ -28,6 +28,7 @@ from unbroken_operator.decisions.actions import (
 )
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
+from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
@@ -106,7 +107,7 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
         actions.append(CreateService(service(verdict.settings)))
     wait_s = _hold_off_s(snapshot)
     num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
-    needs_rendezvous = assessment.rendezvous is None and _refusal_wait_s(snapshot) <= 0
+    needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
     options = snapshot.options_of_job
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
@@ -119,6 +120,9 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     actions += changed.actions
     ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
     checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), changed.wait_s) if wait > 0]
+    if snapshot.memory.num_circles > NUM_FREE:
+        # Nothing happens when pods last, and that is when it is over.
+        checks.append(YOUNG_S)
     return Objects(tuple(actions), ordinals, min(checks, default=None))
 
 
@@ -140,12 +144,14 @@ def _num_wanted(verdict: ValidSpec, assessment: Assessment) -> int:
 def _hold_off_s(snapshot: Snapshot) -> float:
     memory = snapshot.memory
     early = retry_delay_s(memory.num_early_failures) - memory.since_failure_s
-    return max(0.0, early, _refusal_wait_s(snapshot))
+    return max(0.0, early, _wait_for_any_s(snapshot))
 
 
-def _refusal_wait_s(snapshot: Snapshot) -> float:
+def _wait_for_any_s(snapshot: Snapshot) -> float:
+    """Return for how long no pod is made at all, after refusals or in circles."""
     memory = snapshot.memory
-    return max(0.0, retry_delay_s(memory.num_refused_rounds) - memory.since_refusal_s)
+    refused = retry_delay_s(memory.num_refused_rounds) - memory.since_refusal_s
+    return max(0.0, refused, pause_s(memory.num_circles) - memory.since_circle_s)
 
 
 def _new_pods(

@@ -183,6 +183,11 @@ class PlanMemory:
     """How often each change was reverted lately, and the seconds since the last time, by key of the action."""
     posted: frozenset[str] = frozenset()
     """Names of Events that need not be posted again."""
+    num_circles: int = 0
+    """How often in a row pods went before they were of use, and others were made in their place."""
+    since_circle_s: float = 0.0
+    last_circle: str = ""
+    """The last such pod and why it went."""
 
 
 @dataclass(frozen=True)
@@ -334,9 +339,10 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
 
 def _made_as(annotations: Mapping[str, str]) -> str:
     """Return the component that a pod was made as; "" when its annotations do not tell."""
-    if layout.SETTINGS_ANNOTATION in annotations:
-        return layout.RENDEZVOUS
-    return layout.TRAINER if layout.TEMPLATE_ANNOTATION in annotations else ""
+    # Every training pod has this one, and no rendezvous: earlier releases took over any other from the template.
+    if layout.TEMPLATE_ANNOTATION in annotations:
+        return layout.TRAINER
+    return layout.RENDEZVOUS if layout.SETTINGS_ANNOTATION in annotations else ""
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:

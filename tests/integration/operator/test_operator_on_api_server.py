@@ -265,6 +265,12 @@ def one_layer(**fields: Any) -> dict[str, Any]:
     return {"layers": [{"name": "rack", "label": "example.com/rack", **fields}]}
 
 
+def with_key(field: str, key: str) -> dict[str, Any]:
+    """Return a template with one label or annotation."""
+    container = {"name": "trainer", "image": "torch:2", "command": ["python3", "train.py"]}
+    return {"metadata": {field: {key: "x"}}, "spec": {"containers": [container]}}
+
+
 def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
@@ -280,6 +286,12 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     await made.apply("broken", ranksPerPod=4, topology=one_layer(minRanks=5))
                 with pytest.raises(KubeRefused, match="growBackSeconds needs in-process and pod among"):
                     await made.apply("broken", restart={"growBackSeconds": 60, "rungs": [{"name": "world"}]})
+                for field in ("labels", "annotations"):
+                    with pytest.raises(KubeRefused, match=f"{field}: keys under unbroken.dev/ and its subdomains are"):
+                        await made.apply("broken", template=with_key(field, "unbroken.dev/settings"))
+                    with pytest.raises(KubeRefused, match=f"{field}: keys under unbroken.dev/ and its subdomains are"):
+                        await made.apply("broken", template=with_key(field, "sub.unbroken.dev/x"))
+                await made.apply("users-key", suspend=True, template=with_key("labels", "notunbroken.dev/x"))
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
             template = {"spec": {"containers": [container], "volumes": [{"name": "unbroken-run", "emptyDir": {}}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}

@@ -71,6 +71,20 @@ def template(**fields: Any) -> dict[str, Any]:
             id="our container",
         ),
         pytest.param(
+            {"template": {**template(), "metadata": {"annotations": {"unbroken.dev/settings": "x", "mine": "y"}}}},
+            "spec.template.metadata.annotations: keys under unbroken.dev/ and its subdomains are the operator's: "
+            "remove them, got 'unbroken.dev/settings'",
+            id="reserved annotation",
+        ),
+        pytest.param(
+            {"template": {**template(), "metadata": {"labels": {f"{c}.unbroken.dev/{c * 90}": "" for c in "dcba"}}}},
+            "spec.template.metadata.labels: keys under unbroken.dev/ and its subdomains are the operator's: remove "
+            + "them, got "
+            + ", ".join(f"'{c}.unbroken.dev/{c * 62}...'" for c in "abc")
+            + " and 1 more",
+            id="many reserved labels",
+        ),
+        pytest.param(
             {"template": {"spec": {"restartPolicy": "Always", "containers": [CONTAINER]}}},
             "spec.template.spec.restartPolicy: input should be 'Never', got 'Always'",
             id="restartPolicy",
@@ -123,6 +137,12 @@ def test_a_name_that_its_pods_cannot_bear_is_refused(name: str, part: str) -> No
     verdict = admit(a_job(name))
     assert isinstance(verdict, InvalidSpec)
     assert part in verdict.message
+
+
+def test_keys_that_only_look_like_the_operators_are_the_users() -> None:
+    keys = ("unbroken.dev", "notunbroken.dev/x", "unbroken.dev.example.com/x", "example.com/unbroken.dev")
+    metadata = {"labels": dict.fromkeys(keys, ""), "annotations": dict.fromkeys(keys, "")}
+    assert isinstance(admit(a_job(template={**template(), "metadata": metadata})), ValidSpec)
 
 
 def test_all_violations_are_told_together() -> None:

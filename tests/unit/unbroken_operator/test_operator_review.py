@@ -19,7 +19,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, accepted_facts, a
 from unbroken_operator.decisions.objects.credentials import Certificates
 from unbroken_operator.decisions.review import ReviewAnswer, answer
 
-from .operator_world import a_job
+from .operator_world import CONTAINER, a_job
 
 JsonObject = dict[str, Any]
 NO_COMMAND: JsonObject = {"template": {"spec": {"containers": [{"name": "trainer", "image": "torch:2"}]}}}
@@ -41,6 +41,19 @@ def a_review(job: Any, before: Any = None, **fields: Any) -> JsonObject:
 
 def test_a_sound_job_passes() -> None:
     assert answer(a_review(a_job()), ()) == ReviewAnswer("r1", "ml/digits")
+
+
+def test_a_template_with_the_operators_keys_is_refused_unless_it_had_them_before() -> None:
+    metadata = {"annotations": {"unbroken.dev/avoids": "x"}}
+    job = a_job(template={"metadata": metadata, "spec": {"containers": [CONTAINER]}})
+    refused = answer(a_review(job), ()).refused
+    assert refused is not None
+    assert refused.message == (
+        "spec.template.metadata.annotations: keys under unbroken.dev/ and its subdomains are the operator's: remove "
+        "them, got 'unbroken.dev/avoids'"
+    )
+    known = answer(a_review(job, before=job), ())
+    assert (known.refused, known.warnings) == (None, refused.violations)
 
 
 def test_a_bad_job_is_refused_with_the_words_of_the_operator() -> None:

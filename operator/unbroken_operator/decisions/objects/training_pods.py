@@ -6,7 +6,7 @@ environment and mounts. An agent, an install container and three volumes are add
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -95,9 +95,14 @@ def _is_native(mode: SidecarMode, options: OperatorOptions) -> bool:
 def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Role) -> Manifest:
     metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
     users = template.get("metadata") or {}
-    metadata["labels"] = {**(users.get("labels") or {}), **metadata["labels"], layout.ROLE_LABEL: role.value}
-    metadata["annotations"] = {**(users.get("annotations") or {}), **metadata["annotations"]}
+    metadata["labels"] = {**_users_own(users.get("labels")), **metadata["labels"], layout.ROLE_LABEL: role.value}
+    metadata["annotations"] = {**_users_own(users.get("annotations")), **metadata["annotations"]}
     return metadata
+
+
+def _users_own(items: Mapping[str, str] | None) -> dict[str, str]:
+    # Admission refuses the others. By them the operator knows its pods: should one get past it, it must not count.
+    return {key: value for key, value in (items or {}).items() if not layout.is_reserved_key(key)}
 
 
 def _drain_s(settings: JobSettings, grace_s: float) -> float:

@@ -8,6 +8,7 @@ from unbroken_operator.api.models import UpdatePolicy
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.circles import NUM_FREE, pause_s
 from unbroken_operator.decisions.reporting.finding import Finding, listed, pod_names
 from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -23,7 +24,7 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     def finding(reason: Reason, text: str) -> Finding:
         return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
 
-    unstartable = _unstartable(snapshot)
+    unstartable = _unstartable(snapshot, is_short=running < wanted or assessment.rendezvous is None)
     if unstartable is not None:
         return finding(*unstartable)
     troubled = [
@@ -42,8 +43,10 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
 
 
-def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
+def _unstartable(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | None:
     """Return why no pod can come up, whatever nodes and images there are."""
+    if snapshot.memory.num_circles > NUM_FREE and is_short:
+        return Reason.POD_CREATION_BACK_OFF, _circle(snapshot)
     if snapshot.memory.refusals:
         first = snapshot.memory.refusals[0]
         return Reason.WRITE_REFUSED, f"the API server refused {first.name}: {first.message}"
@@ -51,6 +54,14 @@ def _unstartable(snapshot: Snapshot) -> tuple[Reason, str] | None:
         lacking = f"Secret {snapshot.secret.name} has lost {listed(snapshot.secret.lacks)}"
         return Reason.SECRET_DAMAGED, f"{lacking}: starting pods cannot go on; delete it, and the operator recreates it"
     return None
+
+
+def _circle(snapshot: Snapshot) -> str:
+    num = snapshot.memory.num_circles
+    return (
+        f"pods are created and deleted in circles: {num} times in a row they went before they were of use, last "
+        f"{snapshot.memory.last_circle}; now {pause_s(num):.0f} s pass before others are created"
+    )
 
 
 def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Iterator[Finding]:
