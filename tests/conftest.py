@@ -64,6 +64,11 @@ def pytest_configure() -> None:
     required_needs(os.environ.get("UNBROKEN_REQUIRE", ""))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin the longest tests first: one that begins last is waited for alone."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 def pytest_collection_finish() -> None:
     # Three thousand collected tests and all of their modules stay: looking through them again and again for garbage
     # took half of the time of tests that make many objects.

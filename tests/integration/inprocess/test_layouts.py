@@ -14,7 +14,7 @@ from unbroken_core.reasons import Cause, JobPhase
 from .agent_double import AgentDouble, Policy
 from .forked import MUCH_OF_TORCH
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.first, pytest.mark.timeout(900)]
 LIMIT_S = 400.0
 
 SCENARIOS = {
