@@ -109,7 +109,7 @@ def test_what_is_saved_after_any_change_of_ranks_is_what_new_processes_save(tmp_
 
 
 def test_compiled_code_with_shards_in_it_is_right_for_other_ranks_too(tmp_path: Path) -> None:
-    """The compiler keeps meshes in cycles through C++. Where that looks like a script's doing, a new process comes."""
+    """The compiler keeps meshes in cycles through C++. They may be a script's, so a new process comes."""
     layouts = tuple(SCENARIOS.values())[:3]
     job = run(tmp_path / "changing", "compile+TP", Policy(4, 5, layouts=layouts, does_respawn=True))
     seen, wanted = by_cell(job), by_cell(fresh(tmp_path / "fresh", "compile+TP", layouts))

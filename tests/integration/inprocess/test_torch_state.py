@@ -6,6 +6,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +79,37 @@ def test_torch_itself_gives_the_former_offset_which_the_check_sees(call: Callabl
     take_groups()
     mesh = join(rank=0)
     assert call(offset, mesh) == 2
-    with pytest.raises(StaleStateError, match="returns the mesh of an earlier iteration"):
-        call(mesh_identity.check, mesh)
+    assert "returns the mesh of an earlier iteration" in call(mesh_identity.check, mesh)
 
 
-def test_rank_that_becomes_another_has_its_own_offset(call: Callable[..., Any]) -> None:
+def test_rank_that_becomes_another_has_its_own_offset() -> None:
     state = TorchState()
     for number, (rank, world_size) in enumerate([(1, 4), (1, 4), (0, 4), (1, 2), (3, 4)]):
         with state.watched(number):
             state.take(Layout(rank, world_size))
             mesh = join(rank, world_size)
-            assert call(offset, mesh) == 2 * rank
+            assert offset(mesh) == 2 * rank
         del mesh
         take_groups()
         state.empty()
-        # What the cache of another thread keeps is left, and no script's doing.
         gc.collect()
+
+
+def test_what_the_cache_of_a_thread_keeps_is_never_found_again_and_refused_to_another_rank() -> None:
+    state = TorchState()
+    with ThreadPoolExecutor(1) as pool:
+        for number in (0, 1):
+            with state.watched(number):
+                state.take(Layout(1, 4))
+                mesh = join(rank=1)
+                assert pool.submit(offset, mesh).result() == 2
+                assert pool.submit(mesh_identity.check, mesh).result() == ""
+            del mesh
+            take_groups()
+            state.empty()
+            gc.collect()
+        with state.watched(2), pytest.raises(StaleStateError, match=r"a mesh of that time is kept: by .* C"):
+            state.take(Layout(0, 4))
 
 
 def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
@@ -154,6 +170,124 @@ def test_mesh_in_a_global_is_named_and_refused_to_another_rank(
                 state.take(layout)
         else:
             state.take(layout)
+
+
+def kept_by_a_function_that_runs(state: TorchState) -> None:
+    """What most scripts are: a function around the wrapped one, with variables of its own."""
+    cache: dict[str, Any] = {}
+
+    def train() -> None:
+        with state.watched(0):
+            state.take(Layout(1, 4))
+            cache["mesh"] = join(rank=1)
+
+    train()
+    take_groups()
+    state.empty()
+    gc.collect()
+    with state.watched(1):
+        state.take(Layout(0, 4))
+
+
+def test_mesh_in_a_variable_of_a_running_function_is_named_and_refused() -> None:
+    with pytest.raises(StaleStateError, match=r"DeviceMesh in dict in cache of kept_by_a_function_that_runs\(\)"):
+        kept_by_a_function_that_runs(TorchState())
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        pytest.param(lambda mesh: ContextVar("kept").set(mesh), id="context variable"),
+        pytest.param(lambda mesh: KEPT.append(torch.compile(_Sharded(mesh), backend="eager")), id="compiled model"),
+        pytest.param(lambda mesh: KEPT.append(_loss(mesh)), id="graph of a loss"),
+    ],
+)
+def test_mesh_that_only_cplusplus_or_the_compiler_holds_is_refused_to_another_rank(keep: Callable[..., Any]) -> None:
+    """A script may still come to it: what cannot be found is not what cannot be used."""
+    state = TorchState()
+    with state.watched(0):
+        state.take(Layout(1, 4))
+        kept = keep(join(rank=1))
+    take_groups()
+    state.empty()
+    gc.collect()
+    with state.watched(1), pytest.raises(StaleStateError, match="a mesh of that time is kept: "):
+        state.take(Layout(0, 4))
+    del kept
+
+
+class _Sharded(torch.nn.Module):
+    """A model with a sharded parameter."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        local = torch.zeros(2, 3)
+        self.weight = torch.nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
+
+
+def _loss(mesh: DeviceMesh) -> torch.Tensor:
+    whole: Any = _Sharded(mesh).weight
+    local: torch.Tensor = whole.to_local()
+    return (local * 2).sum()
+
+
+def test_swallowed_error_of_the_check_comes_back_with_every_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_identity, "check", lambda _mesh, may_fail: "stale, says the test")
+    state = TorchState()
+    with state.watched(0):
+        state.take(Layout(1, 4))
+        join(rank=1)
+        assert state.problem == ""
+    take_groups()
+    state.empty()
+    gc.collect()
+    with state.watched(1):
+        state.take(Layout(0, 4))
+        for _ in range(2):
+            with pytest.raises(StaleStateError, match="stale, says the test"):
+                dist.is_initialized() and take_groups()
+                join(rank=0)
+        assert state.problem == "stale, says the test"
+
+
+def test_check_that_cannot_be_made_ends_nobody_who_keeps_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_mesh: DeviceMesh, _tensor: Any) -> str:
+        raise RuntimeError("not on this device")
+
+    monkeypatch.setattr(mesh_identity, "_problem", fail)
+    state = TorchState()
+    for number, layout in enumerate([Layout(1, 4), Layout(1, 4), Layout(0, 4)]):
+        with state.watched(number):
+            state.take(layout)
+            if number < 2:
+                join(rank=1)
+            else:
+                with pytest.raises(StaleStateError, match=r"the check of torch.s caches failed: .*not on this device"):
+                    join(rank=0)
+        take_groups()
+        state.empty()
+        gc.collect()
+
+
+def test_check_is_made_of_real_tensors_where_the_script_makes_none() -> None:
+    state = TorchState()
+    for number in (0, 1):
+        with state.watched(number), torch.device("meta"):
+            state.take(Layout(1, 4))
+            join(rank=1)
+            assert state.problem == ""
+        take_groups()
+        state.empty()
+        gc.collect()
+
+
+def test_pickled_mesh_is_as_torch_writes_it() -> None:
+    state = TorchState()
+    with state.watched(3):
+        state.take(Layout(1, 4))
+        saved = pickle.dumps(join(rank=1))
+    take_groups()
+    assert pickle.loads(saved) == join(rank=1)
 
 
 def test_torch_that_lacks_a_name_keeps_its_rank_or_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,9 @@ class WrappedCall:
     def _settle(self, outcome: FunctionOutcome) -> Release | None:
         """Wait until the iteration is over for everyone; return the release when the job is, too."""
         error = outcome.error
+        if self._torch_state.problem and not isinstance(error, StaleStateError):
+            # The script has swallowed it.
+            error = StaleStateError(self._torch_state.problem)
         if isinstance(error, StaleStateError):
             self._leave_for_good(error, Cause.STALE_STATE)
             raise error

@@ -81,6 +81,12 @@ def _call(holder: Any, name: str) -> None:
     getattr(holder, name)()
 
 
+def _want_empty(holder: Any, name: str) -> None:
+    """Raise RuntimeError where something is there: C++ keeps a copy that nobody can empty."""
+    if getattr(holder, name):
+        raise RuntimeError("want it empty, got groups that C++ remembers by name")
+
+
 def _forget(holder: Any, name: str) -> None:
     setattr(holder, name, None)
 
@@ -121,7 +127,7 @@ MEMORIES: tuple[Memory, ...] = (
     # A process that writes checkpoints, in a group of such processes of the former ranks; it takes seconds to end.
     Memory("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
     # Keyed by names of groups, which begin again at "0".
-    Memory(_SYMMETRIC_MEMORY, "_group_name_to_store", _clear, is_optional=True),
+    Memory(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),
     Memory(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
     # Groups of the compiler's own.
     Memory("torch._dynamo.distributed", "_COMPILE_PG", _forget),

@@ -3,7 +3,6 @@
 import gc
 import sys
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,21 +19,25 @@ script reaches them."""
 def find_holder(things: list[Any]) -> str:
     """Return by what path a module or a running function keeps one of these; "" when neither does.
 
-    Then only C++ holds them, such as a cache of another thread, or the compiler. A search that takes too long counts as
-    one that has found somebody. Unfreezes the garbage collector's objects: they would not be seen.
+    Then only C++ holds them, such as a cache of another thread, or the compiler. Unfreezes the garbage collector's
+    objects: they would not be seen.
     """
     gc.unfreeze()
-    names = {id(vars(module)): f"module {name}" for name, module in list(sys.modules.items())}
-    names |= {id(frame): f"{frame.f_code.co_name}() of {frame.f_code.co_filename}" for frame in _frames_of_others()}
+    names = {id(vars(module)): f"module {name}" for name, module in list(sys.modules.items()) if name != "__main__"}
+    names[id(vars(sys.modules["__main__"]))] = "module __main__"
+    variables = _local_variables()
     until_s = time.thread_time() + SEARCH_S
     layer = things
     held_by: dict[int, Any] = {}
-    seen = {id(things), id(names), id(held_by)}
+    seen = {id(things), id(names), id(variables), id(held_by)}
     while layer:
         if time.thread_time() > until_s or len(layer) > MAX_WIDTH:
             return f"{_path(layer[0], held_by)} in something that was not found in {SEARCH_S:g} s"
         ids = {id(one): one for one in layer}
         seen |= {id(layer), id(ids), *ids}
+        for one in layer:
+            if (variable := variables.get(id(one))) is not None:
+                return f"{_path(one, held_by)} in {variable}"
         found: list[Any] = []
         for one in gc.get_referrers(*layer):
             if id(one) in seen or _is_ours(one):
@@ -56,19 +59,24 @@ def _is_ours(one: Any) -> bool:
     return isinstance(module, str) and module.startswith(_COMPILER)
 
 
-def _frames_of_others() -> Iterator[FrameType]:
-    """Return the frames that run now, in all threads, but for the library's own."""
+def _local_variables() -> dict[int, str]:
+    """Return the names of what functions that run now have in variables, in all threads, by the value's id.
+
+    The garbage collector knows nothing of these: a frame that runs is not among the objects that it shows.
+    """
+    found: dict[int, str] = {}
     for top in sys._current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
-            if not _is_ours(frame):
-                yield frame
+            if not _is_ours(frame) and frame.f_locals is not frame.f_globals:
+                where = f"{frame.f_code.co_name}() of {frame.f_code.co_filename}"
+                found |= {id(value): f"{name} of {where}" for name, value in frame.f_locals.items()}
             frame = frame.f_back
+    return found
 
 
-def _variable(holder: Any, held: Any) -> str:
-    values = holder if isinstance(holder, dict) else holder.f_locals
-    name = next((key for key, value in values.items() if value is held), "")
+def _variable(holder: dict[str, Any], held: Any) -> str:
+    name = next((key for key, value in holder.items() if value is held), "")
     return f"{name} of " if name else ""
 
 

@@ -5,7 +5,6 @@ meshes of ranks that are threads of one process. No iteration has meshes of anot
 iteration, the same on all ranks, goes there. The first iteration of a job leaves it as torch has it.
 """
 
-import contextlib
 import copy
 import functools
 import logging
@@ -32,6 +31,10 @@ class Meshes:
         self.are_made = False
         """Whether the iteration that runs, or was left last, made a mesh."""
         self._stamp: int | None = None
+        self.has_changed = False
+        """Whether rank or world are others than in the iteration before."""
+        self.problem = ""
+        """What the check found in this iteration; every mesh that is made from then on raises it again."""
         self._has_run = False
         self._is_checked = True
         """Whether a mesh of this iteration was checked."""
@@ -51,13 +54,14 @@ class Meshes:
         self.are_made = False
         self._stamp = iteration or None
         self._has_run, self._is_checked = has_run, False
+        self.has_changed, self.problem = False, ""
         if not isinstance(cls, type):
             yield
             return
-        original = {name: cls.__dict__.get(name) for name in ("__init__", "__setstate__")}
+        original = {name: cls.__dict__.get(name) for name in ("__init__", "__setstate__", "__getstate__")}
         for name, method in original.items():
             if method is not None:
-                setattr(cls, name, self._watched(method))
+                setattr(cls, name, _unstamped(method) if name == "__getstate__" else self._watched(method))
         try:
             yield
         finally:
@@ -84,9 +88,21 @@ class Meshes:
         self.are_made = True
         if is_new and not self._is_checked and is_of_this_rank(mesh):
             self._is_checked = True
+            problem = check(mesh, may_fail=not self.has_changed)
             # In the first iteration for what it leaves in torch's caches: the next ones see whether they find it.
-            with contextlib.nullcontext() if self._has_run else contextlib.suppress(StaleStateError):
-                check(mesh)
+            self.problem = problem if self._has_run else ""
+        if self.problem:
+            raise StaleStateError(self.problem)
+
+
+def _unstamped(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """What is pickled bears no number: another program, or a later iteration, is to find what torch would write."""
+
+    @functools.wraps(method)
+    def state_of(mesh: Any) -> dict[str, Any]:
+        return {**method(mesh), STAMP: None, "_hash": None}
+
+    return state_of
 
 
 def is_of_this_rank(mesh: Any) -> bool:
@@ -94,20 +110,21 @@ def is_of_this_rank(mesh: Any) -> bool:
     return mesh.get_coordinate() is not None and hasattr(mesh, "_dim_group_names")
 
 
-def check(mesh: Any) -> None:
-    """Raise StaleStateError where torch takes this mesh for an older one, or computes another rank's part of it."""
+def check(mesh: Any, may_fail: bool = False) -> str:
+    """Return how torch takes this mesh for an older one, or computes another rank's part of it; "" when it does not.
+
+    `may_fail`: a check that cannot be made counts as passed, since the rank is the former one.
+    """
     tensor: Any = sys.modules.get(DTENSOR)
     if tensor is None:
         # Nothing that this process has loaded knows of sharded tensors.
-        return
+        return ""
     try:
-        problem = _problem(mesh, tensor)
-    except StaleStateError:
-        raise
+        return _problem(mesh, tensor)
     except Exception as error:
         problem = f"the check of torch's caches failed: {type(error).__name__}: {error}"
-    if problem:
-        raise StaleStateError(problem)
+        logger.debug("%s", problem)
+        return "" if may_fail else problem
 
 
 def _problem(mesh: Any, tensor: Any) -> str:
@@ -120,12 +137,14 @@ def _problem(mesh: Any, tensor: Any) -> str:
     if other == mesh or hash(other) == hash(mesh):
         return "torch cannot tell this iteration's meshes from those of the one before"
     placements = [tensor.Shard(0), *(tensor.Replicate() for _ in range(mesh.ndim - 1))]
-    local = torch.zeros(1, device=mesh.device_type)
-    probe = tensor.DTensor.from_local(local, mesh, placements, run_check=False)
-    if probe.detach().device_mesh is not mesh:
-        return "an operation on a sharded tensor returns the mesh of an earlier iteration"
-    rank = torch.distributed.get_rank()
-    wanted = int((mesh.mesh == rank).nonzero()[0][0])
+    # The script may be making a model without memory, on the device "meta".
+    with torch.device("cpu"), torch.inference_mode(False):
+        local = torch.zeros(1, device=mesh.device_type)
+        probe = tensor.DTensor.from_local(local, mesh, placements, run_check=False)
+        if probe.detach().device_mesh is not mesh:
+            return "an operation on a sharded tensor returns the mesh of an earlier iteration"
+        rank = torch.distributed.get_rank()
+        wanted = int((mesh.mesh == rank).nonzero()[0][0])
     _shape, offset = _utils.compute_local_shape_and_global_offset((mesh.size(0),), mesh, placements)
     if offset[0] != wanted:
         return f"torch computes the part of a sharded tensor for place {offset[0]} of a mesh, not for {wanted}"

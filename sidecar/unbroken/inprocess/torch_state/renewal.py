@@ -23,6 +23,7 @@ from unbroken.inprocess.torch_state.mesh_identity import Meshes
 logger = logging.getLogger(__name__)
 
 
+UNKNOWN_HOLDER = "by an argument of the wrapped function, or by C++ (compiled code, autograd, a thread's cache)"
 ADVICE = "make meshes and models inside the wrapped function, and keep none in a global, a closure or an argument"
 
 
@@ -63,7 +64,13 @@ class TorchState:
                 was, now = (f"rank {one.rank} of {one.world_size}" for one in (former, layout))
                 raise StaleStateError(f"{was} became {now}, but {reason}")
             self._compiled.drop("rank or world changed")
+            self._meshes.has_changed = True
         self._layout = layout
+
+    @property
+    def problem(self) -> str:
+        """What the check of this iteration's first mesh found; "" when nothing. Also where the script swallowed it."""
+        return self._meshes.problem
 
     def empty(self) -> list[object]:
         """Empty torch's caches once a function was left; return what is to be destroyed in the background."""
@@ -81,9 +88,9 @@ class TorchState:
                 logger.warning("a mesh outlives its iteration: %s. Its groups are gone; %s", holder, ADVICE)
 
     def _obstacle(self) -> str:
-        meshes = self._meshes.left_over()
-        if meshes and (holder := find_holder(meshes)):
-            return f"a mesh of that time is kept: {holder}; {ADVICE}"
+        if meshes := self._meshes.left_over():
+            # Who keeps it may still use it, with the offsets of the former rank: no matter whether it can be found.
+            return f"a mesh of that time is kept: {find_holder(meshes) or UNKNOWN_HOLDER}; {ADVICE}"
         if self._missing:
             import torch  # noqa: PLC0415 - the package's import must stay cheap
 
