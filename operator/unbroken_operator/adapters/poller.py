@@ -1,7 +1,9 @@
 """Follows the status of one job's rendezvous. No answer is a normal state."""
 
 import asyncio
+import datetime
 import logging
+import time
 from collections.abc import Callable
 
 from unbroken_core.messages import JobStatus
@@ -32,6 +34,14 @@ class Poller:
         """Uid of the pod that it came from."""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.heard_at = ""
+        """Wall-clock time of the last answer of any rendezvous of the job, RFC 3339 UTC; "" before the first."""
+        self._unheard_since: float | None = time.monotonic()
+
+    @property
+    def unheard_for_s(self) -> float:
+        """Seconds since the first attempt that failed, or since there is nobody to be asked; 0 while all is well."""
+        return 0.0 if self._unheard_since is None else time.monotonic() - self._unheard_since
 
     @property
     def target(self) -> RendezvousTarget | None:
@@ -45,6 +55,8 @@ class Poller:
         self._target = target
         self.is_reachable = False
         self.unreachable_because = ""
+        if self._unheard_since is None:
+            self._unheard_since = time.monotonic()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -68,11 +80,14 @@ class Poller:
         num_failures = 0
         after: JobStatus | None = None
         while True:
+            began_s = time.monotonic()
             try:
                 report = await self._client.status(target, after)
             except RendezvousUnreachable as error:
                 num_failures += 1
                 after = None
+                if self._unheard_since is None:
+                    self._unheard_since = began_s
                 self._fail(str(error), num_failures)
                 await asyncio.sleep(min(0.1 * 2 ** min(num_failures, 10), MAX_DELAY_S))
                 continue
@@ -84,6 +99,8 @@ class Poller:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
         self.report, self.report_from = report, target.pod_uid
         self.is_reachable, self.unreachable_because = True, ""
+        self._unheard_since = None
+        self.heard_at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         if not is_news:
             return
         # Most recoveries are over before anybody could read that they began: the end alone is worth a write.

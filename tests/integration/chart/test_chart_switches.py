@@ -58,6 +58,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "quarantine.domainLabel=topology.kubernetes.io/zone",
     ),
     "without-service": ("metrics.service=false",),
+    "lease-readers": ("rbac.leaseReaders={team-a}",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
     "pod": (
         "imagePullSecrets[0].name=pull",
