@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,33 +14,10 @@ from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease, LeaseName, Sighting, is_free, look
 from unbroken_operator.config import parse
 
+from .virtual_time import run
+
 NAME = LeaseName("system", "unbroken")
 PATH = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        selector = cast(Any, self)._selector
-        select = selector.select
-
-        def jump(timeout: float | None = None) -> Any:
-            self.now_s += timeout or 0.0
-            return select(0)
-
-        selector.select = jump
-
-    def time(self) -> float:
-        return self.now_s
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(scenario)
 
 
 class ApiServer:
