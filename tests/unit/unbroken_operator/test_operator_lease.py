@@ -178,6 +178,25 @@ def test_a_lease_that_somebody_changed_or_deleted_is_still_held() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("duration", ["8", {"s": 8}, "eight", 10**400])
+def test_a_lease_that_cannot_be_read_does_not_end_the_election(duration: Any) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        first, second = candidate(server, "first"), candidate(server, "second")
+        await first.acquire()
+        assert server.lease is not None
+        server.lease["spec"]["leaseDurationSeconds"] = duration
+        server.lease["metadata"]["resourceVersion"] = "1000"
+        keeping, waiting = asyncio.create_task(first.keep()), asyncio.create_task(second.acquire())
+        await asyncio.sleep(20)
+        assert not waiting.done() or second.may_act
+        assert not keeping.done() or keeping.exception() is None
+        keeping.cancel()
+        waiting.cancel()
+
+    run(scenario())
+
+
 def test_of_two_that_find_no_lease_one_leads() -> None:
     async def scenario() -> None:
         server = ApiServer()
