@@ -1,8 +1,12 @@
-"""Follows the status of one job's rendezvous. No answer is a normal state."""
+"""Follows the status of one job's rendezvous. No answer is a normal state.
+
+The rendezvous' image is the user's, so however it answers, it is asked only as often as a budget allows.
+"""
 
 import asyncio
 import datetime
 import logging
+import random
 import time
 from collections.abc import Callable
 
@@ -10,6 +14,7 @@ from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
+from unbroken_operator.decisions.limits.budgets import POLLS, full, spend, wait_s
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +33,8 @@ class Poller:
         self._job = job
         self._target: RendezvousTarget | None = None
         self._task: asyncio.Task[None] | None = None
+        self._polls = full(POLLS, 0.0)
+        """Of the job, whichever rendezvous is followed."""
         self.report: JobStatus | None = None
         """The last report of any rendezvous of the job."""
         self.report_from = ""
@@ -80,6 +87,7 @@ class Poller:
         num_failures = 0
         after: JobStatus | None = None
         while True:
+            await self._turn()
             began_s = time.monotonic()
             try:
                 report = await self._client.status(target, after)
@@ -94,6 +102,13 @@ class Poller:
             num_failures = 0
             after = report
             self._take(report, target)
+
+    async def _turn(self) -> None:
+        """Wait until the job may cost another poll, a little longer now and then: jobs should not come together."""
+        clock = asyncio.get_running_loop().time
+        while (pause_s := wait_s(self._polls, POLLS, clock())) > 0:
+            await asyncio.sleep(pause_s * (1 + random.random() / 4))
+        self._polls = spend(self._polls, POLLS, 1.0, clock())
 
     def _take(self, report: JobStatus, target: RendezvousTarget) -> None:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
