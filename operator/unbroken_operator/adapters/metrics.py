@@ -44,8 +44,16 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
-        for outcome in ("allowed", "refused", "unreadable"):
+        for outcome in ("allowed", "refused", "unreadable", "too-large", "busy"):
             self.reviews.labels(outcome)
+        self.refused_connections = Counter(
+            "unbroken_operator_refused_connections",
+            "Connections to the operator's ports that were closed without a whole answer, by why",
+            ["because"],
+            registry=self.registry,
+        )
+        for closed_because in ("too-many", "handshake", "slow"):
+            self.refused_connections.labels(closed_because)
         self.quarantine_withheld = Counter(
             "unbroken_operator_quarantine_withheld",
             "Nodes with a high score that were not quarantined, by why",
@@ -60,8 +68,12 @@ class OperatorMetrics:
         self.quarantine_withheld.labels(because).inc()
 
     def count_review(self, outcome: str) -> None:
-        """Count one review: allowed, refused or unreadable."""
+        """Count one review: allowed, refused, unreadable, too-large or busy."""
         self.reviews.labels(outcome).inc()
+
+    def count_refused(self, because: str) -> None:
+        """Count a connection that was closed without a whole answer."""
+        self.refused_connections.labels(because).inc()
 
     def count_call(self, verb: str, resource: str, outcome: str) -> None:
         """Count one call to the API server."""
