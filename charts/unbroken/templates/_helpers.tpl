@@ -41,9 +41,55 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{- /* JSON list of the namespaces that are served; empty: all. */ -}}
+{{- define "unbroken.namespaces" -}}
+{{- if eq .Values.scope "Namespaces" -}}
+{{- prepend (.Values.namespaces | default list) .Release.Namespace | uniq | toJson -}}
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}
+
+{{- /* The full name of an image; .value is image or sidecarImage. Fails unless it says in which registry. */ -}}
 {{- define "unbroken.image" -}}
-{{- $name := printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
-{{- if .registry -}}{{- printf "%s/%s" (trimSuffix "/" .registry) $name -}}{{- else -}}{{- $name -}}{{- end -}}
+{{- $image := index .root.Values .value -}}
+{{- $registry := .root.Values.registry | default "" | trimSuffix "/" -}}
+{{- $tag := $image.tag | default "" -}}
+{{- if contains "://" $registry -}}
+{{- fail (printf "registry: want a host and perhaps a path (registry.example.com/team), without %s//, got %q" (first (splitList "//" $registry)) .root.Values.registry) -}}
+{{- end -}}
+{{- if and $registry (not (regexMatch "^[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$" $registry)) -}}
+{{- fail (printf "registry: want a host and perhaps a path (registry.example.com:5000/team), got %q" .root.Values.registry) -}}
+{{- end -}}
+{{- if not (regexMatch "^([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(@sha256:[0-9a-f]{64})?$" $image.repository) -}}
+{{- fail (printf "%s.repository: want a name without a tag (the tag or digest is %s.tag), or one that ends with @sha256: and 64 hexadecimal digits, got %q" .value .value $image.repository) -}}
+{{- end -}}
+{{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|sha256:[0-9a-f]{64}|)$" $tag) -}}
+{{- fail (printf "%s.tag: want a tag, or a digest (sha256: and 64 hexadecimal digits), got %q" .value $tag) -}}
+{{- end -}}
+{{- $isDigest := contains "@" $image.repository -}}
+{{- if and $isDigest $tag -}}
+{{- fail (printf "%s.tag: want none beside the digest in %s.repository, got %q" .value .value $tag) -}}
+{{- end -}}
+{{- $name := $image.repository -}}
+{{- if not $isDigest -}}
+{{- $name = printf "%s%s%s" $name (ternary "@" ":" (hasPrefix "sha256:" $tag)) (default .root.Chart.AppVersion $tag) -}}
+{{- end -}}
+{{- $hasHost := include "unbroken.hasHost" $image.repository -}}
+{{- if $hasHost -}}
+{{- $name -}}
+{{- else if not $registry -}}
+{{- fail (printf "registry: is required: the container runtime would look for %s in its default registry, where that name may be somebody else's. Set registry=registry.example.com/team, or a full name in %s.repository" $name .value) -}}
+{{- else if not (include "unbroken.hasHost" (printf "%s/" $registry)) -}}
+{{- fail (printf "registry: want its host first (docker.io/%s for Docker Hub), got %q" $registry .root.Values.registry) -}}
+{{- else -}}
+{{- printf "%s/%s" $registry $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if the name of an image begins with a registry's host, as container runtimes tell it from a path. */ -}}
+{{- define "unbroken.hasHost" -}}
+{{- if regexMatch "^(localhost|[^/]*[.:][^/]*)/" . -}}true{{- end -}}
 {{- end -}}
 
 {{- define "unbroken.webhookName" -}}
