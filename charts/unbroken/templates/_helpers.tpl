@@ -148,3 +148,49 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
   resources: [events]
   verbs: [create]
 {{- end -}}
+
+{{- /* CEL: whether the created `object` belongs to the job whose name and uid it bears. */ -}}
+{{- define "unbroken.isMadeForJob" -}}
+has(object.metadata.labels) && has(object.metadata.annotations) && has(object.metadata.ownerReferences)
+&& 'unbroken.dev/job' in object.metadata.labels && 'unbroken.dev/component' in object.metadata.labels
+&& object.metadata.labels['unbroken.dev/component'] in ['rendezvous', 'trainer']
+&& 'unbroken.dev/job-uid' in object.metadata.annotations
+&& object.metadata.ownerReferences.exists(r, r.apiVersion.startsWith('unbroken.dev/')
+&& r.kind == 'ResilientTrainingJob' && has(r.controller) && r.controller
+&& r.name == object.metadata.labels['unbroken.dev/job']
+&& r.uid == object.metadata.annotations['unbroken.dev/job-uid'])
+{{- end -}}
+
+{{- /* CEL: whether `.` (object or oldObject) is a job's; its owner or its annotation may have been taken off by hand. */ -}}
+{{- define "unbroken.isOfJob" -}}
+(has({{ . }}.metadata.annotations) && 'unbroken.dev/job-uid' in {{ . }}.metadata.annotations)
+|| (has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(r,
+r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
+{{- end -}}
+
+{{- /* CEL: whether the update of a node leaves all as it is but what quarantine writes. */ -}}
+{{- define "unbroken.onlyTaintDiffers" -}}
+request.operation != 'UPDATE' || (
+has(object.metadata.labels) == has(oldObject.metadata.labels)
+&& (!has(object.metadata.labels) || object.metadata.labels == oldObject.metadata.labels)
+&& (!has(object.metadata.annotations) || object.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
+|| (has(oldObject.metadata.annotations) && key in oldObject.metadata.annotations
+&& object.metadata.annotations[key] == oldObject.metadata.annotations[key])))
+&& (!has(oldObject.metadata.annotations) || oldObject.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
+|| (has(object.metadata.annotations) && key in object.metadata.annotations)))
+&& has(object.spec.unschedulable) == has(oldObject.spec.unschedulable)
+&& (!has(object.spec.unschedulable) || object.spec.unschedulable == oldObject.spec.unschedulable)
+&& has(object.spec.providerID) == has(oldObject.spec.providerID)
+&& (!has(object.spec.providerID) || object.spec.providerID == oldObject.spec.providerID)
+&& (!has(object.spec.taints) || object.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
+|| (has(oldObject.spec.taints) && t in oldObject.spec.taints)))
+&& (!has(oldObject.spec.taints) || oldObject.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
+|| (has(object.spec.taints) && t in object.spec.taints))))
+{{- end -}}
+
+{{- /* Not empty if policies keep the operator's account to the objects of its jobs. */ -}}
+{{- define "unbroken.hasPolicies" -}}
+{{- $isKnown := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
+{{- $wanted := (.Values.admissionPolicy).enabled | default "Auto" -}}
+{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") $isKnown) -}}true{{- end -}}
+{{- end -}}
