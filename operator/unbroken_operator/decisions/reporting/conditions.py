@@ -70,6 +70,7 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         f"{settings.replicas} active and {settings.spares} spare pods of {settings.ranks_per_pod} ranks are wanted, "
         f"at least {settings.minimum_replicas} active pods to train"
     )
+    message = "; beware: ".join((message, *verdict.warnings))
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
 
 
