@@ -37,6 +37,8 @@ class ValidSpec:
 
     spec: Spec
     settings: JobSettings
+    refused: "InvalidSpec | None" = None
+    """What is wrong with the job's newest spec; this is the one before, which stays in force."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
