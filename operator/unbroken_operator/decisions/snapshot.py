@@ -8,6 +8,8 @@ from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 
+MAX_DOMAIN = 63
+"""Characters of a label's value."""
 TERMINAL_PHASES = ("Failed", "Succeeded")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
@@ -54,6 +56,9 @@ class PodView:
     topology: str
     """The topology annotation as it is."""
     problem: Problem | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those that may name a domain: not ours, and no longer than a label's value."""
     template: str = ""
     """Digest of the template that a training pod was made from; "" when it does not say."""
     leaving: str = ""
@@ -333,6 +338,12 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_ready=_is_true(status, "Ready"),
         settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        labels={key: value for key, value in labels.items() if not layout.is_reserved_key(key)},
+        annotations={
+            key: value
+            for key, value in annotations.items()
+            if len(value) <= MAX_DOMAIN and not layout.is_reserved_key(key)
+        },
         template=annotations.get(layout.TEMPLATE_ANNOTATION, ""),
         leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),

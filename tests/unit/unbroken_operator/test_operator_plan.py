@@ -315,7 +315,7 @@ def test_a_label_that_a_node_lacks_is_an_empty_domain_a_condition_and_one_event(
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     (event,) = [item for item in world.events.values() if item["reason"] == "TopologyLabelMissing"]
-    assert "label example.com/nvlink on a" in event["message"]
+    assert "label example.com/nvlink on node a" in event["message"]
     assert world.pushed[-1][2].pods[world.uid_of("digits-0")].domains == ("r1", "")
 
 
@@ -350,11 +350,11 @@ def test_a_missing_label_is_no_contradiction_and_both_are_told_together() -> Non
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     message = world.job["status"]["conditions"][2]["message"]
-    assert message == "missing: label example.com/rack on b. Such nodes count as one domain without a name"
+    assert message == "missing: label example.com/rack on node b. Their pods count as one domain without a name"
     world.pods["digits-2"]["spec"]["nodeName"] = "c"
     world.settle()
     message = world.job["status"]["conditions"][2]["message"]
-    assert message.startswith("missing: label example.com/rack on b. ")
+    assert message.startswith("missing: label example.com/rack on node b. ")
     assert "; contradicting: example.com/nvlink=n1: must be in one rack, but has " in message
 
 

@@ -40,7 +40,7 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
             found.append(Finding(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
         problem = pods_ready(snapshot, verdict, assessment)
         found += [] if assessment.outcome is not None else [problem]
-        if verdict.settings.layers and assessment.domains:
+        if verdict.settings.layers and assessment.domains.by_pod:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
         found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
@@ -100,14 +100,16 @@ def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
 
 
 def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
-    layers = verdict.settings.layers
-    missing = [f"label {label} on {listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
-    parts = [f"missing: {'; '.join(missing)}. Such nodes count as one domain without a name"] if missing else []
-    if assessment.misplaced:
-        wrong = listed([_contradiction(layers, item) for item in assessment.misplaced], "; ")
+    layers, domains = verdict.settings.layers, assessment.domains
+    missing = [f"label {label} on {listed(who)}" for label, who in sorted(domains.missing.items())]
+    parts = [f"missing: {'; '.join(missing)}. Their pods count as one domain without a name"] if missing else []
+    if domains.differing:
+        parts.append(f"differing: {listed(domains.differing, '; ')}")
+    if domains.misplaced:
+        wrong = listed([_contradiction(layers, item) for item in domains.misplaced], "; ")
         parts.append(f"contradicting: {wrong}. Each of them counts as two domains")
     if not parts:
-        message = f"all nodes of the job's pods bear the labels of {len(layers)} layers"
+        message = f"all of the job's pods, or their nodes, bear the labels of {len(layers)} layers"
         return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
     reason = Reason.TOPOLOGY_LABEL_MISSING if missing else Reason.TOPOLOGY_LABELS_CONTRADICT
     return Finding(ConditionType.TOPOLOGY_KNOWN, False, reason, cut("; ".join(parts)))
@@ -118,8 +120,8 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
     depth = next(index for index, name in enumerate(found.above) if name != found.other_above[index])
     layer, outer = layers[found.depth], layers[depth]
     return (
-        f"{layer.label}={found.name}: must be in one {outer.name}, but has {outer.label}={found.above[depth]} on node "
-        f"{found.key} and {outer.label}={found.other_above[depth]} on node {found.other_key}"
+        f"{layer.label}={found.name}: must be in one {outer.name}, but has {outer.label}={found.above[depth]} on "
+        f"{found.key} and {outer.label}={found.other_above[depth]} on {found.other_key}"
     )
 
 
