@@ -141,6 +141,7 @@ class Reason(Word):
     WAITING_FOR_TOPOLOGY = "WaitingForTopology"
     WAITING_FOR_RENDEZVOUS = "WaitingForRendezvous"
     WAITING_FOR_ISOLATION = "WaitingForIsolation"
+    REPORT_REFUSED = "ReportRefused"
     TRAINING = "Training"
     RECOVERING = "Recovering"
     BELOW_MINIMUM = "BelowMinimumReplicas"

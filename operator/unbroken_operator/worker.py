@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from unbroken_operator.adapters.backoff import after_failure_s
@@ -35,6 +36,8 @@ from unbroken_operator.decisions.actions import (
     without_lost_fields,
 )
 from unbroken_operator.decisions.lifecycle import job_outcome
+from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -49,6 +52,8 @@ STARTING_SECRET_S = 10.0
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 BUG_PAUSE_S = 60.0
+PEAK_S = 600.0
+"""So long a job counts as having been as large as it was."""
 
 
 class JobWorker:
@@ -65,7 +70,10 @@ class JobWorker:
         self._is_starting = False
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
-        self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
+        refused = partial(shared.metrics.count_refusal, Refusal.REPORT)
+        self._poller = Poller(shared.client, self._wake.set, "/".join(self.key), refused)
+        self._peak = (0, 0.0)
+        """Most training pods lately, and when that was."""
         self._secret = JobSecret(shared.kube, self.key, self.uid, shared.options.encrypts)
         self._executor = Executor(shared, self._secret, self._poller, self._memory)
 
@@ -150,6 +158,7 @@ class JobWorker:
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
         pods = shared.pods.of_job(self.key)
+        self._poller.limits = self._report_limits(pods, now_s)
         self._poller.follow(self._target(pods))
         snapshot = Snapshot(
             job=self.job,
@@ -164,12 +173,21 @@ class JobWorker:
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
+            is_report_refused=self._poller.is_refused,
             released=tuple(self._executor.released.values()),
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    def _report_limits(self, pods: tuple[PodView, ...], now_s: float) -> ReportLimits:
+        """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""
+        spec = self.job.get("spec")
+        num = max(wanted_pods(spec), sum(pod.component == layout.TRAINER for pod in pods))
+        if num >= self._peak[0] or now_s - self._peak[1] > PEAK_S:
+            self._peak = (num, now_s)
+        return report_limits(spec, self._peak[0])
 
     def _target(self, pods: tuple[PodView, ...]) -> RendezvousTarget | None:
         candidates = [

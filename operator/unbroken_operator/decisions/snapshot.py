@@ -213,6 +213,8 @@ class Snapshot:
     is_reachable: bool = False
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
+    is_report_refused: bool = False
+    """Whether that is because its report is not one of a job of this size."""
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""

@@ -99,6 +99,7 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.is_report_refused = False
         self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
         self.now = "2026-01-01T00:00:00Z"
@@ -126,6 +127,7 @@ class World:
             report_from=self.report_from,
             is_reachable=self.is_reachable,
             unreachable_because=self.unreachable_because,
+            is_report_refused=self.is_report_refused,
             memory=self.memory,
         )
 

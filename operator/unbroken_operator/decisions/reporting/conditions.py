@@ -125,7 +125,8 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     if assessment.rendezvous is None and not snapshot.is_reachable:
         because = "there is no rendezvous pod at the moment"
     if because:
-        yield _without_rendezvous(because, report, pods_ready)
+        reason = Reason.REPORT_REFUSED if snapshot.is_report_refused else Reason.WAITING_FOR_RENDEZVOUS
+        yield _without_rendezvous(because, report, pods_ready, reason)
         return
     if report is None:
         # After a start of the operator what is stored stays true until the rendezvous has been asked.
@@ -140,11 +141,12 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _without_rendezvous(because: str, report: JobStatus | None, pods_ready: Finding) -> Finding:
+def _without_rendezvous(
+    because: str, report: JobStatus | None, pods_ready: Finding, reason: Reason = Reason.WAITING_FOR_RENDEZVOUS
+) -> Finding:
     if report is not None and report.phase is JobPhase.RUNNING:
         message = f"{because}; training goes on without it, last seen at iteration {report.iteration}"
-        return Finding(ConditionType.RUNNING, None, Reason.WAITING_FOR_RENDEZVOUS, cut(message))
-    reason = Reason.WAITING_FOR_RENDEZVOUS
+        return Finding(ConditionType.RUNNING, None, reason, cut(message))
     message = because
     if _is_obstacle(pods_ready):
         reason, message = pods_ready.reason, pods_ready.message

@@ -50,6 +50,8 @@ def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
     sign = (condition["type"], condition["status"])
     if condition["type"] == "Suspended":
         return True
+    if condition["reason"] == Reason.REPORT_REFUSED.value:
+        return True
     if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
         return True
     if condition["reason"] in _ORDINARY_WAITS:
