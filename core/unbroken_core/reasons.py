@@ -169,6 +169,8 @@ class Reason(Word):
     NAME_TAKEN = "NameTaken"
     WRITE_REFUSED = "WriteRefused"
     POD_REFUSED = "PodRefused"
+    THROTTLED = "Throttled"
+    WITHIN_BUDGETS = "WithinBudgets"
     POD_CREATION_BACK_OFF = "PodCreationBackOff"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     PODS_READY = "PodsReady"

@@ -16,6 +16,7 @@ from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
 MAX_KEYS, MAX_KEY = 3, 80
@@ -36,6 +37,12 @@ class InvalidSpec:
     """A spec that cannot be acted on: one line for each fault, with where, seen and wanted."""
 
     violations: tuple[str, ...]
+
+    @property
+    def refused(self) -> frozenset[Refusal]:
+        """What of it is counted."""
+        has_keys = any(layout.RESERVED_KEYS in violation for violation in self.violations)
+        return frozenset((Refusal.RESERVED_KEYS,)) if has_keys else frozenset()
 
     @property
     def message(self) -> str:

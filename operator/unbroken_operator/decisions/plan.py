@@ -54,19 +54,21 @@ def plan(snapshot: Snapshot) -> Decision:
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, InvalidSpec):
         status = next_status(snapshot, verdict, None, ordinals)
-        return Decision(tuple(_reports(snapshot, status)))
+        return Decision(tuple(_reports(snapshot, status)), refused=verdict.refused)
     assessment = assess(snapshot, verdict)
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
     push = _push(snapshot, verdict, assessment)
     waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
-    return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s)
+    actions = (*push, *_reports(snapshot, status), *objects.actions)
+    return Decision(actions, check_after_s, num_pods_held=objects.num_held)
 
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
     for manifest in (*events(snapshot, status), *notices(snapshot)):
-        yield PostEvent(manifest)
+        if manifest["metadata"]["name"] not in snapshot.memory.posted:
+            yield PostEvent(manifest)
     patch = status_patch(snapshot.status, status)
     if patch:
         yield WriteStatus(patch)
@@ -108,6 +110,9 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     wait_s = _hold_off_s(snapshot)
     num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
     needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
+    num_held = _num_held(snapshot, num_missing + needs_rendezvous)
+    needs_rendezvous = needs_rendezvous and num_held <= num_missing
+    num_missing -= min(num_held, num_missing)
     options = snapshot.options_of_job
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
@@ -123,7 +128,15 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.memory.num_circles > NUM_FREE:
         # Nothing happens when pods last, and that is when it is over.
         checks.append(YOUNG_S)
-    return Objects(tuple(actions), ordinals, min(checks, default=None))
+    if num_held:
+        checks.append(snapshot.memory.creation_wait_s)
+    return Objects(tuple(actions), ordinals, min(checks, default=None), num_held)
+
+
+def _num_held(snapshot: Snapshot, num_wanted: int) -> int:
+    """Return how many of the wanted pods the job's budget does not allow now."""
+    allowed = snapshot.memory.creations_left
+    return 0 if allowed is None else max(0, num_wanted - allowed)
 
 
 def foreign_objects(snapshot: Snapshot) -> list[str]:

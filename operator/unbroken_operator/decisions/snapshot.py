@@ -7,6 +7,7 @@ from typing import Any
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.limits.budgets import Budget
 
 TERMINAL_PHASES = ("Failed", "Succeeded")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
@@ -188,6 +189,12 @@ class PlanMemory:
     since_circle_s: float = 0.0
     last_circle: str = ""
     """The last such pod and why it went."""
+    creations_left: int | None = None
+    """So many pods may be created now; None: any number."""
+    creation_wait_s: float = 0.0
+    """Until the next one may be."""
+    throttled: tuple[Budget, ...] = ()
+    """Of what there was too much lately."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _OF_PODS: dict[ConditionType, bool | None] = {
 
 def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None) -> list[Finding]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
-    found = [_admitted(snapshot, verdict)]
+    found = [_admitted(snapshot, verdict), *_throttled(snapshot)]
     if isinstance(verdict, ValidSpec) and assessment is not None and assessment.is_suspended:
         found += _suspended(snapshot, verdict)
     elif isinstance(verdict, ValidSpec) and assessment is not None:
@@ -68,6 +68,20 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         f"at least {settings.minimum_replicas} active pods to train"
     )
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _throttled(snapshot: Snapshot) -> Iterator[Finding]:
+    """Say once that the job is held back, and of what; no numbers that change, each of which would be a write."""
+    of = snapshot.memory.throttled
+    if of:
+        words = " and ".join(budget.value for budget in of)
+        message = (
+            f"more {words} than a job of this size has: the rest is held back, so that other jobs are not slowed; stop "
+            "what changes all the time: pods that fail once they are ready, or a rendezvous with news every second"
+        )
+        yield Finding(ConditionType.THROTTLED, True, Reason.THROTTLED, message)
+    elif any(item["type"] == ConditionType.THROTTLED.value for item in snapshot.status.get("conditions") or ()):
+        yield Finding(ConditionType.THROTTLED, False, Reason.WITHIN_BUDGETS, "nothing was held back for 10 minutes")
 
 
 def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ _WARNINGS = {
     ("SparesExhausted", "True"),
     ("SparesSpread", "False"),
     ("Failed", "True"),
+    ("Throttled", "True"),
 }
 _GOOD_NEWS = ("Complete", "Suspended")
 _ORDINARY_WAITS = (
