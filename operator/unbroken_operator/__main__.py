@@ -67,10 +67,12 @@ async def run(config: Config) -> int:
             return ready.is_set() or (lease is not None and lease.is_in_touch and not lease.may_act)
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
-            await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
+            endpoints = serving(address, metrics.registry, is_ready, has_metrics, metrics.count_refused)
+            await stack.enter_async_context(endpoints)
         wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is QuarantineMode.ON)
         await stack.enter_async_context(reporting_missing_rights(kube, wanted))
-        await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
+        reviews = reviewing(config.webhook, config.namespaces, metrics.count_review, metrics.count_refused)
+        await stack.enter_async_context(reviews)
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
             return 0
@@ -125,6 +127,7 @@ async def _work(
         has_native_sidecars=is_native,
         force_delete_after_s=config.force_delete_after_s,
         encrypts=config.encrypts,
+        lease="" if config.lease is None else str(config.lease),
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(

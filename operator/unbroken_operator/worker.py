@@ -144,6 +144,7 @@ class JobWorker:
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
             decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
@@ -183,9 +184,9 @@ class JobWorker:
                 logger.warning("job is held back job=%s/%s of=%s", *self.key, budget.value)
                 self._wake.set()
         generation = self.job["metadata"].get("generation")
-        if decision.refused and self._counted_generation != generation:
+        if decision.counted and self._counted_generation != generation:
             self._counted_generation = generation
-            for refusal in decision.refused:
+            for refusal in decision.counted:
                 metrics.count_refusal(refusal)
         return dataclasses.replace(found.decision, check_after_s=min(waits, default=None))
 
@@ -220,6 +221,8 @@ class JobWorker:
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
             is_report_refused=self._poller.is_refused,
+            unheard_for_s=self._poller.unheard_for_s,
+            heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
             hosts=shared.pods.hosts(self.key, self.uid),
         )

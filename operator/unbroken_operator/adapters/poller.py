@@ -4,8 +4,10 @@ The rendezvous' image is the user's, so however it answers, it is asked only as 
 """
 
 import asyncio
+import datetime
 import logging
 import random
+import time
 from collections.abc import Callable
 
 from unbroken_core.messages import JobStatus
@@ -57,6 +59,14 @@ class Poller:
         """Whether that is because its report was refused."""
         self.limits = ABSOLUTE
         """Of the job's reports; set by its worker."""
+        self.heard_at = ""
+        """Wall-clock time of the last answer of any rendezvous of the job, RFC 3339 UTC; "" before the first."""
+        self._unheard_since: float | None = time.monotonic()
+
+    @property
+    def unheard_for_s(self) -> float:
+        """Seconds since the first attempt that failed, or since there is nobody to be asked; 0 while all is well."""
+        return 0.0 if self._unheard_since is None else time.monotonic() - self._unheard_since
 
     @property
     def target(self) -> RendezvousTarget | None:
@@ -70,6 +80,8 @@ class Poller:
         self._target = target
         self.is_reachable = self.is_refused = False
         self.unreachable_because = ""
+        if self._unheard_since is None:
+            self._unheard_since = time.monotonic()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -94,11 +106,14 @@ class Poller:
         after: JobStatus | None = None
         while True:
             await self._turn()
+            began_s = time.monotonic()
             try:
                 reading = await self._client.status(target, after, self.limits)
             except RendezvousUnreachable as error:
                 num_failures += 1
                 after = None
+                if self._unheard_since is None:
+                    self._unheard_since = began_s
                 self._fail(error, num_failures)
                 most_s = MAX_REFUSED_DELAY_S if isinstance(error, ReportRefused) else MAX_DELAY_S
                 await asyncio.sleep(min(0.1 * 2 ** min(num_failures, 10), most_s))
@@ -123,6 +138,8 @@ class Poller:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
         self.report, self.report_from = report, target.pod_uid
         self.is_reachable, self.unreachable_because, self.is_refused = True, "", False
+        self._unheard_since = None
+        self.heard_at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         if not is_news:
             return
         # Most recoveries are over before anybody could read that they began: the end alone is worth a write.

@@ -21,7 +21,7 @@ from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.limits.report import ABSOLUTE, ReportLimits, read_report
 
-POLL_S = 30
+POLL_S = 10
 """Longest wait of one status request at the rendezvous."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0

@@ -131,10 +131,12 @@ class Decision:
     actions: tuple[Action, ...]
     check_after_s: float | None = None
     """Plan again after this time even when nothing happens; None means there is nothing to wait for."""
-    refused: frozenset[Refusal] = frozenset()
-    """What the spec asks for and does not get."""
+    counted: frozenset[Refusal] = frozenset()
+    """What the spec asks for and does not get, in words of the metric."""
     num_pods_held: int = 0
     """Pods that are missing, and wait for the job's budget."""
+    sound_spec: Mapping[str, Any] | None = None
+    """The job's spec, if it is sound: it stays in force should the next one not be."""
 
 
 def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """What the operator remembers of a job between two plans. Pure: the time comes in as an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
@@ -61,6 +62,7 @@ class JobMemory:
     allowances: dict[Budget, Allowance] = field(default_factory=lambda: allowances(1))
     held_at: dict[Budget, float] = field(default_factory=dict)
     """When something was held back last."""
+    sound_spec: Mapping[str, Any] | None = None
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -155,6 +157,7 @@ class JobMemory:
             creations_left=max(0, int(self.left(now_s)[Budget.POD_CREATIONS] + ROUNDING)),
             creation_wait_s=self.wait_s(Budget.POD_CREATIONS, now_s),
             throttled=self._throttled(now_s),
+            sound_spec=self.sound_spec,
         )
 
     def _bucket(self, budget: Budget, now_s: float) -> Bucket:

@@ -158,6 +158,8 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    lease: str = ""
+    """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,8 @@ class PlanMemory:
     """Until the next one may be."""
     throttled: tuple[Budget, ...] = ()
     """Of what there was too much lately."""
+    sound_spec: Mapping[str, Any] | None = None
+    """The last spec of the job that was sound; None when this process has seen none."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,10 @@ class Snapshot:
     unreachable_because: str = ""
     is_report_refused: bool = False
     """Whether that is because its report is not one of a job of this size."""
+    unheard_for_s: float = 0.0
+    """Seconds since the first attempt to reach it that failed, or since there is nobody to be reached."""
+    heard_at: str = ""
+    """Wall-clock time of its last answer, RFC 3339 UTC; "" when this process has heard none."""
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""

@@ -51,7 +51,7 @@ def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
     sign = (condition["type"], condition["status"])
     if condition["type"] == "Suspended":
         return True
-    if condition["reason"] == Reason.REPORT_REFUSED.value:
+    if condition["type"] == "Running" and condition["reason"] == Reason.REPORT_REFUSED.value:
         return True
     if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
         return True
