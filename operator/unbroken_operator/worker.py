@@ -106,6 +106,7 @@ class JobWorker:
         """Run until cancelled, or until the job is gone."""
         wait_s: float | None = None
         num_errors = 0
+        self._wake.set()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):

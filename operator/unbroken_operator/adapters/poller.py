@@ -9,11 +9,13 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.decisions.limits.budgets import POLLS, full, spend, wait_s
 from unbroken_operator.decisions.limits.report import ABSOLUTE
 
@@ -25,6 +27,8 @@ MAX_REFUSED_DELAY_S = 60.0
 BYTES_PER_POLL = 128 << 10
 """A report of this size costs as much as another poll."""
 LOG_EVERY_S = 60.0
+MAX_BUG = 300
+"""Characters of an unexpected error that are shown."""
 HOLD_S = 0.5
 NUM_FAILURES_SHOWN = 5
 """So many failures in a row, 3 seconds of them, are shown to the user: a rendezvous takes a second or two to start."""
@@ -86,7 +90,8 @@ class Poller:
             self._task.cancel()
             self._task = None
         if target is not None:
-            self._task = asyncio.create_task(self._run(target), name=f"poll {self._job} {target.pod}")
+            name = f"poll {self._job} {target.pod}"
+            self._task = asyncio.create_task(keep_running(name, partial(self._run, target)), name=name)
 
     def doubt(self) -> None:
         """Take the rendezvous for unreachable until it reports again, which makes the next report news."""
@@ -109,7 +114,8 @@ class Poller:
             began_s = time.monotonic()
             try:
                 reading = await self._client.status(target, after, self.limits)
-            except RendezvousUnreachable as error:
+            except Exception as problem:
+                error = _expected(problem, self._job)
                 num_failures += 1
                 after = None
                 if self._unheard_since is None:
@@ -167,3 +173,11 @@ class Poller:
         if now_s - self._logged_at >= LOG_EVERY_S:
             self._logged_at = now_s
             logger.warning("rendezvous does not answer as it should job=%s error=%s", self._job, message)
+
+
+def _expected(problem: Exception, job: str) -> RendezvousUnreachable:
+    """Return what happened as a rendezvous that does not answer, which is tried again; what is a bug is logged."""
+    if isinstance(problem, RendezvousUnreachable):
+        return problem
+    logger.error("poll failed by a bug, trying again job=%s", job, exc_info=problem)
+    return RendezvousUnreachable(f"the operator cannot poll it: {type(problem).__name__}: {problem}"[:MAX_BUG])
