@@ -18,6 +18,7 @@ from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -53,6 +54,12 @@ class InvalidSpec:
     """A spec that cannot be acted on: one line for each fault, with where, seen and wanted."""
 
     violations: tuple[str, ...]
+
+    @property
+    def counted(self) -> frozenset[Refusal]:
+        """What of it is counted."""
+        has_keys = any(layout.RESERVED_KEYS in violation for violation in self.violations)
+        return frozenset((Refusal.RESERVED_KEYS,)) if has_keys else frozenset()
 
     @property
     def message(self) -> str:

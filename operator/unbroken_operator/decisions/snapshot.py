@@ -7,6 +7,7 @@ from typing import Any
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.limits.budgets import Budget
 
 MAX_DOMAIN = 63
 """Characters of a label's value."""
@@ -195,6 +196,12 @@ class PlanMemory:
     since_circle_s: float = 0.0
     last_circle: str = ""
     """The last such pod and why it went."""
+    creations_left: int | None = None
+    """So many pods may be created now; None: any number."""
+    creation_wait_s: float = 0.0
+    """Until the next one may be."""
+    throttled: tuple[Budget, ...] = ()
+    """Of what there was too much lately."""
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
 
@@ -222,6 +229,8 @@ class Snapshot:
     is_reachable: bool = False
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
+    is_report_refused: bool = False
+    """Whether that is because its report is not one of a job of this size."""
     unheard_for_s: float = 0.0
     """Seconds since the first attempt to reach it that failed, or since there is nobody to be reached."""
     heard_at: str = ""

@@ -14,7 +14,7 @@ from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_o
 from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
-from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, unknown, why_silent
+from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
 from unbroken_operator.decisions.snapshot import Snapshot
 
@@ -32,7 +32,7 @@ _OF_PODS: dict[ConditionType, bool | None] = {
 
 def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None) -> list[Finding]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
-    found = [_admitted(snapshot, verdict)]
+    found = [_admitted(snapshot, verdict), *_throttled(snapshot)]
     if isinstance(verdict, ValidSpec) and assessment is not None and assessment.is_suspended:
         found += _suspended(snapshot, verdict)
     elif isinstance(verdict, ValidSpec) and assessment is not None:
@@ -78,6 +78,20 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     )
     message = "; beware: ".join((message, *verdict.warnings))
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _throttled(snapshot: Snapshot) -> Iterator[Finding]:
+    """Say once that the job is held back, and of what; no numbers that change, each of which would be a write."""
+    of = snapshot.memory.throttled
+    if of:
+        words = " and ".join(budget.value for budget in of)
+        message = (
+            f"more {words} than a job of this size has: the rest is held back, so that other jobs are not slowed; stop "
+            "what changes all the time: pods that fail once they are ready, or a rendezvous with news every second"
+        )
+        yield Finding(ConditionType.THROTTLED, True, Reason.THROTTLED, message)
+    elif any(item["type"] == ConditionType.THROTTLED.value for item in snapshot.status.get("conditions") or ()):
+        yield Finding(ConditionType.THROTTLED, False, Reason.WITHIN_BUDGETS, "nothing was held back for 10 minutes")
 
 
 def _with_meanwhile(message: str, meanwhile: str) -> str:
@@ -144,7 +158,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     if assessment.rendezvous is None and not snapshot.is_reachable:
         because = why_silent(snapshot, assessment)
     if because and (report is None or report.iteration < 0):
-        yield _without_rendezvous(because, pods_ready)
+        yield _without_rendezvous(because, pods_ready, silent_reason(snapshot))
         return
     if report is None:
         # After a start of the operator what is stored stays true until the rendezvous has been asked.
@@ -159,8 +173,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _without_rendezvous(because: str, pods_ready: Finding) -> Finding:
-    reason = Reason.WAITING_FOR_RENDEZVOUS
+def _without_rendezvous(because: str, pods_ready: Finding, reason: Reason = Reason.WAITING_FOR_RENDEZVOUS) -> Finding:
     message = because
     if _is_obstacle(pods_ready):
         reason, message = pods_ready.reason, pods_ready.message
