@@ -63,6 +63,9 @@ class Odd:
         self.num_lists += 1
         return [], "1"
 
+    async def peek(self, _path: str) -> str:
+        return "1"
+
     async def watch(self, _path: str, _version: str, _selector: str = "") -> AsyncIterator[WatchEvent]:
         self.num_watches += 1
         if self._end is not None:
@@ -74,7 +77,11 @@ class Odd:
 class Nothing:
     """Holds nothing."""
 
-    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        return 0
+
+    def replace(self, items: list[dict[str, Any]], version: str, _mark: int, _namespace: str | None) -> None:
         """See Store."""
 
     def upsert(self, item: dict[str, Any]) -> None:
