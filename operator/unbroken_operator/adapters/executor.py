@@ -95,12 +95,25 @@ class Executor:
         """Names of pods that may or may not have been created."""
 
     async def apply(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
-        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
+        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest.
+
+        A status that is refused is told after all else has been done: pods matter more.
+        """
+        untold: KubeRefused | None = None
         for kind, group in itertools.groupby(actions, type):
-            refusals = await self._apply_group(group, NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1)
+            try:
+                num_parallel = NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1
+                refusals = await self._apply_group(group, num_parallel)
+            except KubeRefused as error:
+                if kind is not WriteStatus:
+                    raise
+                untold = error
+                continue
             if refusals:
                 # The rest would be refused as well: a quota, or the template.
                 return refusals
+        if untold is not None:
+            raise untold
         return ()
 
     async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[WriteRefusal, ...]:

@@ -23,7 +23,7 @@ from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.actions import Action, CreatePod, DeletePod
+from unbroken_operator.decisions.actions import Action, CreatePod, DeletePod, WriteStatus
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -188,6 +188,21 @@ def test_a_slow_pod_does_not_hold_up_the_others() -> None:
     assert server.most_at_once == NUM_PARALLEL
     assert len(server.created) == 200
     assert server.created[-1] == "digits-0"
+    assert len(server.deleted) == 1
+
+
+def test_a_status_that_is_refused_holds_up_no_pod() -> None:
+    """And it is told, so that the next attempt comes later."""
+
+    class Strict(Server):
+        async def merge(self, path: str, _patch: Any) -> dict[str, Any]:
+            raise KubeRefused(f"422 {path}: status.history[0].startedAt: Invalid value")
+
+    server = Strict()
+    actions = (WriteStatus({"state": "Running"}), *_pods(3), DeletePod("old", "uid-of-old", "why"))
+    with pytest.raises(KubeRefused, match="422"):
+        asyncio.run(_executor(server).apply(actions))
+    assert len(server.created) == 3
     assert len(server.deleted) == 1
 
 
