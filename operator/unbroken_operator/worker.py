@@ -174,6 +174,7 @@ class JobWorker:
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+        self._memory.note_ordinals(snapshot.status)
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
 

@@ -149,6 +149,10 @@ class PodStore:
         if left_mark >= mark and (left_at is None or version <= left_at):
             return False
         del self._gone[uid]
+        owner = self._ended.pop(uid, None)
+        if owner is not None:
+            # It is among the present ones again.
+            self._num_ended[owner] -= 1
         return True
 
     def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:

@@ -1,7 +1,8 @@
 """What the operator remembers of a job between two plans. Pure: the time comes in as an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
@@ -43,6 +44,8 @@ class JobMemory:
     posted: dict[str, None] = field(default_factory=dict)
     """Names of Events, oldest first."""
     circles: Circles = field(default_factory=Circles)
+    next_pod_ordinal: int = 0
+    next_rendezvous_ordinal: int = 0
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -83,6 +86,11 @@ class JobMemory:
         self.reverted = {name: found for name, found in self.reverted.items() if now_s - found[1] <= REVERTS_S}
         self.reverted[key] = (self.reverted.get(key, (0, 0.0))[0] + 1, now_s)
 
+    def note_ordinals(self, status: Mapping[str, Any]) -> None:
+        """Remember which ordinals were used: a status that is restored from a backup does not know the last ones."""
+        self.next_pod_ordinal = max(self.next_pod_ordinal, status.get("nextPodOrdinal") or 0)
+        self.next_rendezvous_ordinal = max(self.next_rendezvous_ordinal, status.get("nextRendezvousOrdinal") or 0)
+
     def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""
         self.posted[event] = None
@@ -112,6 +120,8 @@ class JobMemory:
             num_circles=self.circles.num_rounds,
             since_circle_s=now_s - self.circles.last_at,
             last_circle=self.circles.last,
+            next_pod_ordinal=self.next_pod_ordinal,
+            next_rendezvous_ordinal=self.next_rendezvous_ordinal,
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:

@@ -188,6 +188,9 @@ class PlanMemory:
     since_circle_s: float = 0.0
     last_circle: str = ""
     """The last such pod and why it went."""
+    next_pod_ordinal: int = 0
+    """No lower one is free, whatever the status says: it may be that of a backup."""
+    next_rendezvous_ordinal: int = 0
 
 
 @dataclass(frozen=True)

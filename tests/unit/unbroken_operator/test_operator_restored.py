@@ -1,6 +1,7 @@
 """etcd was restored from a backup: the API server's versions are lower, and what had been deleted is there again."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,11 @@ import pytest
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import WatchEvent
 from unbroken_operator.adapters.stores import PodStore, ServiceStore
+from unbroken_operator.decisions.memory import JobMemory
 
+from .operator_world import running_world
+from .test_operator_ends import ENDED
+from .test_operator_ends import a_pod as an_ended_pod
 from .test_operator_memory import a_pod
 
 KEY = ("ml", "digits")
@@ -56,6 +61,32 @@ def test_a_list_knows_better_than_all_that_was_known_before_it_was_asked_for(ver
     store.upsert(a_pod("digits-0", version=version + 1, uid="a", phase="Failed"))
     store.remove(a_pod("digits-2", version=version + 2, uid="c"))
     assert names(store) == [("digits-0", "a", "Failed"), ("digits-3", "d", "Running")], "the watch goes on from there"
+
+
+def test_a_pod_that_is_back_counts_no_more_as_one_that_ended() -> None:
+    store = PodStore(lambda _: None)
+    ended = an_ended_pod("a", "Running", ENDED)
+    store.upsert(ended)
+    store.remove(ended)
+    assert store.num_ended("uid-of-digits") == 1
+    listed(store, [ended], 60)
+    assert store.num_ended("uid-of-digits") == 0
+
+
+def test_no_ordinal_of_pods_that_a_backup_lacks_is_used_again() -> None:
+    """Their processes may still run: a rendezvous must not take them for ended, nor new pods bear their names."""
+    world = running_world()
+    memory = JobMemory()
+    memory.note_ordinals(world.job["status"])
+    memory.note_ordinals({**world.job["status"], "nextPodOrdinal": 5})
+    memory.note_ordinals(world.job["status"])
+    floor = memory.view(0.0).next_pod_ordinal
+    assert floor == 5
+    world.memory = dataclasses.replace(world.memory, next_pod_ordinal=floor)
+    world.remove_pod("digits-2")
+    world.settle()
+    assert world.names() == ["digits-0", "digits-1", "digits-5"]
+    assert not world.pushed[-1][2].is_accounted
 
 
 def test_what_is_written_while_a_list_is_on_its_way_is_kept() -> None:

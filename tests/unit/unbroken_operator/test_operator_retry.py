@@ -191,19 +191,40 @@ def test_a_slow_pod_does_not_hold_up_the_others() -> None:
     assert len(server.deleted) == 1
 
 
-def test_a_status_that_is_refused_holds_up_no_pod() -> None:
+class Strict(Server):
+    """Refuses a status with one of these fields."""
+
+    def __init__(self, *refused: str) -> None:
+        super().__init__()
+        self._refused = set(refused)
+        self.status: dict[str, Any] = {}
+
+    async def merge(self, path: str, patch: Any) -> dict[str, Any]:
+        """See Kube."""
+        wrong = self._refused & set(patch["status"])
+        if wrong:
+            raise KubeRefused(f"422 {path}: status.{wrong.pop()}: Invalid value")
+        self.status |= patch["status"]
+        return {"status": self.status}
+
+
+def test_a_status_that_is_refused_holds_up_no_pod_once_its_ordinals_are_written() -> None:
     """And it is told, so that the next attempt comes later."""
-
-    class Strict(Server):
-        async def merge(self, path: str, _patch: Any) -> dict[str, Any]:
-            raise KubeRefused(f"422 {path}: status.history[0].startedAt: Invalid value")
-
-    server = Strict()
-    actions = (WriteStatus({"state": "Running"}), *_pods(3), DeletePod("old", "uid-of-old", "why"))
-    with pytest.raises(KubeRefused, match="422"):
-        asyncio.run(_executor(server).apply(actions))
+    server = Strict("history")
+    write = WriteStatus({"history": [{}], "nextPodOrdinal": 3})
+    with pytest.raises(KubeRefused, match=r"422 .* status\.history"):
+        asyncio.run(_executor(server).apply((write, *_pods(3), DeletePod("old", "uid-of-old", "why"))))
+    assert server.status == {"nextPodOrdinal": 3}
     assert len(server.created) == 3
     assert len(server.deleted) == 1
+
+
+def test_no_pod_is_created_while_its_ordinal_cannot_be_written() -> None:
+    """Else it might be given to another one, and the first be taken for ended."""
+    server = Strict("nextPodOrdinal")
+    with pytest.raises(KubeRefused, match=r"422 .* status\.nextPodOrdinal"):
+        asyncio.run(_executor(server).apply((WriteStatus({"nextPodOrdinal": 3}), *_pods(3))))
+    assert server.created == []
 
 
 def test_nothing_more_is_begun_after_a_refusal_and_what_was_begun_is_not_forgotten() -> None:
