@@ -101,13 +101,18 @@ class _JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ["namespace", "training_job"]
         jobs = GaugeMetricFamily("unbroken_operator_jobs", "Jobs by state", labels=["state"])
+        states = GaugeMetricFamily(
+            "unbroken_job_state", "1 for the state that a job is in, also after its end", labels=[*labels, "state"]
+        )
         ranks = GaugeMetricFamily("unbroken_job_ranks", "Ranks by role", labels=[*labels, "role"])
         iteration = GaugeMetricFamily("unbroken_job_iteration", "Current iteration", labels=labels)
         restarts = GaugeMetricFamily("unbroken_job_restarts", "Recoveries so far by rung", labels=[*labels, "rung"])
         ettr = GaugeMetricFamily("unbroken_job_ettr_ratio", "Share of time with first-time progress", labels=labels)
         counts = dict.fromkeys((state.value for state in JobState), 0)
         for namespace, name, status in self._statuses():
-            counts[status.get("state") or JobState.FORMING.value] += 1
+            state = status.get("state") or JobState.FORMING.value
+            counts[state] = counts.get(state, 0) + 1
+            states.add_metric([namespace, name, state], 1)
             for role, number in (status.get("ranks") or {}).items():
                 ranks.add_metric([namespace, name, role], number)
             for rung, number in ((status.get("restarts") or {}).get("byRung") or {}).items():
@@ -118,4 +123,4 @@ class _JobCollector(Collector):
                 ettr.add_metric([namespace, name], status["ettr"])
         for state, number in counts.items():
             jobs.add_metric([state], number)
-        yield from (jobs, ranks, iteration, restarts, ettr)
+        yield from (jobs, states, ranks, iteration, restarts, ettr)

@@ -46,6 +46,7 @@ class JobMemory:
     circles: Circles = field(default_factory=Circles)
     next_pod_ordinal: int = 0
     next_rendezvous_ordinal: int = 0
+    sound_spec: Mapping[str, Any] | None = None
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -122,6 +123,7 @@ class JobMemory:
             last_circle=self.circles.last,
             next_pod_ordinal=self.next_pod_ordinal,
             next_rendezvous_ordinal=self.next_rendezvous_ordinal,
+            sound_spec=self.sound_spec,
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:

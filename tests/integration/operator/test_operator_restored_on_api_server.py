@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import uuid
 from pathlib import Path
 
 import pytest
 from tests.clusters import kubeconfig_of
 from tests.waiting import eventually
 
-from unbroken_operator.adapters.errors import KubeError
+from unbroken_operator.adapters.errors import KubeError, KubeUnavailable
 from unbroken_operator.api import layout
 
 from .operator_bench import Bench, bench, operator
@@ -32,10 +33,17 @@ async def _wait_for(made: Bench, *names: str) -> None:
     await eventually(look, f"training pods {names}", describe=lambda: f"last seen: {seen[0]}")
 
 
-async def _write_a_lot(made: Bench) -> None:
-    job = made.path(layout.PLURAL, "digits")
-    for number in range(NUM_WRITES):
-        await made.kube.merge(job, {"metadata": {"annotations": {"example.com/number": str(number)}}})
+async def _write(made: Bench, **spec: object) -> None:
+    """Change the job, or a word of it; an API server that has just started takes a while to know of jobs."""
+    patch = {"metadata": {"annotations": {"example.com/number": uuid.uuid4().hex}}, "spec": spec}
+
+    async def look() -> bool:
+        try:
+            return bool(await made.kube.merge(made.path(layout.PLURAL, "digits"), patch))
+        except KubeUnavailable:
+            return False
+
+    await eventually(look, "a change of the job")
 
 
 @pytest.mark.timeout(600)
@@ -53,9 +61,9 @@ def test_after_a_restore_the_operator_goes_on_from_what_is_there(profile: str, t
                 await _wait_for(made, "digits-0", "digits-1")
                 plane.back_up()
                 await _is_up(plane.kubeconfig)
-                job = made.path(layout.PLURAL, "digits")
-                await _write_a_lot(made)
-                await made.kube.merge(job, {"spec": {"replicas": 3}})
+                for _ in range(NUM_WRITES):
+                    await _write(made)
+                await _write(made, replicas=3)
                 await _wait_for(made, "digits-0", "digits-1", "digits-2")
                 pod = (await made.pods())[0]
                 await made.kube.delete(made.path("pods", "digits-0"), pod["metadata"]["uid"], is_forced=True)
@@ -65,7 +73,7 @@ def test_after_a_restore_the_operator_goes_on_from_what_is_there(profile: str, t
                 await _wait_for(made, "digits-0", "digits-1")
                 # One that is back counts, one that is not there does not; the job is what it was. No ordinal is used
                 # twice: the processes of digits-2 and digits-3 may still run.
-                await made.kube.merge(job, {"spec": {"replicas": 3}})
+                await _write(made, replicas=3)
                 await _wait_for(made, "digits-0", "digits-1", "digits-4")
                 pod = (await made.pods())[0]
                 await made.kube.delete(made.path("pods", "digits-0"), pod["metadata"]["uid"], is_forced=True)
