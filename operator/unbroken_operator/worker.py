@@ -93,7 +93,12 @@ class JobWorker:
 
     def update(self, job: Mapping[str, Any]) -> None:
         """Take a newer state of the job."""
-        if version_of(job) <= version_of(self.job):
+        if version_of(job) > version_of(self.job):
+            self.replace(job)
+
+    def replace(self, job: Mapping[str, Any]) -> None:
+        """Take the job as it is, though its version may be lower: etcd was restored from a backup."""
+        if version_of(job) == version_of(self.job):
             return
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
             # A new spec deserves a new attempt at once.
@@ -163,6 +168,7 @@ class JobWorker:
                         self._memory.note_deleted(action.uid, action.why)
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
+                    self._executor.written_job = None
             if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
@@ -228,6 +234,7 @@ class JobWorker:
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+        self._memory.note_ordinals(snapshot.status)
         num_circles = self._memory.circles.num_rounds
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):

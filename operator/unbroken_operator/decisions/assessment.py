@@ -104,7 +104,8 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
 def _is_accounted(snapshot: Snapshot) -> bool:
     """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
     trainers = snapshot.trainers()
-    used = max([snapshot.status.get("nextPodOrdinal") or 0, *(pod.ordinal + 1 for pod in trainers)])
+    told = max(snapshot.status.get("nextPodOrdinal") or 0, snapshot.memory.next_pod_ordinal)
+    used = max([told, *(pod.ordinal + 1 for pod in trainers)])
     return len(trainers) + snapshot.num_ended >= used
 
 

@@ -62,6 +62,8 @@ class JobMemory:
     allowances: dict[Budget, Allowance] = field(default_factory=lambda: allowances(1))
     held_at: dict[Budget, float] = field(default_factory=dict)
     """When something was held back last."""
+    next_pod_ordinal: int = 0
+    next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
@@ -125,6 +127,11 @@ class JobMemory:
         self.reverted = {name: found for name, found in self.reverted.items() if now_s - found[1] <= REVERTS_S}
         self.reverted[key] = (self.reverted.get(key, (0, 0.0))[0] + 1, now_s)
 
+    def note_ordinals(self, status: Mapping[str, Any]) -> None:
+        """Remember which ordinals were used: a status that is restored from a backup does not know the last ones."""
+        self.next_pod_ordinal = max(self.next_pod_ordinal, status.get("nextPodOrdinal") or 0)
+        self.next_rendezvous_ordinal = max(self.next_rendezvous_ordinal, status.get("nextRendezvousOrdinal") or 0)
+
     def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""
         self.posted[event] = None
@@ -157,6 +164,8 @@ class JobMemory:
             creations_left=max(0, int(self.left(now_s)[Budget.POD_CREATIONS] + ROUNDING)),
             creation_wait_s=self.wait_s(Budget.POD_CREATIONS, now_s),
             throttled=self._throttled(now_s),
+            next_pod_ordinal=self.next_pod_ordinal,
+            next_rendezvous_ordinal=self.next_rendezvous_ordinal,
             sound_spec=self.sound_spec,
         )
 

@@ -106,12 +106,19 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
-    """Return the lowest ordinals that were never used, as far as status and pods tell."""
+    """Return the lowest ordinals that were never used, as far as status, pods and memory tell."""
+    status, memory = snapshot.status, snapshot.memory
     pods = [pod.ordinal for pod in snapshot.pods if pod.component == layout.TRAINER]
     rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
     return Ordinals(
-        pod=max([snapshot.status.get("nextPodOrdinal") or 0, *(ordinal + 1 for ordinal in pods)]),
-        rendezvous=max([snapshot.status.get("nextRendezvousOrdinal") or 0, *(ordinal + 1 for ordinal in rendezvous)]),
+        pod=max([status.get("nextPodOrdinal") or 0, memory.next_pod_ordinal, *(one + 1 for one in pods)]),
+        rendezvous=max(
+            [
+                status.get("nextRendezvousOrdinal") or 0,
+                memory.next_rendezvous_ordinal,
+                *(one + 1 for one in rendezvous),
+            ]
+        ),
     )
 
 

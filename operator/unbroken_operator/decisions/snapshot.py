@@ -202,6 +202,9 @@ class PlanMemory:
     """Until the next one may be."""
     throttled: tuple[Budget, ...] = ()
     """Of what there was too much lately."""
+    next_pod_ordinal: int = 0
+    """No lower one is free, whatever the status says: it may be that of a backup."""
+    next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
 

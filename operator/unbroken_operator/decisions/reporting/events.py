@@ -75,7 +75,10 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
     for recovery in report.recoveries:
         if recovery.ended_at and (report.term, recovery.number) not in recorded:
             key = ("recovery", report.term, recovery.number)
-            yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+            manifest = event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+            # One whose times are no times never gets into the history.
+            if manifest["metadata"]["name"] not in snapshot.memory.posted:
+                yield manifest
 
 
 def event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:
