@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Mapping
 
+from unbroken_core.conventions.printable import PrintableFormatter
 from unbroken_core.errors import InputError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -20,4 +21,6 @@ def read_level(environment: Mapping[str, str]) -> str:
 def start_log(name: str, level: str, *, with_time: bool) -> None:
     """Log as `name`; `with_time` unless something else timestamps the lines, as a kubelet does."""
     time = "%(asctime)s " if with_time else ""
-    logging.basicConfig(level=level, stream=sys.stderr, format=f"{time}%(levelname).1s {name}: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter(f"{time}%(levelname).1s {name}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
