@@ -2,7 +2,9 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping
+from types import TracebackType
 
 from unbroken_core.conventions.printable import PrintableFormatter
 from unbroken_core.errors import InputError
@@ -24,3 +26,15 @@ def start_log(name: str, level: str, *, with_time: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter(f"{time}%(levelname).1s {name}: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The interpreter would print it, with whatever characters are in it."""
+    logging.critical("process ended by %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    error, name = arguments.exc_value, "?" if arguments.thread is None else arguments.thread.name
+    logging.error("thread failed: name=%s error=%s", name, arguments.exc_type.__name__, exc_info=error)
