@@ -120,6 +120,7 @@ class JobWorker:
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
             decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)

@@ -44,6 +44,10 @@ TOKEN_BYTES = 32
 AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
 RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, TOKEN_VOLUME))
+SECRET_SUFFIX = f"-{RENDEZVOUS}"
+"""Of the names of jobs' Secrets."""
+OWN_USER = 65532
+"""Uid and gid of our own containers, whatever the template says of the whole pod."""
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
 RESERVED_KEYS = f"keys under {GROUP}/ and its subdomains are the operator's: remove them"
 """Of labels and annotations in a template: by them the operator knows its pods, and what it decided about each."""

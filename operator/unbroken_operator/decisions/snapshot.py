@@ -190,6 +190,8 @@ class PlanMemory:
     since_circle_s: float = 0.0
     last_circle: str = ""
     """The last such pod and why it went."""
+    sound_spec: Mapping[str, Any] | None = None
+    """The last spec of the job that was sound; None when this process has seen none."""
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,10 @@ class World:
 
     def actions(self) -> tuple[Action, ...]:
         """Return what the plan asks for now."""
-        return plan(self.snapshot()).actions
+        decision = plan(self.snapshot())
+        sound = decision.sound_spec or self.memory.sound_spec
+        self.memory = dataclasses.replace(self.memory, sound_spec=copy.deepcopy(sound))
+        return decision.actions
 
     def settle(self, limit: int = 10) -> int:
         """Plan and act until nothing is left to do; return the number of rounds with actions."""

@@ -11,10 +11,10 @@ from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_outcome, was_suspended
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
-from unbroken_operator.decisions.reporting.silence import is_unknown, unknown, why_silent
+from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
 from unbroken_operator.decisions.snapshot import Snapshot
 
@@ -53,7 +53,13 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
 
 def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     if isinstance(verdict, InvalidSpec):
-        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, verdict.message)
+        message = verdict.message
+        if has_run(snapshot):
+            message = _with_meanwhile(message, "the job goes on as it is, and lost pods are not replaced meanwhile")
+        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+    if verdict.refused is not None:
+        message = _with_meanwhile(verdict.refused.message, "the spec before it stays in force")
+        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     names = [
         f"{kind} {item.name}"
         for kind, item in (("Secret", snapshot.secret), ("Service", snapshot.service))
@@ -70,7 +76,12 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         f"{settings.replicas} active and {settings.spares} spare pods of {settings.ranks_per_pod} ranks are wanted, "
         f"at least {settings.minimum_replicas} active pods to train"
     )
+    message = "; beware: ".join((message, *verdict.warnings))
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _with_meanwhile(message: str, meanwhile: str) -> str:
+    return f"{cut(message, MAX_MESSAGE - len(meanwhile) - 2)}; {meanwhile}"
 
 
 def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:

@@ -28,7 +28,7 @@ _AT_WORK = (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.
 
 def is_unknown(snapshot: Snapshot) -> bool:
     """Return whether a job has run, and nobody knows what it does now."""
-    return is_taken_over(snapshot) if snapshot.is_reachable else _has_run(snapshot) and silent_in_s(snapshot) <= 0
+    return is_taken_over(snapshot) if snapshot.is_reachable else has_run(snapshot) and silent_in_s(snapshot) <= 0
 
 
 def is_taken_over(snapshot: Snapshot) -> bool:
@@ -45,7 +45,7 @@ def silent_in_s(snapshot: Snapshot) -> float:
 
 def look_again_s(snapshot: Snapshot) -> float | None:
     """Return when a rendezvous that does not answer now will count as silent; None when it answers, or does already."""
-    return None if snapshot.is_reachable or not _has_run(snapshot) else silent_in_s(snapshot) or None
+    return None if snapshot.is_reachable or not has_run(snapshot) else silent_in_s(snapshot) or None
 
 
 def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
@@ -87,7 +87,8 @@ def _last_known(snapshot: Snapshot) -> str:
     return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
 
 
-def _has_run(snapshot: Snapshot) -> bool:
+def has_run(snapshot: Snapshot) -> bool:
+    """Return whether the job has trained since it was started or resumed."""
     if snapshot.status.get("state") in _AT_WORK:
         return True
     return snapshot.report is not None and snapshot.report.iteration >= 0

@@ -13,7 +13,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accept
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
-from unbroken_operator.decisions.reporting.silence import is_taken_over, is_unknown
+from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 
@@ -131,7 +131,7 @@ def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | I
     for is_it, state in (
         ("Complete" in held, JobState.COMPLETE),
         ("Failed" in held, JobState.FAILED),
-        (isinstance(verdict, InvalidSpec), JobState.INVALID),
+        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobState.INVALID),
         ("Suspended" in held, JobState.SUSPENDED),
         (is_unknown(snapshot), JobState.UNKNOWN),
     ):
