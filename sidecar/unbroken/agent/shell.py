@@ -34,6 +34,7 @@ from unbroken.agent.decisions.member import PodMember
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
+from unbroken.tasks import Tasks
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
@@ -107,18 +108,16 @@ class Agent:
                 lambda: self._uplink.num_unauthorized,
             )
             exposition = await serve_exposition(*self._config.metrics_listen, write, refusals)
-        tasks = [asyncio.create_task(self._join()), asyncio.create_task(self._watch_page())]
-        for task in tasks:
-            task.add_done_callback(self._on_task_end)
+        tasks = Tasks(self._on_failure)
+        tasks.start("link to the rendezvous", self._join())
+        tasks.start("watch on the stamps", self._watch_page())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
             code = await self._exit_code
             await self._uplink.drain(_LAST_MESSAGES_S)
             return code
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.stop()
             await self._local.stop()
             if exposition is not None:
                 await exposition.cleanup()
@@ -146,10 +145,10 @@ class Agent:
             await self._is_whole.wait()
         await self._uplink.run()
 
-    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None and not self._exit_code.done():
-            # A bug: end with its traceback, and let the kubelet start this agent again.
-            self._exit_code.set_exception(task.exception() or RuntimeError())
+    def _on_failure(self, _what: str, error: BaseException) -> None:
+        if not self._exit_code.done():
+            # A bug: end, and let the kubelet start this agent again.
+            self._exit_code.set_exception(error)
 
     # ---------------------------------------------------------------------------------------------------------- events
 

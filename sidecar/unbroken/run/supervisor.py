@@ -16,6 +16,7 @@ from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.reasons import JobPhase, Role
@@ -273,7 +274,8 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
-            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {text}", file=sys.stderr, flush=True)
+            since_s = time.monotonic() - self._started_s
+            print(f"unbroken {since_s:7.2f}s  {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _is_storm(starts_s: list[float]) -> bool:

@@ -6,6 +6,7 @@ system than Linux, another C library than the worker's check knows) the launcher
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import platform
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unbroken_core.pod.stamps import LOCK_OWNER, LOCK_OWNER_DIED, lock_offset, page_bytes
+
+logger = logging.getLogger(__name__)
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -71,7 +74,13 @@ class DeathWatch:
         self._watchers.clear()
 
     def _wait(self, local_rank: int, incarnation: int) -> None:
-        word = self._words[local_rank]
+        try:
+            self._wait_for_word(self._words[local_rank], local_rank, incarnation)
+        except Exception:
+            # The launcher reports the end as well, a little later.
+            logger.exception("watch on a worker's death failed: local_rank=%d", local_rank)
+
+    def _wait_for_word(self, word: ctypes.c_uint32, local_rank: int, incarnation: int) -> None:
         longest = _Timespec(_LONGEST_WAIT_S, 0)
         while (seen := word.value) & LOCK_OWNER and not self._is_closing:
             self._futex(word, _FUTEX_WAIT, seen, ctypes.byref(longest))

@@ -107,6 +107,9 @@ class LocalServer:
             logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
             pass
+        except Exception:
+            self.num_refused += 1
+            logger.exception("local peer failed, its connection is closed: pid=%s", _peer_pid(writer))
         finally:
             writer.transport.abort()
 
