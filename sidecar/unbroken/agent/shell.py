@@ -69,7 +69,8 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
-        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
+        check = self._member.check_report
+        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit, check)
         termination_message = TerminationMessage(config.termination_log)
         authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
         self._uplink = Uplink(
