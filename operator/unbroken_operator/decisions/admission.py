@@ -180,6 +180,9 @@ def _template_violations(spec: Spec) -> Iterator[str]:
         for index, item in enumerate(items):
             if item.get("name") in layout.RESERVED_NAMES:
                 yield f"{where}.{kind}[{index}].name: is reserved for the operator: {item['name']!r}"
+            for mount in _objects(item.get("volumeMounts")):
+                if mount.get("name") in layout.AGENT_VOLUMES:
+                    yield f"{where}.{kind}[{index}].volumeMounts: {mount['name']!r} is the agent's alone: remove it"
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
         yield f"{where}.containers: names must differ, got {names}"

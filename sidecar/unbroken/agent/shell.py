@@ -52,7 +52,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._memory_file = MemoryFile(config.directory)
+        self._memory_file = MemoryFile(config.private_directory)
         identity = Hello(
             protocol=PROTOCOL,
             job=config.settings.job,
