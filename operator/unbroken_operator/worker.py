@@ -120,6 +120,7 @@ class JobWorker:
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
             decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
@@ -164,6 +165,8 @@ class JobWorker:
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
+            unheard_for_s=self._poller.unheard_for_s,
+            heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
             hosts=shared.pods.hosts(self.key, self.uid),
         )

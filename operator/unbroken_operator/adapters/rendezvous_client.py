@@ -15,7 +15,7 @@ from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.api import layout
 
-POLL_S = 30
+POLL_S = 10
 """Longest wait of one status request at the rendezvous."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0

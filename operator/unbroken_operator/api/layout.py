@@ -46,8 +46,10 @@ TOKEN_BYTES = 32
 AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
 RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, PRIVATE_VOLUME, TOKEN_VOLUME))
-AGENT_VOLUMES = frozenset((PRIVATE_VOLUME, TOKEN_VOLUME))
-"""No container of a template may mount them."""
+SECRET_SUFFIX = f"-{RENDEZVOUS}"
+"""Of the names of jobs' Secrets."""
+OWN_USER = 65532
+"""Uid and gid of our own containers, whatever the template says of the whole pod."""
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
 RESERVED_KEYS = f"keys under {GROUP}/ and its subdomains are the operator's: remove them"
 """Of labels and annotations in a template: by them the operator knows its pods, and what it decided about each."""

@@ -1,5 +1,6 @@
 """What a plan may ask for. Every action is safe to repeat: a second time it finds its work done."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Union
@@ -127,6 +128,8 @@ class Decision:
     actions: tuple[Action, ...]
     check_after_s: float | None = None
     """Plan again after this time even when nothing happens; None means there is nothing to wait for."""
+    sound_spec: Mapping[str, Any] | None = None
+    """The job's spec, if it is sound: it stays in force should the next one not be."""
 
 
 def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:
@@ -139,7 +142,7 @@ def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
     actions = tuple(
         action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
     )
-    return Decision(actions, decision.check_after_s)
+    return dataclasses.replace(decision, actions=actions)
 
 
 @dataclass(frozen=True)

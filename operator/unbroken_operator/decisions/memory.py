@@ -1,7 +1,8 @@
 """What the operator remembers of a job between two plans. Pure: the time comes in as an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
@@ -43,6 +44,7 @@ class JobMemory:
     posted: dict[str, None] = field(default_factory=dict)
     """Names of Events, oldest first."""
     circles: Circles = field(default_factory=Circles)
+    sound_spec: Mapping[str, Any] | None = None
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -112,6 +114,7 @@ class JobMemory:
             num_circles=self.circles.num_rounds,
             since_circle_s=now_s - self.circles.last_at,
             last_circle=self.circles.last,
+            sound_spec=self.sound_spec,
         )
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:

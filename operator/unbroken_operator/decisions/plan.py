@@ -10,6 +10,7 @@ Doing the actions again, or stopping after any of them and planning again, ends 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from unbroken_core.reasons import Role
 from unbroken_operator.api import layout
@@ -37,6 +38,7 @@ from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
+from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -50,7 +52,7 @@ def plan(snapshot: Snapshot) -> Decision:
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
     snapshot = without_ended_report(snapshot)
-    verdict = admit(snapshot.job)
+    snapshot, verdict = _in_force(snapshot)
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, InvalidSpec):
         status = next_status(snapshot, verdict, None, ordinals)
@@ -59,9 +61,26 @@ def plan(snapshot: Snapshot) -> Decision:
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
     push = _push(snapshot, verdict, assessment)
-    waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
+    waits = (
+        objects.check_after_s,
+        None if assessment.outcome else deadline_left_s(snapshot, verdict.spec),
+        None if assessment.outcome or assessment.is_suspended else look_again_s(snapshot),
+    )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
-    return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s)
+    sound_spec = None if verdict.refused else snapshot.job["spec"]
+    return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s, sound_spec)
+
+
+def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
+    """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
+    verdict = admit(snapshot.job)
+    if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
+        return snapshot, verdict
+    job = {**snapshot.job, "spec": snapshot.memory.sound_spec}
+    before = admit(job)
+    if isinstance(before, InvalidSpec):
+        return snapshot, verdict
+    return replace(snapshot, job=job), replace(before, refused=verdict)
 
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:

@@ -67,7 +67,8 @@ def template(**fields: Any) -> dict[str, Any]:
         ),
         pytest.param(
             {"template": template(volumeMounts=[{"name": "unbroken-private", "mountPath": "/x"}])},
-            "spec.template.spec.containers[0].volumeMounts: 'unbroken-private' is the agent's alone: remove it",
+            "spec.template.spec.containers[0].volumeMounts[0].name: is the operator's, who mounts it where it belongs: "
+            "'unbroken-private'",
             id="the agent's volume",
         ),
         pytest.param(

@@ -113,9 +113,14 @@ def test_only_our_own_containers_get_a_security_context() -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_template_that_runs_the_whole_pod_as_root_still_starts() -> None:
-    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": {"runAsUser": 0}}})["spec"]
-    assert all("runAsNonRoot" not in container["securityContext"] for container in spec["initContainers"])
+@pytest.mark.parametrize("users", [{}, {"runAsUser": 0, "runAsGroup": 0, "fsGroup": 0}, {"runAsUser": 1000}])
+def test_our_containers_have_a_user_of_their_own_whatever_the_template_says_of_the_pod(users: dict[str, int]) -> None:
+    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": users}})["spec"]
+    assert spec["securityContext"] == users
+    for container in spec["initContainers"]:
+        context = container["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65532, 65532, True)
+        assert (context["privileged"], context["readOnlyRootFilesystem"]) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class StampPage:
             return found
         if not self._is_mended:
             self._is_mended = True
-            text = "page of stamps mended, hangs may go unnoticed: path=%s want_bytes=%d got_bytes=%d"
+            text = "page of stamps repaired, hangs may go unnoticed: path=%s want_bytes=%d got_bytes=%d"
             logger.warning(text, self._path, size, len(found))
         try:
             os.pwrite(self._descriptor, header, 0)
