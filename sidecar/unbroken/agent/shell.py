@@ -54,7 +54,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._memory_file = MemoryFile(config.directory)
+        self._memory_file = MemoryFile(config.private_directory)
         identity = Hello(
             protocol=PROTOCOL,
             job=config.settings.job,
@@ -71,7 +71,8 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
-        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
+        check = self._member.check_report
+        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit, check)
         termination_message = TerminationMessage(config.termination_log)
         authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
         self._uplink = Uplink(
