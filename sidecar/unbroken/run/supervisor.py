@@ -33,7 +33,7 @@ _GRACE_S = 10.0
 class Supervisor:
     """One run. All of it in one event loop, in the main thread."""
 
-    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock) -> None:
+    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> None:
         self._options = options
         self._folder = folder
         self._block = block
@@ -46,7 +46,7 @@ class Supervisor:
             settings = options.settings
             certificates = write_certificates(folder, block.rendezvous, settings.job, settings.namespace)
             context = client_context(certificates.authority.read_text())
-        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
+        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates, memory)
         self._children = Children()
         self._client = StatusClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None

@@ -726,6 +726,7 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": "digits",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "UNBROKEN_TERM": "1",
         "UNBROKEN_IN_PROCESS": "0",
     }
     assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
