@@ -131,6 +131,8 @@ class WorkerState:
     """To the last question that it was asked, while it is READY."""
     halted: Halted | None = None
     """Its answer to the last Halt, while it is RUNNING."""
+    has_ended: bool = False
+    """Whether its process has ended well after COMPLETED."""
 
 
 @dataclass(frozen=True)

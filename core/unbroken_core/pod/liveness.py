@@ -112,6 +112,14 @@ def reconnect_grace_s(timeouts: Timeouts, is_interrupted: bool) -> float:
     return min(timeouts.reconnect_s, RECOVERY_RECONNECT_S) if is_interrupted else timeouts.reconnect_s
 
 
+def ending_limit_s(timeouts: Timeouts) -> float:
+    """Return how long a process may go on once the training function has returned on all ranks.
+
+    What follows it (an evaluation, the last save) is the user's, and may take its time.
+    """
+    return max(timeouts.completion_s, timeouts.startup_s)
+
+
 def heartbeat_interval_s(timeouts: Timeouts) -> float:
     """Return how often an agent that has nothing to say says so: four may be lost before the pod is."""
     return timeouts.heartbeat_s / 5

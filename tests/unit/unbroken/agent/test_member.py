@@ -45,6 +45,7 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.pod.pod_messages import (
+    UNKNOWN_EXIT,
     Attach,
     DumpStack,
     End,
@@ -679,6 +680,32 @@ def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, 
     pod.step(LauncherReported(processes(ended(0, 0), ended(1, 0))))
     assert faults(pod) == [None, None]
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
+
+
+def test_ends_after_the_training_are_reported_as_they_are() -> None:
+    pod = Pod()
+    pod.run()
+    for rank in (0, 1):
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+    pod.hear(Finish(1, JobPhase.COMPLETE, Reason.COMPLETED, "over"))
+    assert [state.has_ended for state in pod.member.workers] == [False, False]
+    pod.step(LauncherReported(processes(ended(0, 0), ended(1, 3, error="ValueError: disk full"))))
+    first, second = pod.member.workers
+    assert (first.phase, first.has_ended, first.fault) == (WorkerPhase.COMPLETED, True, None)
+    detail = "exited with code 3 after its training function had returned: ValueError: disk full"
+    assert (second.phase, second.has_ended) == (WorkerPhase.GONE, False)
+    assert second.fault == Fault(Cause.PROCESS_EXIT, 0, detail, exit_code=3)
+
+
+def test_worker_whose_exit_code_only_its_launcher_knows_counts_as_ended_well() -> None:
+    """Where the wrapper has started the agent, processes go on after their call, and torchrun sees their codes."""
+    pod = Pod()
+    pod.run()
+    for rank in (0, 1):
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+    pod.hear(Finish(1, JobPhase.COMPLETE, Reason.COMPLETED, "over"))
+    pod.step(LauncherReported(processes(*(ended(rank, UNKNOWN_EXIT, error="left") for rank in (0, 1)))))
+    assert [(state.has_ended, state.fault) for state in pod.member.workers] == [(True, None)] * 2
 
 
 # ---------------------------------------------------------------------------------------------- process restarts
