@@ -12,6 +12,7 @@ from pathlib import Path
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
+from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
@@ -285,7 +286,7 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
-            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {text}", file=sys.stderr, flush=True)
+            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {in_flags(text)}", file=sys.stderr, flush=True)
 
 
 def _is_storm(starts_s: list[float]) -> bool:
