@@ -87,6 +87,8 @@ class JobPhase(Word):
     RUNNING = "running"
     INTERRUPTED = "interrupted"
     PLANNED = "planned"
+    ENDING = "ending"
+    """The training function has returned on all ranks; their processes have yet to end."""
     COMPLETE = "complete"
     FAILED = "failed"
 
@@ -152,6 +154,8 @@ class Reason(Word):
     FATAL_EXIT = "FatalExitCode"
     POLICY_REFUSED = "PolicyRefused"
     COMPLETED = "AllRanksCompleted"
+    ENDING = "ProcessesEnding"
+    FAILED_AFTER_TRAINING = "FailedAfterTraining"
     INVALID_SPEC = "InvalidSpec"
     TOPOLOGY_LABEL_MISSING = "TopologyLabelMissing"
     TOPOLOGY_LABELS_CONTRADICT = "TopologyLabelsContradict"

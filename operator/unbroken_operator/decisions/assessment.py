@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
-from unbroken_core.reasons import Cause, Role
+from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.domains import Domains, find_domains
@@ -141,9 +141,9 @@ def _counts(
         return False
     if pod.phase != "Succeeded" or outcome is not None:
         return True
-    # Pods end well when the job is complete, which the API server may show before the report says so.
+    # Pods end well when the training is over, which the API server may show before the report says so.
     member = members.get(pod.uid)
-    return report is None or (member is not None and member.is_connected)
+    return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
 
 
 def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:

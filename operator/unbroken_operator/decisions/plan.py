@@ -12,7 +12,7 @@ Doing the actions again, or stopping after any of them and planning again, ends 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from unbroken_core.reasons import Role
+from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
@@ -135,7 +135,9 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.service is None:
         actions.append(CreateService(service(verdict.settings)))
     wait_s = _hold_off_s(snapshot)
-    num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
+    # Once the training function has returned, no pod is worth replacing: nobody would give it a rank.
+    is_ending = assessment.report is not None and assessment.report.phase is JobPhase.ENDING
+    num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
     needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
     num_held = _num_held(snapshot, num_missing + needs_rendezvous)
     needs_rendezvous = needs_rendezvous and num_held <= num_missing

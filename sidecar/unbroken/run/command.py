@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.memory_folder import memory_folder
 from unbroken.run.options import RunOptions, read_options
@@ -23,7 +24,7 @@ def run(arguments: Sequence[str] | None) -> int:
         options = read_options(arguments)
         block = LoopbackBlock()
     except InputError as error:
-        print(printable(f"unbroken run: {error}"), file=sys.stderr)
+        print(printable(f"unbroken run: {in_flags(str(error))}"), file=sys.stderr)
         return 2
     # Readable by this user only: it holds the token and the sockets.
     folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))

@@ -68,6 +68,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         min_ranks_per_pod=parsed.min_ranks_per_pod,
         rungs=_rungs(parsed.rungs),
         max_faults_per_rank=parsed.max_faults_per_rank,
+        no_progress_limit=parsed.no_progress_limit,
         grow_back_s=parsed.grow_back,
         timeouts=_timeouts(parsed),
     )
@@ -117,7 +118,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R,...",
         help="ladder, each rung as NAME, NAME:LIMIT or NAME:LIMIT/SECONDS (in-process,process,pod,world,job)",
     )
-    recovery.add_argument("--max-faults-per-rank", type=int, metavar="N")
+    recovery.add_argument(
+        "--max-faults-per-rank",
+        type=int,
+        metavar="N",
+        help="a worker with more faults gets no rank any more (no limit)",
+    )
+    recovery.add_argument(
+        "--no-progress-limit",
+        type=int,
+        metavar="N",
+        help="give up after more faults in a row than this without a new step, or 60 s of training if the script "
+        "reports no steps (no limit)",
+    )
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
     recovery.add_argument(
         "--grow-back", type=float, metavar="S", help="take in pods that are ready for missing ranks after so long"

@@ -395,6 +395,16 @@ def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() ->
     assert not [action for action in world.actions() if isinstance(action, CreatePod)]
 
 
+def test_no_pod_is_replaced_once_the_training_has_returned() -> None:
+    world = running_world()
+    world.rendezvous_says(JobPhase.ENDING, ["digits-0", "digits-1"], ["digits-2"])
+    world.end_pod("digits-0", "Succeeded")
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    assert world.names() == ["digits-0", "digits-1", "digits-2"]
+    assert world.condition("Complete") == ("False", "NotFinished")
+
+
 def test_a_complete_job_keeps_its_pods_and_loses_its_rendezvous_after_the_last_word() -> None:
     world = running_world()
     completed(world)
