@@ -164,6 +164,8 @@ class JobWorker:
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
+            unheard_for_s=self._poller.unheard_for_s,
+            heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
             hosts=shared.pods.hosts(self.key, self.uid),
         )

@@ -1,13 +1,20 @@
-"""Follows the status of one job's rendezvous. No answer is a normal state."""
+"""Follows the status of one job's rendezvous. No answer is a normal state.
+
+The rendezvous' image is the user's, so however it answers, it is asked only as often as a budget allows.
+"""
 
 import asyncio
+import datetime
 import logging
+import random
+import time
 from collections.abc import Callable
 
 from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
+from unbroken_operator.decisions.limits.budgets import POLLS, full, spend, wait_s
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +33,22 @@ class Poller:
         self._job = job
         self._target: RendezvousTarget | None = None
         self._task: asyncio.Task[None] | None = None
+        self._polls = full(POLLS, 0.0)
+        """Of the job, whichever rendezvous is followed."""
         self.report: JobStatus | None = None
         """The last report of any rendezvous of the job."""
         self.report_from = ""
         """Uid of the pod that it came from."""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.heard_at = ""
+        """Wall-clock time of the last answer of any rendezvous of the job, RFC 3339 UTC; "" before the first."""
+        self._unheard_since: float | None = time.monotonic()
+
+    @property
+    def unheard_for_s(self) -> float:
+        """Seconds since the first attempt that failed, or since there is nobody to be asked; 0 while all is well."""
+        return 0.0 if self._unheard_since is None else time.monotonic() - self._unheard_since
 
     @property
     def target(self) -> RendezvousTarget | None:
@@ -45,6 +62,8 @@ class Poller:
         self._target = target
         self.is_reachable = False
         self.unreachable_because = ""
+        if self._unheard_since is None:
+            self._unheard_since = time.monotonic()
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -68,11 +87,15 @@ class Poller:
         num_failures = 0
         after: JobStatus | None = None
         while True:
+            await self._turn()
+            began_s = time.monotonic()
             try:
                 report = await self._client.status(target, after)
             except RendezvousUnreachable as error:
                 num_failures += 1
                 after = None
+                if self._unheard_since is None:
+                    self._unheard_since = began_s
                 self._fail(str(error), num_failures)
                 await asyncio.sleep(min(0.1 * 2 ** min(num_failures, 10), MAX_DELAY_S))
                 continue
@@ -80,10 +103,19 @@ class Poller:
             after = report
             self._take(report, target)
 
+    async def _turn(self) -> None:
+        """Wait until the job may cost another poll, a little longer now and then: jobs should not come together."""
+        clock = asyncio.get_running_loop().time
+        while (pause_s := wait_s(self._polls, POLLS, clock())) > 0:
+            await asyncio.sleep(pause_s * (1 + random.random() / 4))
+        self._polls = spend(self._polls, POLLS, 1.0, clock())
+
     def _take(self, report: JobStatus, target: RendezvousTarget) -> None:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report
         self.report, self.report_from = report, target.pod_uid
         self.is_reachable, self.unreachable_because = True, ""
+        self._unheard_since = None
+        self.heard_at = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         if not is_news:
             return
         # Most recoveries are over before anybody could read that they began: the end alone is worth a write.

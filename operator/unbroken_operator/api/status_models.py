@@ -25,6 +25,7 @@ class JobState(str, Enum):
     FORMING = "Forming"
     RUNNING = "Running"
     RECOVERING = "Recovering"
+    UNKNOWN = "Unknown"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -231,6 +232,8 @@ class Status(Model):
     next_rendezvous_ordinal: Count | None = None
     """Number of the next rendezvous pod."""
     rendezvous: RendezvousStatus | None = None
+    lease: Annotated[str, Field(max_length=512)] | None = None
+    """The Lease, NAMESPACE/NAME, of the operator that writes this status: while nobody renews it, nobody writes."""
     ended_term: Count | None = None
     """Highest term of the coordinators that ended with a suspension: what they still report is ignored."""
     accepted: Accepted | None = None

@@ -4,7 +4,8 @@ The API server checks the same where it can; this is for what its schema cannot 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,11 @@ from unbroken_operator.api.pod_models import Variable
 
 MAX_SHOWN = 8
 MAX_WARNINGS = 3
+MAX_MESSAGE = 1900
+"""Characters of all violations in one sentence: a condition's message has at most 2,048."""
+MAX_VIOLATION = 400
+MAX_VALUES, MAX_DEPTH = 10_000, 64
+"""Of a spec: each of them may be wrong in a way of its own, and a large template has a few hundred."""
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
 _USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
@@ -49,20 +55,25 @@ class InvalidSpec:
     @property
     def message(self) -> str:
         """All violations in one sentence, or the first ones and how many there are."""
-        shown = "; ".join(self.violations[:MAX_SHOWN])
-        rest = len(self.violations) - MAX_SHOWN
-        return f"{shown}; and {rest} more" if rest > 0 else shown
+        shown = list(self.violations[:MAX_SHOWN])
+        while len(shown) > 1 and sum(map(len, shown)) > MAX_MESSAGE:
+            shown.pop()
+        rest = len(self.violations) - len(shown)
+        return f"{'; '.join(shown)}; and {rest} more" if rest > 0 else "; ".join(shown)
 
 
 def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
-    """Check one ResilientTrainingJob object, as the API server returns it."""
+    """Check one ResilientTrainingJob object, as the API server returns it. Time and memory are linear in its size."""
     metadata = job["metadata"]
     found = list(_name_violations(metadata["name"]))
+    size = _size_violation(job.get("spec"))
+    if size:
+        return _invalid((*found, size))
     try:
         # As JSON, since strict models take words for enums and lists for tuples only from there.
         spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
     except ValidationError as error:
-        return InvalidSpec((*found, *(_describe(item) for item in _causes(error))))
+        return _invalid((*found, *(_describe(item) for item in _causes(error))))
     try:
         settings = to_settings(spec, metadata["name"], metadata["namespace"], metadata["uid"])
     except InputError:
@@ -70,7 +81,32 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
         settings = None
     found += _template_violations(spec)
     found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
-    return InvalidSpec(tuple(found)) if found or settings is None else ValidSpec(spec, settings)
+    return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
+
+
+def _invalid(found: Iterable[str]) -> InvalidSpec:
+    # What was seen is in them, however long: names, keys and values of the user's.
+    return InvalidSpec(
+        tuple(text if len(text) <= MAX_VIOLATION else f"{text[: MAX_VIOLATION - 3]}..." for text in found)
+    )
+
+
+def _size_violation(spec: Any) -> str:
+    """Return what is wrong with the number and depth of values; "" for nothing."""
+    num_values, level = 0, [spec]
+    for _ in range(MAX_DEPTH):
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            return f"spec: must have at most {MAX_VALUES} values, got more"
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return ""
+    return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
 
 
 def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:
@@ -183,7 +219,8 @@ def _template_violations(spec: Spec) -> Iterator[str]:
     yield from (f"{where}.{found}" for found in template_rules.refusals(_as_json(spec)))
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
-        yield f"{where}.containers: names must differ, got {names}"
+        twice = next(name for name, num in Counter(names).items() if num > 1)
+        yield f"{where}.containers: names must differ, got {twice!r} more than once"
     yield from _key_violations(spec)
     yield from _variable_violations(pod.containers[0].env or (), f"{where}.containers[0].env")
 

@@ -37,6 +37,7 @@ from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
+from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -59,7 +60,11 @@ def plan(snapshot: Snapshot) -> Decision:
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
     push = _push(snapshot, verdict, assessment)
-    waits = (objects.check_after_s, None if assessment.outcome else deadline_left_s(snapshot, verdict.spec))
+    waits = (
+        objects.check_after_s,
+        None if assessment.outcome else deadline_left_s(snapshot, verdict.spec),
+        None if assessment.outcome or assessment.is_suspended else look_again_s(snapshot),
+    )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
     return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s)
 

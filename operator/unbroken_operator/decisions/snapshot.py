@@ -157,6 +157,8 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    lease: str = ""
+    """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,10 @@ class Snapshot:
     is_reachable: bool = False
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
+    unheard_for_s: float = 0.0
+    """Seconds since the first attempt to reach it that failed, or since there is nobody to be reached."""
+    heard_at: str = ""
+    """Wall-clock time of its last answer, RFC 3339 UTC; "" when this process has heard none."""
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""

@@ -33,6 +33,7 @@ from unbroken.agent.decisions.events import (
 from unbroken.agent.decisions.member import PodMember
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.exposition import serve_exposition
+from unbroken.network.refusals import Refusals
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
@@ -97,12 +98,15 @@ class Agent:
         exposition = None
         if self._config.metrics_listen is not None:
             # A quarter of the start time; nothing scrapes in the first second.
-            from unbroken.agent.adapters.metrics import render_metrics  # noqa: PLC0415 - after the socket is up
+            from unbroken.agent.adapters.metrics import make_metrics  # noqa: PLC0415 - after the socket is up
 
-            render = render_metrics(
-                self._member, lambda: self._local.num_refused, lambda: self._uplink.num_unauthorized
+            refusals = Refusals()
+            write = make_metrics(
+                self._member,
+                lambda: self._local.num_refused + sum(refusals.counts.values()),
+                lambda: self._uplink.num_unauthorized,
             )
-            exposition = await serve_exposition(*self._config.metrics_listen, render)
+            exposition = await serve_exposition(*self._config.metrics_listen, write, refusals)
         tasks = [asyncio.create_task(self._join()), asyncio.create_task(self._watch_page())]
         for task in tasks:
             task.add_done_callback(self._on_task_end)

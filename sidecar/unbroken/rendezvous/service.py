@@ -239,7 +239,9 @@ class Service:
                         encoded[id(message)] = (message, frame)
                     if not peer.send(frame):
                         self._refusals.note(Refusal.OVERFLOW, peer.pod, "does not read", self._loop.time())
-                case Close():
+                case Close(why=why):
+                    if why:
+                        self._refusals.note(Refusal.IMPOSSIBLE, peer.pod, why, self._loop.time())
                     peer.close()
                 case _:
                     assert_never(action)

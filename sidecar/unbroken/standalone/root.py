@@ -19,9 +19,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
+from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
@@ -262,14 +261,12 @@ class Root:
         token_file.write_text(token)
         refusals = Refusals()
         service = Service(Coordinator(settings, self._loop.time()), refusals)
-        server = Server(service, TokenFile(token_file), refusals)
-        runner = web.AppRunner(
-            server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
-        )
+        connections = Connections(limits_of_api(settings.replicas), refusals)
+        server = Server(service, TokenFile(token_file), refusals, connections)
+        runner = http_runner(server.application(), _SHUTDOWN_S)
         await runner.setup()
-        server.token_guard.watch(runner.server)
         try:
-            await web.SockSite(runner, listener, backlog=4096).start()
+            await GuardedSite(runner, listener, connections).start()
             on_up()
             await self._until_over(service, settings.replicas, first_s)
         finally:

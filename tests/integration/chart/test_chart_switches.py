@@ -45,6 +45,12 @@ CASES: dict[str, tuple[str, ...]] = {
         "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     ),
     "webhook": ("webhook.enabled=true", "networkPolicy.enabled=true"),
+    "webhook-guarded": (
+        "webhook.enabled=true",
+        "webhook.clientAuthoritySecret=api-server",
+        "networkPolicy.enabled=true",
+        "networkPolicy.webhookFrom[0].ipBlock.cidr=10.0.0.0/28",
+    ),
     "webhook-namespaces": ("webhook.enabled=true", "webhook.failurePolicy=Fail", "namespaces={a}"),
     "webhook-cert-manager": ("webhook.enabled=true", "webhook.certManager.enabled=true"),
     "webhook-issuer": (
@@ -59,6 +65,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "quarantine.domainLabel=topology.kubernetes.io/zone",
     ),
     "without-service": ("metrics.service=false",),
+    "lease-readers": ("rbac.leaseReaders={team-a}",),
     "own-account": ("serviceAccount.create=false", "serviceAccount.name=mine", "rbac.create=false"),
     "pod": (
         "imagePullSecrets[0].name=pull",

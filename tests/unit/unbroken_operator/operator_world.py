@@ -99,6 +99,8 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.unheard_for_s = 0.0
+        self.heard_at = ""
         self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
         self.now = "2026-01-01T00:00:00Z"
@@ -126,6 +128,8 @@ class World:
             report_from=self.report_from,
             is_reachable=self.is_reachable,
             unreachable_because=self.unreachable_because,
+            unheard_for_s=self.unheard_for_s,
+            heard_at=self.heard_at,
             memory=self.memory,
         )
 

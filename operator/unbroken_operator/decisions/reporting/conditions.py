@@ -14,6 +14,7 @@ from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_o
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
+from unbroken_operator.decisions.reporting.silence import is_unknown, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
 from unbroken_operator.decisions.snapshot import Snapshot
 
@@ -43,6 +44,8 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
         found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
+    elif is_unknown(snapshot):
+        found += unknown(snapshot, assessment)
     elif snapshot.report is not None and snapshot.is_reachable:
         found += [_running(snapshot.report), _recovering(snapshot.report), *_ends(job_outcome(snapshot))]
     return found
@@ -122,16 +125,19 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
             yield _running(report)
             yield _recovering(report)
         return
+    if is_unknown(snapshot):
+        yield from unknown(snapshot, assessment)
+        return
     because = snapshot.unreachable_because
     if assessment.rendezvous is None and not snapshot.is_reachable:
-        because = "there is no rendezvous pod at the moment"
-    if because:
-        yield _without_rendezvous(because, report, pods_ready)
+        because = why_silent(snapshot, assessment)
+    if because and (report is None or report.iteration < 0):
+        yield _without_rendezvous(because, pods_ready)
         return
     if report is None:
         # After a start of the operator what is stored stays true until the rendezvous has been asked.
         if all(item["type"] != ConditionType.RUNNING.value for item in snapshot.status.get("conditions") or ()):
-            yield _without_rendezvous("the rendezvous has not answered yet", report, pods_ready)
+            yield _without_rendezvous("the rendezvous has not answered yet", pods_ready)
         return
     yield _running(report, pods_ready)
     yield _recovering(report)
@@ -141,10 +147,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _without_rendezvous(because: str, report: JobStatus | None, pods_ready: Finding) -> Finding:
-    if report is not None and report.phase is JobPhase.RUNNING:
-        message = f"{because}; training goes on without it, last seen at iteration {report.iteration}"
-        return Finding(ConditionType.RUNNING, None, Reason.WAITING_FOR_RENDEZVOUS, cut(message))
+def _without_rendezvous(because: str, pods_ready: Finding) -> Finding:
     reason = Reason.WAITING_FOR_RENDEZVOUS
     message = because
     if _is_obstacle(pods_ready):
@@ -177,7 +180,9 @@ def _degraded(report: JobStatus) -> Finding:
     if report.reason is Reason.BELOW_MINIMUM:
         message = "no rank trains: fewer pods than minReplicas can have ranks"
         return Finding(ConditionType.DEGRADED, True, Reason.FEWER_RANKS, message)
-    is_degraded = report.lost_ranks > 0 and report.iteration >= 0
+    if report.iteration < 0:
+        return Finding(ConditionType.DEGRADED, False, Reason.FULL_STRENGTH, "the job has not started yet")
+    is_degraded = report.lost_ranks > 0
     message = f"{report.world_size} ranks are active, {report.lost_ranks} are lost, {report.spare_ranks} are spare"
     reason = Reason.FEWER_RANKS if is_degraded else Reason.FULL_STRENGTH
     return Finding(ConditionType.DEGRADED, is_degraded, reason, message)
