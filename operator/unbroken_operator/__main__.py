@@ -129,6 +129,8 @@ async def _work(
         force_delete_after_s=config.force_delete_after_s,
         encrypts=config.encrypts,
         lease="" if config.lease is None else str(config.lease),
+        sidecar_resources=config.sidecar_resources,
+        rendezvous_resources=config.rendezvous_resources,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(

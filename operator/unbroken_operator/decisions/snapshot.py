@@ -165,6 +165,10 @@ class OperatorOptions:
     """Whether agents and operator use TLS to the rendezvous."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`requests` and `limits` of agents in jobs that name none."""
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Likewise of the rendezvous."""
 
 
 @dataclass(frozen=True)
