@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
 from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, Resources
+from unbroken_operator.decisions.limits.images import MAX_PATTERNS, pattern_fault
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
@@ -35,6 +36,8 @@ class Config:
     is_json_log: bool
     log_level: str
     force_delete_after_s: float
+    rendezvous_images: tuple[str, ...] = ()
+    """Empty: any."""
     encrypts: bool = True
     """Whether the parts of new jobs use TLS among each other."""
     sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -61,6 +64,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         is_json_log=options.log_format == "json",
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
+        rendezvous_images=tuple(options.rendezvous_image or ()),
         encrypts=not options.no_encryption,
         sidecar_resources=_resources("--sidecar-resources", options.sidecar_resources),
         rendezvous_resources=_resources("--rendezvous-resources", options.rendezvous_resources),
@@ -92,6 +96,13 @@ def _parser() -> argparse.ArgumentParser:
             metavar="JSON",
             help=f"requests and limits of {what} in jobs that name none, as in a container (default: {{}})",
         )
+    parser.add_argument(
+        "--rendezvous-image",
+        action="append",
+        metavar="IMAGE",
+        help="jobs may have this image for their rendezvous, or those with this prefix, such as example.com/team/*; "
+        "may be repeated (default: any image)",
+    )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="serve /metrics and /healthz there")
     parser.add_argument("--liveness", metavar="ADDRESS:PORT", help="serve /healthz and /readyz there")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -143,10 +154,18 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
         raise InputError("--sidecar-image: must not be empty")
+    _check_images(options.rendezvous_image or ())
     if not options.force_delete_after_seconds >= 0:
         raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
         raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
+
+
+def _check_images(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise InputError(f"--rendezvous-image: must be given at most {MAX_PATTERNS} times, got {len(patterns)}")
+    for fault in filter(None, map(pattern_fault, patterns)):
+        raise InputError(f"--rendezvous-image: {fault}")
 
 
 def _add_quarantine(parser: argparse.ArgumentParser) -> None:
