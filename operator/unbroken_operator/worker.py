@@ -37,6 +37,7 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.rollouts import RETRY_S
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -118,19 +119,20 @@ class JobWorker:
                 await asyncio.sleep(MIN_PAUSE_S)
         finally:
             self._shared.pods.drop(self.key)
+            self._shared.rollouts.give_back(self.uid)
             await self._poller.stop()
 
     async def _reconcile(self) -> float | None:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
-            decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            decision = self._decide(snapshot)
             self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = without_lost_fields(plan(again), self._executor.lost_fields)
+                    decision = self._decide(again)
             try:
                 refusals = await self._executor.apply(decision.actions)
             finally:
@@ -148,6 +150,20 @@ class JobWorker:
             self._wake.set()
         waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
         return min((wait for wait in waits if wait is not None), default=None)
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
+        """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
+        rollouts = self._shared.rollouts
+        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
+        if not decision.wants_new_rendezvous:
+            if snapshot.is_reachable:
+                rollouts.give_back(self.uid)
+        elif rollouts.take(self.uid, time.monotonic()):
+            decision = plan(snapshot)
+        else:
+            wait_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
+            decision = dataclasses.replace(decision, check_after_s=wait_s)
+        return without_lost_fields(decision, self._executor.lost_fields)
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
