@@ -1,6 +1,7 @@
 """A release that changes the settings of many jobs replaces a few rendezvous at a time, and one that adds some none."""
 
 import dataclasses
+from typing import Any
 
 from unbroken_core.layers import Layer
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Timeouts
@@ -28,10 +29,12 @@ class NewerSettings(JobSettings):
 
 
 def test_a_setting_that_a_release_adds_does_not_change_the_digest_until_it_is_used() -> None:
+    usual: dict[str, Any] = {}
     layers = (Layer("rack", "example.com/rack", 2),)
-    for fields in ({}, {"replicas": 3, "layers": layers, "rungs": DEFAULT_RUNGS[:2]}):
-        before = JobSettings("digits", **fields)  # type: ignore[arg-type]
-        after = NewerSettings("digits", **fields, timeouts=NewerTimeouts())  # type: ignore[arg-type]
+    others: dict[str, Any] = {"replicas": 3, "layers": layers, "rungs": DEFAULT_RUNGS[:2]}
+    for values in (usual, others):
+        before = JobSettings("digits", **values)
+        after = NewerSettings("digits", **values, timeouts=NewerTimeouts())
         assert settings_digest(before) == settings_digest(after)
         assert settings_digest(before) != settings_digest(dataclasses.replace(after, colours=("red",)))
         patient = dataclasses.replace(after, timeouts=NewerTimeouts(patience_s=6.0))
