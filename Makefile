@@ -51,7 +51,7 @@ format: $(STAMP) ## Format the code and fix what the linter can fix
 ##@ Generated files
 .PHONY: generate verify docs lock
 GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/*.json charts/unbroken/README.md docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
-    docs/topology/*.svg
+    docs/topology/*.svg tests/data/messages/*.jsonl
 
 generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics, values and behaviours, dashboards, pictures
 	$(BIN)/python -m unbroken_operator.generate
@@ -60,6 +60,7 @@ generate: $(STAMP) ## Write the generated files again: CRD, references of API, m
 	$(BIN)/python tools/chart_values.py
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
+	$(BIN)/python tools/record_messages.py
 	$(BIN)/python tools/topology_pictures.py
 
 docs: $(STAMP) ## Build the site of the documents into build/docs, and fail on a link or an anchor that leads nowhere

@@ -247,6 +247,8 @@ class Snapshot:
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
+    may_replace_rendezvous: bool = True
+    """Whether one that works may be replaced now because its settings are others: not all jobs do so at once."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
 
