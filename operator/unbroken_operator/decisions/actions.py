@@ -46,6 +46,13 @@ class CreateService:
 
 
 @dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Create the NetworkPolicy of the rendezvous, unless there is one of that name."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class CreatePod:
     """Create a pod."""
 
@@ -113,6 +120,7 @@ Action = Union[
     WriteStatus,
     CreateSecret,
     CreateService,
+    CreateNetworkPolicy,
     CreatePod,
     DeletePod,
     PatchPod,

@@ -146,6 +146,15 @@ class WriteRefusal:
 
 
 @dataclass(frozen=True)
+class PolicyOptions:
+    """Who may reach the rendezvous of jobs, beside their own pods."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy peers that may read metrics; empty: everybody."""
+
+
+@dataclass(frozen=True)
 class OperatorOptions:
     """What the plan needs to know about the operator itself."""
 
@@ -159,6 +168,8 @@ class OperatorOptions:
     """Whether agents and operator use TLS to the rendezvous."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 @dataclass(frozen=True)
