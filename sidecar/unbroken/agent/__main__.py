@@ -14,7 +14,8 @@ from unbroken_core.errors import InputError
 
 async def _run() -> int:
     config = read_config()
-    config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (config.directory, config.private_directory):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = await Agent(config).run()
     _ignore_signals(asyncio.get_running_loop())
     return code

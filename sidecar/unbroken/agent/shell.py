@@ -7,12 +7,13 @@ import signal
 from collections import deque
 
 from unbroken.agent.adapters.death_watch import DeathWatch
+from unbroken.agent.adapters.keeper_process import KeeperProcess
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.adapters.memory_file import MemoryFile
 from unbroken.agent.adapters.stamp_page import StampPage, read_stack
 from unbroken.agent.adapters.termination_message import TerminationMessage
 from unbroken.agent.adapters.uplink import Uplink
-from unbroken.agent.config import AgentConfig
+from unbroken.agent.config import AgentConfig, MemoryConfig
 from unbroken.agent.decisions.events import (
     Action,
     CloseConnection,
@@ -54,7 +55,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._memory_file = MemoryFile(config.directory)
+        self._memory_file = MemoryFile(config.private_directory)
         identity = Hello(
             protocol=PROTOCOL,
             job=config.settings.job,
@@ -71,7 +72,8 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
-        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
+        check = self._member.check_report
+        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit, check)
         termination_message = TerminationMessage(config.termination_log)
         authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
         self._uplink = Uplink(
@@ -111,6 +113,8 @@ class Agent:
         tasks = Tasks(self._on_failure)
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
+        if self._config.memory is not None:
+            tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
             code = await self._exit_code
@@ -124,6 +128,10 @@ class Agent:
             self._deaths.close()
             self._page.close()
             self._memory_file.close()
+
+    def _keeper(self, memory: MemoryConfig) -> KeeperProcess:
+        config = self._config
+        return KeeperProcess(memory.root, memory.limit_bytes, config.settings, config.pod_uid, config.directory)
 
     @property
     def is_in_touch(self) -> bool:

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from unbroken.daemon import leave_starter
+from unbroken.folders import lock_folder, sweep
 from unbroken.logs import read_level, start_log
 from unbroken.network.addresses import listen_at
-from unbroken.standalone.folders import lock_folder, sweep
 from unbroken.standalone.host import Host
 from unbroken.standalone.messages import ASSIGNMENT_NAME, CONFIG_NAME, PodAssignment, StandaloneConfig
 from unbroken.standalone.root import Root, bind

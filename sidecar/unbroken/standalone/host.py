@@ -317,6 +317,7 @@ class Host:
             pod_ip=self._address(assignment),
             domains=(),
             directory=self._folder,
+            private_directory=self._folder,
             waits_for_workers=True,
         )
 
