@@ -1,6 +1,7 @@
 """The operator's own settings, from the command line. Everything is checked before anything starts."""
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,10 @@ from unbroken_operator.adapters.webhook import Webhook
 from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, LABEL_KEY, Resources
 from unbroken_operator.decisions.limits.images import MAX_PATTERNS, pattern_fault
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
+from unbroken_operator.decisions.snapshot import PolicyOptions
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
+MAX_PEERS = 100
 DEFAULT_LIMITS = QuarantineLimits()
 MAX_LABEL_KEY = 317
 
@@ -50,6 +53,8 @@ class Config:
     webhook: Webhook | None = None
     quarantine: QuarantineMode = QuarantineMode.DRY_RUN
     quarantine_limits: QuarantineLimits = DEFAULT_LIMITS
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -74,6 +79,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         webhook=_webhook(options),
         quarantine=QuarantineMode(options.quarantine),
         quarantine_limits=_limits(options),
+        network_policy=_network_policy(options),
     )
 
 
@@ -121,6 +127,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_lease_and_webhook(parser)
     _add_quarantine(parser)
+    parser.add_argument(
+        "--job-network-policies",
+        metavar="NAMESPACE",
+        help="make a NetworkPolicy for each job's rendezvous: the job's pods and this operator, in NAMESPACE, reach it",
+    )
+    parser.add_argument(
+        "--job-metrics-from",
+        metavar="JSON",
+        default="[]",
+        help="NetworkPolicy peers that may read the rendezvous' metrics (default: everybody)",
+    )
     return parser
 
 
@@ -240,6 +257,29 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
         options.quarantine_max_percent,
         options.quarantine_domain_label,
     )
+
+
+def _network_policy(options: argparse.Namespace) -> PolicyOptions | None:
+    namespace, text = options.job_network_policies, options.job_metrics_from
+    if namespace is None:
+        return None
+    if not re.match(DNS_LABEL, namespace):
+        raise InputError(f"--job-network-policies: not the name of a namespace: {namespace!r}")
+    try:
+        peers = json.loads(text)
+    except (ValueError, RecursionError):
+        peers = None
+    if not isinstance(peers, list) or len(peers) > MAX_PEERS or not all(map(_is_peer, peers)):
+        raise InputError(
+            f"--job-metrics-from: must be a JSON list of at most {MAX_PEERS} NetworkPolicy peers, with podSelector, "
+            f"namespaceSelector or ipBlock, got {text[:100]!r}"
+        )
+    return PolicyOptions(namespace, tuple(peers))
+
+
+def _is_peer(peer: object) -> bool:
+    kinds = {"podSelector", "namespaceSelector", "ipBlock"}
+    return isinstance(peer, dict) and bool(peer) and set(peer) <= kinds
 
 
 def _webhook(options: argparse.Namespace) -> Webhook | None:

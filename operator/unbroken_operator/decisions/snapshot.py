@@ -152,6 +152,15 @@ class WriteRefusal:
 
 
 @dataclass(frozen=True)
+class PolicyOptions:
+    """Who may reach the rendezvous of jobs, beside their own pods."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy peers that may read metrics; empty: everybody."""
+
+
+@dataclass(frozen=True)
 class OperatorOptions:
     """What the plan needs to know about the operator itself."""
 
@@ -171,6 +180,8 @@ class OperatorOptions:
     """`requests` and `limits` of agents in jobs that name none."""
     rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Likewise of the rendezvous."""
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
+from unbroken.network.connections import ConnectionLimits
+from unbroken.standalone import root
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.messages import (
     Attendance,
@@ -198,3 +200,27 @@ def test_proof_of_somebody_who_does_not_know_the_key_is_refused(tmp_path: Path) 
             writer.close()
 
     asyncio.run(run())
+
+
+def test_hosts_meet_while_strangers_hold_all_connections_that_the_root_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one address lose their oldest, and others come in."""
+    monkeypatch.setattr(root, "limits_of_api", lambda _: ConnectionLimits(8, 16, LIMIT_S))
+
+    async def scenario() -> None:
+        async with meeting(tmp_path) as opened:
+            strangers = [
+                await asyncio.open_connection("127.0.0.1", opened.port, local_addr=("127.0.0.2", 0)) for _ in range(40)
+            ]
+            hosts = [opened.host(present("a", 0, is_owner=True)), opened.host(present("b", 1, 2))]
+            found = await asyncio.wait_for(asyncio.gather(*hosts), LIMIT_S)
+            assert [isinstance(answer, PodAssignment) for answer in found] == [True, True]
+            for reader, writer in strangers:
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+
+    asyncio.run(scenario())
