@@ -8,6 +8,7 @@ import sys
 from unbroken.agent.config import read_config
 from unbroken.agent.shell import Agent
 from unbroken.logs import read_level, start_log
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 
@@ -41,7 +42,7 @@ def main() -> int:
         start_log("unbroken.agent", read_level(os.environ), with_time=False)
         return asyncio.run(_run())
     except InputError as error:
-        print(f"unbroken.agent: {error}", file=sys.stderr)
+        print(printable(f"unbroken.agent: {error}"), file=sys.stderr)
         return 2
 
 

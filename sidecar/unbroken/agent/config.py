@@ -5,10 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.keeper.config import read_limit
 from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_from_json
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Where a pod's keeper has its slots, and how much they may take."""
+
+    root: Path
+    limit_bytes: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class AgentConfig:
     waits_for_workers: bool = False
     """Join the job only once every living worker is READY: without a launcher nobody says how many will come, and the
     first plan would leave out the late ones."""
+    memory: MemoryConfig | None = None
+    """None: a job without checkpoints in memory, and without a keeper."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
@@ -70,4 +81,12 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         directory=directory,
         private_directory=Path(source.get("UNBROKEN_PRIVATE_DIR") or directory),
         termination_log=Path(termination_log) if termination_log else None,
+        memory=_read_memory(source),
     )
+
+
+def _read_memory(source: Mapping[str, str]) -> MemoryConfig | None:
+    root = source.get("UNBROKEN_MEMORY_DIR", "")
+    if not root:
+        return None
+    return MemoryConfig(Path(root), read_limit("UNBROKEN_MEMORY_LIMIT", source.get("UNBROKEN_MEMORY_LIMIT", "")))

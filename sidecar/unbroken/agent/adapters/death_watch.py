@@ -9,6 +9,7 @@ the mapping only gives the kernel its addresses, and the words are read from the
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import platform
@@ -19,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unbroken_core.pod.stamps import LOCK_OWNER, LOCK_OWNER_DIED, lock_offset, page_bytes
+
+logger = logging.getLogger(__name__)
 
 _FUTEX_CALLS = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -84,7 +87,13 @@ class DeathWatch:
             os.close(descriptor)
 
     def _wait(self, local_rank: int, incarnation: int) -> None:
-        word = self._words[local_rank]
+        try:
+            self._wait_for_word(self._words[local_rank], local_rank, incarnation)
+        except Exception:
+            # The launcher reports the end as well, a little later.
+            logger.exception("watch on a worker's death failed: local_rank=%d", local_rank)
+
+    def _wait_for_word(self, word: ctypes.c_uint32, local_rank: int, incarnation: int) -> None:
         longest = _Timespec(_LONGEST_WAIT_S, 0)
         while (seen := self._word(local_rank)) & LOCK_OWNER and not self._is_closing:
             before_s = time.monotonic()

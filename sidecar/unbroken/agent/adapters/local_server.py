@@ -121,6 +121,9 @@ class LocalServer:
             self._note_refused(writer, str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
             pass
+        except Exception:
+            self.num_refused += 1
+            logger.exception("local peer failed, its connection is closed: pid=%s", _peer_pid(writer))
         finally:
             writer.transport.abort()
 

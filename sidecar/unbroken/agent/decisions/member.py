@@ -39,7 +39,7 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
-from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
+from unbroken.agent.decisions.hang_detection import attach_patience_s, name_busy, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
@@ -289,6 +289,8 @@ class PodMember:
                 self.reporter.welcome(interval_s)
                 self._contact.note_contact()
             case Interrupt(iteration=iteration):
+                if iteration > instructions.interrupted:
+                    name_busy(self.places, self.workers, message)
                 confirm_faults(self.places, iteration)
                 if iteration > instructions.interrupted:
                     instructions.interrupted, instructions.interrupt = iteration, message
