@@ -11,6 +11,7 @@ from tests.unit.unbroken_operator.operator_world import World, running_world
 from unbroken_core import wire
 from unbroken_core.messages import PROTOCOL, JobStatus
 from unbroken_core.reasons import Cause, JobPhase
+from unbroken_operator.decisions.limits.report import read_report, report_limits
 
 
 class OperatorTarget(Target):
@@ -51,7 +52,12 @@ class OperatorTarget(Target):
             text = speaker.say(JobStatus)
         else:
             text = speaker.repeat(replace(self.sound, revision=self.revision))
-        world.report = self.decode(text, JobStatus)
+        limits = report_limits(world.job["spec"], len(names))
+        started_s = time.thread_time()
+        try:
+            world.report = read_report(text.encode(errors="surrogatepass"), limits)
+        finally:
+            self.took_s += time.thread_time() - started_s
         if source.random() < 0.1 and world.job.get("status"):
             world.job["status"].pop(source.choice(sorted(world.job["status"])))
         started_s = time.thread_time()
