@@ -189,6 +189,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         hopeless=hopeless_text(job),
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
+        num_same=job.history.num_same,
         culprit=fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
     return situation, phase
