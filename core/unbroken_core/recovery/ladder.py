@@ -282,4 +282,5 @@ LADDER: Final = (
 def shorten_names(pods: Collection[str], name: Callable[[str], str] = str) -> str:
     """Return at most four names for people; `name` makes one of an item."""
     shown = ", ".join(map(name, islice(pods, 4)))
-    return shown if len(pods) <= 4 else f"{shown} and {len(pods) - 4} more pods"
+    num_more = len(pods) - 4
+    return shown if num_more <= 0 else f"{shown} and {num_more} more pod{'s' * (num_more > 1)}"

@@ -77,8 +77,12 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._interrupt, number)
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
-        self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
-        self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
+        pods = f"{settings.replicas} pod{'s' * (settings.replicas > 1)}"
+        ranks = f"{settings.ranks_per_pod} rank{'s' * (settings.ranks_per_pod > 1)}"
+        self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
+        self._say(f"see it live: {shlex.join(self._recipes.page_command)} (`status` and `why` take the same options)")
+        if self._options.log_dir is not None:
+            self._say(f"logs: {self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):
