@@ -232,6 +232,8 @@ class World:
             if isinstance(action, Send):
                 self.to_agent(action.session, action.message)
             elif isinstance(action, Close):
+                if action.why:
+                    raise Violation(f"an honest agent was refused: {action.why}")
                 self.break_connection(action.session)
         self._plan_tick()
 

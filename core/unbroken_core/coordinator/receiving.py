@@ -10,6 +10,7 @@ from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.limits import check_hello, check_report, most_pods
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
 from unbroken_core.coordinator.previous_world import note_back
@@ -37,7 +38,7 @@ _MAX_REFUSED = 64
 def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
     """Take an agent in as a member, or refuse it."""
     known = job.members.by_uid.get(hello.pod_uid)
-    refused = refusal(job.settings, hello, known)
+    refused = refusal(job.settings, hello, known) or check_hello(job, hello)
     if refused is not None:
         job.actions += [Send(session, Refused(refused)), Close(session)]
         _note_refusal(job, hello, refused)
@@ -105,6 +106,8 @@ def _fence(job: JobState, hello: Hello) -> None:
     is_ours = hello.term == 0 or hello.pod_uid in job.welcomed
     if hello.term > term or (hello.term == term and not is_ours):
         term = hello.term + 1
+    if len(job.welcomed) > 2 * most_pods(job.settings):
+        job.welcomed.intersection_update(job.members.by_uid)  # The others get a new term when they come back.
     job.welcomed.add(hello.pod_uid)
     seen = [hello.plan.iteration] if hello.plan is not None else []
     seen += [worker.iteration for worker in hello.workers]
@@ -182,9 +185,13 @@ def lacks_plan(job: JobState, member: Member) -> bool:
 
 
 def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
-    """Take what a member says of its pod; what is older than the last word is ignored."""
+    """Take what a member says of its pod; what is older than the last word is ignored, what cannot be is refused."""
     member = job.members.by_session.get(session)
     if member is None or message.seq <= member.seq:
+        return
+    impossible = check_report(job, message) if isinstance(message, Report) else None
+    if impossible is not None:
+        job.actions.append(Close(session, f"Report.{impossible}"))
         return
     member.seq = message.seq
     job.members.receive(member, now_s)

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from unbroken.network.connections import Connections
 from unbroken.network.frames import MessageRefused, next_text
 from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.network.refusals import Refusal, Refusals
@@ -33,22 +34,24 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
-_SWEEP_S = 1.0
+_BODY_TIMEOUT_S = 20.0
 
 
 class Server:
     """Handlers of the API."""
 
-    def __init__(self, service: Service, token: TokenFile, refusals: Refusals) -> None:
+    def __init__(
+        self, service: Service, token: TokenFile, refusals: Refusals, connections: Connections | None = None
+    ) -> None:
+        """`connections`: those of the port; None where nobody else can reach it."""
         self._service = service
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self.token_guard = TokenGuard(token.accepts, refusals)
+        self._token_guard = TokenGuard(token.accepts, refusals, connections)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.token_guard.guard])
-        app.on_cleanup.append(self.token_guard.stop)
+        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._token_guard.guard])
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -140,7 +143,11 @@ class Server:
 
     async def _observation(self, request: web.Request) -> web.StreamResponse:
         try:
-            observation = wire.decode(await request.read(), Observation)
+            observation = wire.decode(await asyncio.wait_for(request.read(), _BODY_TIMEOUT_S), Observation)
+        except asyncio.TimeoutError:
+            detail = f"observation: want all of it within {_BODY_TIMEOUT_S:g} s"
+            self._refuse(Refusal.SILENT, request, detail)
+            return web.Response(status=408, text=f"{detail}\n")
         except WireError as error:
             self._refuse(Refusal.MALFORMED, request, str(error))
             return web.Response(status=400, text=f"{error}\n")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from unbroken.run.memory_folder import read_size
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
@@ -42,6 +43,8 @@ class RunOptions:
     is_quiet: bool
     is_encrypted: bool
     """Whether agents and rendezvous speak TLS."""
+    memory_bytes: int | None = None
+    """How much checkpoints in memory may take in each pod; None: there are none."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
@@ -77,6 +80,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         max_replacements=parsed.max_replacements,
         is_quiet=parsed.quiet,
         is_encrypted=_is_encrypted(parsed.tls),
+        memory_bytes=read_size("--memory", parsed.memory) if parsed.memory else None,
     )
 
 
@@ -149,6 +153,9 @@ def make_parser() -> argparse.ArgumentParser:
     other = parser.add_argument_group("other")
     other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
     other.add_argument("--log-dir", metavar="DIR", help="keep DIR/<pod>/rank-<local>/<incarnation>.log")
+    other.add_argument(
+        "--memory", metavar="SIZE", help="keep checkpoints in memory (unbroken.memory), at most SIZE a pod: 2Gi"
+    )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run this module")

@@ -17,6 +17,7 @@ from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.pod.liveness import ending_limit_s
@@ -37,7 +38,7 @@ _GRACE_S = 10.0
 class Supervisor:
     """One run. All of it in one event loop, in the main thread."""
 
-    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock) -> None:
+    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> None:
         self._options = options
         self._folder = folder
         self._block = block
@@ -50,7 +51,7 @@ class Supervisor:
             settings = options.settings
             certificates = write_certificates(folder, block.rendezvous, settings.job, settings.namespace)
             context = client_context(certificates.authority.read_text())
-        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
+        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates, memory)
         self._children = Children()
         self._client = StatusClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None
@@ -299,7 +300,8 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
-            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {in_flags(text)}", file=sys.stderr, flush=True)
+            since_s = time.monotonic() - self._started_s
+            print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
 
 
 def _is_storm(starts_s: list[float]) -> bool:

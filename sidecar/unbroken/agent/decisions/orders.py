@@ -218,6 +218,8 @@ class Orders:
         plan, part, entry = self._instructions.plan, incarnation.part, incarnation.entry
         if entry is None or plan is None or part is None or entry.iteration <= self._instructions.over:
             return None
+        if part.rank is None:
+            return None  # It had one when it was to enter: a plan of the same iteration has taken it away.
         return torchrun_environment.environment(self._settings, plan, part)
 
     def _drain(self, place: LocalPlace, state: WorkerState, is_accepted: bool) -> list[Action]:

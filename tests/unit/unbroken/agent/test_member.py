@@ -781,6 +781,7 @@ def test_plan_becomes_processes_with_torchrun_variables() -> None:
         "TORCHELASTIC_MAX_RESTARTS": str(2**31 - 1),
         "TORCHELASTIC_RUN_ID": "digits",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "UNBROKEN_TERM": "1",
         "UNBROKEN_IN_PROCESS": "0",
     }
     assert phases(pod.after(0.06)) == [(WorkerPhase.RUNNING, 0, 0)] * 2
@@ -883,3 +884,53 @@ def test_worker_that_gets_ready_while_nobody_is_heard_waits_for_the_next_plan() 
     assert entered(pod.step(WorkerReported(0, 0, ready(0)))) == []
     assert entered(pod.join()) == []
     assert entered(pod.hear(plan(1))) == [1]
+
+
+def test_a_welcome_before_hello_accepts_nobody() -> None:
+    """It raised ValueError, and with it the agent ended."""
+    pod = Pod(memory=AgentMemory(1, -1, plan(0), (0, 0)))
+    pod.step(Connected())
+    (hang_up,) = pod.hear(Welcome(PROTOCOL, 1, 5.0))
+    assert hang_up == CloseConnection("Welcome: want it as the answer to Hello, got it before", 5.0)
+    pod.step(Disconnected())
+    assert not pod.member.is_accepted
+    pod.start_workers()
+    assert [type(action.message) for action in pod.join() if isinstance(action, SendToRendezvous)] == [Hello]
+    assert pod.member.is_accepted
+
+
+def test_a_plan_of_the_same_iteration_that_takes_a_rank_away_starts_no_process_there() -> None:
+    """The agent ended, looking for the rank of its worker."""
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherReported(processes()))
+    pod.hear(plan(0))
+    pod.hear(replace(plan(0, term=2), ranks=tuple(replace(part, rank=None) for part in plan(0).ranks)))
+    # A launcher that attaches again is told again what to start.
+    actions = pod.step(LauncherAttached(), LauncherReported(processes()))
+    assert [action for action in actions if isinstance(action, SendToLauncher)] == []
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        pytest.param(WorkerReport(WorkerPhase.READY, 1), "WorkerReport.iteration: want -1 to 0, got 1", id="iteration"),
+        pytest.param(
+            WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 9)),
+            "WorkerReport.fault.iteration: want -1 to 0, got 9",
+            id="fault",
+        ),
+        pytest.param(WorkerReport(WorkerPhase.RUNNING, 0), None, id="as it was told"),
+    ],
+)
+def test_a_worker_is_in_no_iteration_that_its_pod_was_not_told(report: WorkerReport, why: str | None) -> None:
+    pod = Pod()
+    pod.run()
+    assert pod.member.check_report(report) == why
+
+
+def test_a_worker_that_knows_more_than_an_agent_without_memory_is_believed() -> None:
+    pod = Pod()
+    assert pod.member.check_report(WorkerReport(WorkerPhase.RUNNING, 900)) is None
+    why = "WorkerReport.iteration: want -1 to 2147483647, got 2147483648"
+    assert pod.member.check_report(WorkerReport(WorkerPhase.RUNNING, 1 << 31)) == why
