@@ -73,7 +73,7 @@ verify: $(STAMP) ## Write the generated files again and fail when one of them di
 	    diff <(echo "$$before") <(echo "$$after") | sed -n 's/^> [0-9a-f]* */  /p'; exit 1; \
 	fi
 
-lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
+lock: $(STAMP) ## Choose the newest versions again, and write all locks with their hashes
 	$(BIN)/python tools/lock.py
 
 ##@ Deeper
