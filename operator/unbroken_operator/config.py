@@ -3,15 +3,18 @@
 import argparse
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
-from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
+from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, Resources
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
@@ -34,6 +37,9 @@ class Config:
     force_delete_after_s: float
     encrypts: bool = True
     """Whether the parts of new jobs use TLS among each other."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of jobs that name none: `requests` and `limits`."""
     lease: LeaseName | None = None
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
@@ -56,6 +62,8 @@ def parse(arguments: list[str] | None = None) -> Config:
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
         encrypts=not options.no_encryption,
+        sidecar_resources=_resources("--sidecar-resources", options.sidecar_resources),
+        rendezvous_resources=_resources("--rendezvous-resources", options.rendezvous_resources),
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
         webhook=_webhook(options),
@@ -77,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sidecar-image", default=DEFAULT_SIDECAR_IMAGE, help="image of agent and rendezvous in jobs that name none"
     )
+    for name, what in (("sidecar", "the agent"), ("rendezvous", "the rendezvous")):
+        parser.add_argument(
+            f"--{name}-resources",
+            default="{}",
+            metavar="JSON",
+            help=f"requests and limits of {what} in jobs that name none, as in a container (default: {{}})",
+        )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="serve /metrics and /healthz there")
     parser.add_argument("--liveness", metavar="ADDRESS:PORT", help="serve /healthz and /readyz there")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -212,6 +227,17 @@ def _webhook(options: argparse.Namespace) -> Webhook | None:
     if address is None or not folder:
         raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
     return Webhook(address, Path(folder), Path(authority) if authority else None)
+
+
+def _resources(flag: str, text: str) -> Mapping[str, Mapping[str, str]]:
+    try:
+        found = Resources.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise InputError(f"{flag}: {where}: {first['msg']}, got {text[:200]!r}") from error
+    resources: dict[str, dict[str, str]] = found.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return resources
 
 
 def _lease(text: str | None) -> LeaseName | None:
