@@ -74,8 +74,20 @@ verify: $(STAMP) ## Write the generated files again and fail when one of them di
 	    diff <(echo "$$before") <(echo "$$after") | sed -n 's/^> [0-9a-f]* */  /p'; exit 1; \
 	fi
 
-lock: $(STAMP) ## Choose the newest versions for requirements-dev.lock again
+lock: $(STAMP) ## Choose the newest versions again, and write all locks with their hashes
 	$(BIN)/python tools/lock.py
+	for tool in pip-audit checkov; do \
+	    echo $$tool | $(BIN)/uv pip compile - --generate-hashes --no-header --no-annotate --quiet --upgrade \
+	        --python $(BIN)/python --output-file tools/scanners/$$tool.lock; \
+	done
+
+##@ Supply chain
+.PHONY: audit scan
+audit: $(STAMP) ## Ask the package index for known vulnerabilities of all that is locked; fails with "not done" where it does not answer
+	$(BIN)/python tools/scanners/audit.py
+
+scan: $(STAMP) ## Scan the rendered chart with checkov, for one namespace and for all; each exception is in tools/scanners/exceptions.yaml
+	$(WITH_HELM) $(BIN)/python tools/scanners/scan.py
 
 ##@ Deeper
 .PHONY: cluster-test chart-test dashboards-test e2e sim soak bench images pictures live-page rendezvous-kill
