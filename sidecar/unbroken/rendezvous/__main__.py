@@ -15,7 +15,7 @@ from unbroken.logs import read_level, start_log
 from unbroken.network.certificate import ServerCertificate
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
-from unbroken.network.token import TokenFile
+from unbroken.network.token import JobKeyFile, TokenFile, Verifier
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
 from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken.rendezvous.server import Server
@@ -32,14 +32,14 @@ async def serve(config: RendezvousConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises InputError when it cannot start."""
     loop = asyncio.get_running_loop()
     refusals = Refusals()
-    token = TokenFile(config.token_file)
+    verifier = _verifier(config)
     coordinator = _coordinator(config, loop.time())
     service = Service(coordinator, refusals)
     if config.folder is not None:
         file = TermFile(config.folder)
         file.write(*coordinator.past)
         service.on_change(lambda: file.write(*coordinator.past))
-    server = Server(service, token, refusals)
+    server = Server(service, verifier, refusals)
     runner = web.AppRunner(server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     server.token_guard.watch(runner.server)
@@ -57,6 +57,15 @@ async def serve(config: RendezvousConfig) -> None:
         await runner.cleanup()
         if exposition is not None:
             await exposition.cleanup()
+
+
+def _verifier(config: RendezvousConfig) -> Verifier:
+    if config.job_key_file is not None:
+        return JobKeyFile(config.job_key_file, config.settings.uid)
+    if config.token_file is None:
+        raise InputError("UNBROKEN_JOB_KEY_FILE: want the file with the job's key in the environment, got nothing")
+    # The job was begun by an earlier release: its Secret has one token for all.
+    return TokenFile(config.token_file)
 
 
 def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:

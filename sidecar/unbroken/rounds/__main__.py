@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -18,7 +17,7 @@ from unbroken.network.addresses import listen_at, split_address
 from unbroken.network.certificate import ServerCertificate
 from unbroken.network.exposition import serve_exposition_on
 from unbroken.network.refusals import Refusals
-from unbroken.network.token import FixedToken, TokenFile
+from unbroken.network.token import FixedToken, TokenFile, Verifier
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
@@ -32,17 +31,19 @@ LINGER_S = 20.0
 """With --until-idle: how long to go on without nodes. Longer than a run that has ended refuses late nodes."""
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
+_MAX_STDIN = 1 << 16
 
 
 async def serve(
-    options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket, metrics: socket.socket | None
+    options: argparse.Namespace, verifier: Verifier, listener: socket.socket, metrics: socket.socket | None
 ) -> None:
     """Serve until SIGTERM or SIGINT, or with --until-idle until no node was connected for a while."""
     refusals = Refusals()
     file = None if options.state is None else KnownRoundsFile(options.state)
     past: KnownRounds = {} if file is None else file.read()
     past |= read_known_rounds(options.known, "--known") if options.known else {}
-    rounds, token_guard = Rounds(refusals, past, None if file is None else file.write), TokenGuard(accepts, refusals)
+    token_guard = TokenGuard(verifier, refusals)
+    rounds = Rounds(refusals, past, None if file is None else file.write, token_guard.held)
     app = web.Application(middlewares=[token_guard.guard])
     app.on_cleanup.append(token_guard.stop)
     app.add_routes(rounds.routes())
@@ -121,9 +122,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _read_token(path: Path) -> Callable[[str], bool]:
+def _read_token(path: Path) -> Verifier:
     """Raises InputError."""
-    return FixedToken(sys.stdin.read().strip()).accepts if str(path) == "-" else TokenFile(path.absolute()).accepts
+    return FixedToken(sys.stdin.read(_MAX_STDIN)) if str(path) == "-" else TokenFile(path.absolute())
 
 
 def _listen(option: str, text: str) -> socket.socket:
@@ -137,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0 at the end, 2 for bad input, with the reason on standard error."""
     options = _options(arguments)
     try:
-        accepts = _read_token(options.token_file)
+        verifier = _read_token(options.token_file)
         if options.certificate is not None:
             options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
             ServerCertificate(options.certificate, options.key)
@@ -154,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     start_log("unbroken.rounds", options.log_level, with_time=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(serve(options, accepts, listener, metrics))
+    asyncio.run(serve(options, verifier, listener, metrics))
     return 0
 
 

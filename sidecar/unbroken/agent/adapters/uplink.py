@@ -17,6 +17,7 @@ from unbroken.agent.decisions.events import Connected, ConnectionRefused, Discon
 from unbroken.agent.decisions.fence import longest_retry_s, ping_interval_s
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
+from unbroken.network.token import read_token
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
@@ -113,11 +114,7 @@ class Uplink:
 
     async def _connect_once(self, session: aiohttp.ClientSession) -> None:
         try:
-            token = self._token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            self._complain(f"token file {self._token_file}: want the job's token in UTF-8, got {error}")
-            return
-        try:
+            token = read_token(self._token_file)
             context = True if self._authority is None else self._authority.context()
             async with session.ws_connect(
                 self._url,
@@ -182,10 +179,11 @@ class Uplink:
 
     def _explain(self, status: int) -> str:
         """Return what an answer other than 101 means."""
-        if status != HTTPStatus.UNAUTHORIZED:
+        if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return f"{self._url} answered {status}: want 101"
         self.num_unauthorized += 1
-        return f"token file {self._token_file}: want this job's token, got one that {self._url} refuses (401)"
+        whose = "job's" if status == HTTPStatus.UNAUTHORIZED else "pod's"
+        return f"token file {self._token_file}: want this {whose} token, got one that {self._url} refuses ({status})"
 
 
 def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:
