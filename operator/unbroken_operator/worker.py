@@ -27,10 +27,12 @@ from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateTokens,
     Decision,
     DeletePod,
     PatchPod,
     PushObservation,
+    RepairTokens,
     Revert,
     without_lost_fields,
 )
@@ -43,12 +45,15 @@ logger = logging.getLogger(__name__)
 
 RESYNC_S = 300.0
 SECRET_AGE_S = 300.0
+TOKENS_AGE_S = 900.0
+"""They change only by hand, or with the job's key."""
 FRESH_SECRET_S = 5.0
 STARTING_SECRET_S = 10.0
 """While a pod starts on its node: it waits there for the Secret, should that have been deleted."""
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 BUG_PAUSE_S = 60.0
+_CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 
 
 class JobWorker:
@@ -129,13 +134,13 @@ class JobWorker:
                 refusals = await self._executor.apply(decision.actions)
             finally:
                 for action in decision.actions:
-                    if isinstance(action, Revert | PatchPod):
+                    if isinstance(action, Revert | RepairTokens | PatchPod):
                         self._memory.note_revert(action.key, time.monotonic())
                     if isinstance(action, DeletePod):
                         self._memory.note_deleted(action.uid, action.why)
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
-            if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
+            if refusals or any(isinstance(item, _CREATIONS) for item in decision.actions):
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
             self._wake.set()
@@ -145,7 +150,7 @@ class JobWorker:
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
         if not self.job["metadata"].get("deletionTimestamp"):
-            await self._secret.refresh(FRESH_SECRET_S if self._secret.is_foreign else secret_age_s)
+            await self._refresh_secrets(secret_age_s)
             await self._executor.refresh_foreign_service()
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
@@ -165,11 +170,30 @@ class JobWorker:
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
             released=tuple(self._executor.released.values()),
+            has_job_key=self._secret.has_job_key,
+            tokens=self._secret.tokens,
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    async def _refresh_secrets(self, secret_age_s: float) -> None:
+        """Read the job's Secret again, and those that hold its pods' tokens, as far as they may have changed."""
+        if self._secret.is_foreign:
+            secret_age_s = min(secret_age_s, FRESH_SECRET_S)
+        elif self._shared.client.is_token_old(self._poller.target):
+            secret_age_s = min(secret_age_s, STARTING_SECRET_S)
+        await self._secret.refresh(secret_age_s)
+        trainers = [
+            pod
+            for pod in self._shared.pods.of_job(self.key)
+            if pod.component == layout.TRAINER and pod.owner_uid == self.uid and not pod.is_terminal
+        ]
+        blocks = {layout.token_block(pod.ordinal) for pod in trainers}
+        starting = {layout.token_block(pod.ordinal) for pod in trainers if pod.node and pod.phase == "Pending"}
+        await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
+        await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
     def _target(self, pods: tuple[PodView, ...]) -> RendezvousTarget | None:
         candidates = [

@@ -94,10 +94,11 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
   resources: [services]
   # Changed is only what leads to the rendezvous, when somebody else has changed it.
   verbs: [get, list, watch, create, patch]
-# By name only: the operator neither lists nor watches Secrets.
+# By name only: the operator neither lists nor watches Secrets. It changes the tokens in those of its own jobs, when
+# somebody has replaced a job's key.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -15,6 +15,9 @@ from unbroken_core.errors import InputError
 MIN_CHARACTERS = 16
 MAX_CHARACTERS = 512
 """Of a job key or a token: longer than the longest token of a pod."""
+OUTGOING_HEADER = "Unbroken-Token"
+OUTGOING = "replaced"
+"""Value of this header in an answer: the token of the request was replaced, and is accepted for a few minutes only."""
 _CONTEXT = "unbroken token 1"
 
 

@@ -79,6 +79,9 @@ class Poller:
             num_failures = 0
             after = report
             self._take(report, target)
+            if self._client.is_token_old(target):
+                # The worker reads the Secret, and follows with what it finds there.
+                self._on_change()
 
     def _take(self, report: JobStatus, target: RendezvousTarget) -> None:
         is_news = not self.is_reachable or self.report_from != target.pod_uid or self.report != report

@@ -9,6 +9,7 @@ from types import TracebackType
 import aiohttp
 
 from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation
 from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
@@ -19,6 +20,7 @@ POLL_S = 30
 """Longest wait of one status request at the rendezvous."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
+MAX_OUTDATED = 4096
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class RendezvousApi:
     """One session for all jobs. Use it as a context manager, in one event loop."""
 
     def __init__(self) -> None:
+        self._outdated: dict[str, str] = {}
+        """Token, by pod uid, that a rendezvous refused, or takes for a moment only since it was replaced."""
         # A long poll per job: the number of connections is the number of jobs.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
@@ -57,6 +61,18 @@ class RendezvousApi:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._session.close()
+
+    def is_token_old(self, target: RendezvousTarget | None) -> bool:
+        """Return whether this token was refused, or was replaced: the Secret has another one, or will have."""
+        return target is not None and self._outdated.get(target.pod_uid) == target.token
+
+    def _note_token(self, target: RendezvousTarget, is_old: bool) -> None:
+        if not is_old:
+            self._outdated.pop(target.pod_uid, None)
+            return
+        while len(self._outdated) >= MAX_OUTDATED:
+            del self._outdated[next(iter(self._outdated))]
+        self._outdated[target.pod_uid] = target.token
 
     async def status(self, target: RendezvousTarget, after: JobStatus | None) -> JobStatus:
         """Return the status once it is newer than `after`, or the same after POLL_S; at once when there is none yet.
@@ -112,8 +128,10 @@ class RendezvousApi:
                 data = await response.content.read(MAX_MESSAGE_BYTES + 1)
                 while not response.content.at_eof() and len(data) <= MAX_MESSAGE_BYTES:
                     data += await response.content.read(MAX_MESSAGE_BYTES + 1 - len(data))
+                is_replaced = response.headers.get(OUTGOING_HEADER) == OUTGOING
+                self._note_token(target, is_replaced or response.status == 401)
                 if response.status == 401:
-                    raise RendezvousUnreachable(f"{where} refuses the token of Secret key {layout.TOKEN_KEY!r} (401)")
+                    raise RendezvousUnreachable(f"{where} refuses the operator's token (401)")
                 if response.status >= 300:
                     shown = data[:200].decode(errors="replace")
                     raise RendezvousUnreachable(f"{where} answered {method} {path} with {response.status}: {shown}")

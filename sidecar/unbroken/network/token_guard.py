@@ -12,16 +12,13 @@ from aiohttp import web
 from unbroken.network.limits import FailureRate, UnauthenticatedConnections
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.token import Caller, Verifier
-from unbroken_core.conventions.tokens import Kind
+from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER, Kind
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
 NUM_CLOSED_AT_ONCE = 64
 """Connections with a replaced key that are closed in one second: all at once, thousands would come back together."""
-OUTGOING_HEADER = "Unbroken-Token"
-OUTGOING = "replaced"
-"""Of an answer: the token of this request was replaced, and is accepted for a few minutes only."""
 
 
 class TokenGuard:

@@ -51,11 +51,8 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
 def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     if isinstance(verdict, InvalidSpec):
         return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, verdict.message)
-    names = [
-        f"{kind} {item.name}"
-        for kind, item in (("Secret", snapshot.secret), ("Service", snapshot.service))
-        if item is not None and item.owner_uid != snapshot.uid
-    ]
+    named = [("Secret", item) for item in snapshot.secrets] + [("Service", snapshot.service)]
+    names = [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
     if names:
         message = (
             f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "
