@@ -83,6 +83,8 @@ def _nothing(job: JobRecord) -> str:
         return "wait: the recovery ends by itself, by the next rung, or in Failed"
     if job.state == "Forming":
         return "wait: it starts by itself"
+    if job.state == "Unknown":
+        return "wait: it is known again as soon as the rendezvous answers"
     return "nothing"
 
 
@@ -91,6 +93,9 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         selector = "app.kubernetes.io/name=unbroken-operator"
         yield f"see whether an operator runs and serves this namespace: kubectl get deployments -A -l {selector}"
         return
+    if job.stale:
+        selector = "app.kubernetes.io/name=unbroken-operator"
+        yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
     if job.is_training is None:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
         yield f"{_kubectl(job)} describe pods -l {selector}   (the rendezvous does not answer)"
@@ -101,7 +106,11 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
             yield from fault_steps(job, last)
         if job.namespace:
             yield f"{_kubectl(job)} delete rtj {job.name}   (then apply it again: a failed job stays as it is)"
-    elif job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
+        return
+    admitted = job.condition("Admitted")
+    if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
+        yield _WAITS[admitted.reason]
+    if job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
         yield _WAITS[job.reason]
 
 

@@ -67,16 +67,17 @@ class JobRecord:
     """Empty for a job that was asked at its rendezvous."""
     name: str
     state: str
-    """Invalid, Suspended, Forming, Running, Recovering, Complete, Failed, or empty when no operator has written one."""
+    """Invalid, Suspended, Forming, Running, Recovering, Unknown, Complete, Failed; empty: no operator has written."""
     is_training: bool | None
-    """None: its rendezvous does not answer; it trained when that was heard last."""
+    """None: nobody knows; message says why, and what was known last."""
     reason: str
     message: str
     """Why it is so: one word, and one sentence."""
     iteration: int
-    active_ranks: int
-    spare_ranks: int
-    lost_ranks: int
+    active_ranks: int | None
+    spare_ranks: int | None
+    lost_ranks: int | None
+    """None: nobody knows."""
     restarts: int
     ettr: float | None
     container: str
@@ -86,6 +87,8 @@ class JobRecord:
     """Oldest first, at most 20."""
     notes: tuple[EventRecord, ...] = field(default=())
     """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
+    stale: str = ""
+    """Why nobody keeps all this up to date; empty when somebody does, or it cannot be known."""
 
     @property
     def title(self) -> str:

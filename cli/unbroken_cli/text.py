@@ -29,6 +29,11 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     """Return whether it trains, what happened last, who it was, what was done, and what to do, in this order."""
     last = job.faults[-1] if job.faults else None
     lines = [f"{job.title}: {headline(job)}"]
+    if job.stale:
+        lines += _row("it said", f"{job.state or 'nothing'}{job.message and f': {job.message}'}")
+    admitted = job.condition("Admitted")
+    if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
+        lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job))
     if last is None:
         lines += _row("last fault", "none")
@@ -41,11 +46,13 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
 
 def headline(job: JobRecord) -> str:
     """Return whether it trains, as the first words of everything."""
+    if job.stale and job.state not in ("Complete", "Failed"):
+        return f"UNKNOWN: {job.stale}. What follows was written before"
     because = f": {job.message}" if job.message else ""
     if job.is_training:
         return f"TRAINING, iteration {job.iteration}{because}"
     if job.is_training is None:
-        return f"PROBABLY TRAINING{because}"
+        return f"UNKNOWN{because}"
     first = {
         "": "NOT TRAINING: no operator has looked at it yet",
         "Invalid": "NOT TRAINING, the spec is refused",
@@ -167,7 +174,8 @@ def clock(text: str) -> str:
 
 def _ranks(job: JobRecord) -> str:
     ettr = "" if job.ettr is None else f", ETTR {job.ettr:.2f}"
-    return f"{job.active_ranks} active, {job.spare_ranks} spare, {job.lost_ranks} lost; restarts {job.restarts}{ettr}"
+    counts = f"{job.active_ranks} active, {job.spare_ranks} spare, {job.lost_ranks} lost"
+    return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{ettr}"
 
 
 def _fault_line(fault: FaultSummary, job: JobRecord) -> str:
@@ -178,4 +186,5 @@ def _cells(job: JobRecord) -> tuple[str, ...]:
     last = job.faults[-1].cause if job.faults else ""
     ettr = "" if job.ettr is None else f"{job.ettr:.2f}"
     counts = (job.active_ranks, job.spare_ranks, job.lost_ranks, job.iteration, job.restarts)
-    return (job.namespace, job.name, job.state or "Unseen", *map(str, counts), ettr, last)
+    shown = ("?" if count is None else str(count) for count in counts)
+    return (job.namespace, job.name, job.state or "Unseen", *shown, ettr, last)

@@ -1,4 +1,6 @@
-"""Messages as JSON text and back. Strict: whatever is not exactly a known message is refused with WireError."""
+"""Messages as JSON text and back. Strict: whatever is not exactly a known message, within the bounds of
+`unbroken_core.bounds`, is refused with WireError.
+"""
 
 import json
 import sys
@@ -11,6 +13,7 @@ from functools import cache
 from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
+from unbroken_core.bounds import Bound, bound_of
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings
@@ -201,6 +204,24 @@ def _dict_reader(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return read
 
 
+def _bounded(reader: Callable[[Any], Any], bound: Bound | None) -> Callable[[Any], Any]:
+    if bound is None:
+        return reader
+    fault_of: Callable[[Any], str] = bound.fault
+
+    def read(data: Any) -> Any:
+        value = reader(data)
+        if value is None:
+            return None
+        # Words are texts from a closed list.
+        wanted = "" if isinstance(value, Enum) else fault_of(value)
+        if wanted:
+            raise _unlike(wanted, len(data) if isinstance(data, (list, dict)) else data)
+        return value
+
+    return read
+
+
 def _word_reader(kind: type[Enum]) -> Callable[[Any], Any]:
     words = {word.value: word for word in kind}
 
@@ -214,7 +235,7 @@ def _word_reader(kind: type[Enum]) -> Callable[[Any], Any]:
 
 
 def _object_reader(kind: Any) -> Callable[[Any], Any]:
-    readers = {name: _reader(hint) for name, hint in _hints(kind).items()}
+    readers = {name: _bounded(_reader(hint), bound_of(kind, name)) for name, hint in _hints(kind).items()}
 
     def read(data: Any) -> Any:
         if type(data) is not dict:

@@ -17,11 +17,12 @@ from unbroken_operator.adapters import logs
 from unbroken_operator.adapters.discovery import is_served, wait_for_api
 from unbroken_operator.adapters.endpoints import serving
 from unbroken_operator.adapters.kube import Kube
-from unbroken_operator.adapters.lease import Lease
+from unbroken_operator.adapters.lease import Election, electing
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.adapters.webhook import reviewing
 from unbroken_operator.config import Config, parse
 from unbroken_operator.decisions.quarantine import QuarantineMode
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LEASE_LOST = 3
+SWITCH_S = 0.001
+"""How long a busy thread may keep the interpreter from the others."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +59,21 @@ async def run(config: Config) -> int:
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         lease = None
         if config.lease is not None:
-            # With connections of its own: a renewal must not stand in line behind the calls of all jobs.
-            electorate = await Kube.connect(config.kubeconfig, metrics.count_call)
-            stack.push_async_callback(electorate.close)
-            lease = Lease(electorate, config.lease, identity, config.lease_s)
+            lease = await stack.enter_async_context(
+                electing(config.kubeconfig, config.lease, identity, config.lease_s, metrics.count_call)
+            )
 
         def is_ready() -> bool:
             # A replica that waits for the lease is ready to take over.
             return ready.is_set() or (lease is not None and lease.is_in_touch and not lease.may_act)
 
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
-            await stack.enter_async_context(serving(address, metrics.registry, is_ready, has_metrics))
+            endpoints = serving(address, metrics.registry, is_ready, has_metrics, metrics.count_refused)
+            await stack.enter_async_context(endpoints)
         wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is QuarantineMode.ON)
         await stack.enter_async_context(reporting_missing_rights(kube, wanted))
-        await stack.enter_async_context(reviewing(config.webhook, config.namespaces, metrics.count_review))
+        reviews = reviewing(config.webhook, config.namespaces, metrics.count_review, metrics.count_refused)
+        await stack.enter_async_context(reviews)
         if lease is None:
             await _until_stopped(_work(config, kube, client, metrics, Flags(stop, ready)), stop, ready)
             return 0
@@ -78,7 +82,7 @@ async def run(config: Config) -> int:
         return await _lead(lease, lambda: _work(config, kube, client, metrics, flags), flags)
 
 
-async def _lead(lease: Lease, work: Callable[[], Coroutine[None, None, None]], flags: Flags) -> int:
+async def _lead(lease: Election, work: Callable[[], Coroutine[None, None, None]], flags: Flags) -> int:
     """Work as long as this process leads; return the exit status."""
     await _until_stopped(lease.acquire(), flags.stop)
     if flags.stop.is_set():
@@ -124,6 +128,7 @@ async def _work(
         has_native_sidecars=is_native,
         force_delete_after_s=config.force_delete_after_s,
         encrypts=config.encrypts,
+        lease="" if config.lease is None else str(config.lease),
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(
@@ -138,7 +143,7 @@ async def _work(
     keeping = None
     try:
         await jobs.start()
-        keeping = asyncio.create_task(quarantine.run(), name="quarantine")
+        keeping = asyncio.create_task(keep_running("quarantine", quarantine.run), name="quarantine")
         await run_operator(
             jobs,
             config.kubeconfig,
@@ -166,6 +171,8 @@ def _make_room() -> None:
     # With Python's own thresholds a list of thousands of pods is mostly looked through for garbage.
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+    # Threads that read what jobs report must not make the others wait, such as the one that renews the lease.
+    sys.setswitchinterval(SWITCH_S)
 
 
 def main() -> int:

@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         encrypts=not options.no_encryption,
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
-        webhook=_webhook(options.webhook_listen, options.webhook_certificates),
+        webhook=_webhook(options),
         quarantine=QuarantineMode(options.quarantine),
         quarantine_limits=_limits(options),
     )
@@ -114,6 +114,11 @@ def _add_lease_and_webhook(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--webhook-certificates", metavar="FOLDER", help="tls.crt and tls.key for it; reloaded when they change"
+    )
+    parser.add_argument(
+        "--webhook-client-authority",
+        metavar="FILE",
+        help="answer only those who show a certificate of this authority (default: whoever connects)",
     )
 
 
@@ -199,13 +204,14 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
     )
 
 
-def _webhook(listen: str | None, folder: str | None) -> Webhook | None:
-    address = _address("--webhook-listen", listen)
-    if address is None and not folder:
+def _webhook(options: argparse.Namespace) -> Webhook | None:
+    address = _address("--webhook-listen", options.webhook_listen)
+    folder, authority = options.webhook_certificates, options.webhook_client_authority
+    if address is None and not folder and not authority:
         return None
     if address is None or not folder:
         raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
-    return Webhook(address, Path(folder))
+    return Webhook(address, Path(folder), Path(authority) if authority else None)
 
 
 def _lease(text: str | None) -> LeaseName | None:

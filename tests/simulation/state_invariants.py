@@ -5,6 +5,7 @@ import math
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.status import build_pods
 
 SETS = (
     *("ready", "unready", "away", "broken", "coming", "out", "hopeless", "respawning", "not_entered", "active"),
@@ -24,6 +25,8 @@ def check_state(coordinator: Coordinator, now_s: float, term: int, iteration: in
     _check_phase(job)
     _check_world(job)
     _check_members(job)
+    if coordinator.status(now_s, str).pods != build_pods(job):
+        raise BrokenStateError("the status shows pods of another revision")
     deadline_s = coordinator.next_deadline_s()
     if deadline_s is not None and not now_s < deadline_s < math.inf:
         raise BrokenStateError(f"a tick is due at {deadline_s}, and was not taken at {now_s}")

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unbroken_cli.errors import CommandError, NotThere
+from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.rendezvous import read_status
 from unbroken_cli.text import paint
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus
 
@@ -31,14 +33,19 @@ def run(parser: argparse.ArgumentParser, show: Show, argv: Sequence[str] | None)
     try:
         lines, value = show(arguments)
     except (InputError, CommandError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        complain(parser.prog, error)
         return 2 if isinstance(error, InputError) else 1
-    lines = ["".join(char if char.isprintable() else "?" for char in line) for line in lines]
+    lines = [printable(line) for line in lines]
     if arguments.output == "json":
         print(json.dumps(value, indent=2))
     else:
         print("\n".join(paint(lines) if sys.stdout.isatty() and len(lines) > 1 else lines))
     return 0
+
+
+def complain(prog: str, error: object) -> None:
+    """Print an error. It may say what a server, kubectl or a job has said."""
+    print(printable(f"{prog}: {error}"), file=sys.stderr)
 
 
 def make_parser(
@@ -88,16 +95,40 @@ def read_job(arguments: argparse.Namespace) -> JobRecord:
         events = cluster.events(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
     except CommandError as error:
         # Without them only old details are missing.
-        print(f"unbroken: going on without Events: {error}", file=sys.stderr)
+        complain("unbroken", f"going on without Events: {error}")
         events = []
-    return job_from_objects(item, events)
+    return job_from_objects(item, events, _staleness(cluster, [item])[_lease_of(item)])
+
+
+def _staleness(cluster: "Cluster", items: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return, by Lease, why nobody keeps the status of its jobs up to date; one call for each operator."""
+    return {lease: _one_staleness(cluster, lease) for lease in {_lease_of(item) for item in items}}
+
+
+def _one_staleness(cluster: "Cluster", lease: str) -> str:
+    namespace, _, name = lease.partition("/")
+    if not name:
+        return ""
+    try:
+        return why_stale(lease, *cluster.lease(namespace, name))
+    except NotThere:
+        return why_stale(lease, None, "")
+    except CommandError as error:
+        complain("unbroken", f"cannot tell whether an operator is there, going on: {error}")
+        return ""
+
+
+def _lease_of(item: dict[str, Any]) -> str:
+    return str((item.get("status") or {}).get("lease") or "")
 
 
 def read_jobs(arguments: argparse.Namespace) -> list[JobRecord]:
     """Read all jobs of the namespace that the options name, or of all."""
     cluster = connect(arguments)
     namespace = None if arguments.all_namespaces else arguments.namespace or cluster.namespace
-    return [job_from_objects(item) for item in cluster.jobs(namespace)]
+    items = cluster.jobs(namespace)
+    stale = _staleness(cluster, items)
+    return [job_from_objects(item, stale=stale[_lease_of(item)]) for item in items]
 
 
 def read_job_status(arguments: argparse.Namespace) -> JobStatus:

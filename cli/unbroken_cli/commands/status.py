@@ -23,6 +23,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     if arguments.job is None and arguments.url is None:
         jobs = read_jobs(arguments)
         lines = list_lines(jobs) if jobs else ["there are no jobs here; see -n and -A"]
+        lines += sorted({f"NOT UP TO DATE: {job.stale}" for job in jobs if job.stale})
         return lines, [as_json(job) for job in jobs]
     job = read_job(arguments)
     return status_lines(job, now()), as_json(job) | {"next": list(next_steps(job))}

@@ -3,10 +3,12 @@
     browser ──http, cookie──> proxy on loopback ──https, the job's token──> rendezvous
 
 The browser never sees the job's token. It shows a ticket, which is good once, and is given a cookie for it; both end
-with the command. Only what the page reads can be asked for. docs/security.md says what that keeps out.
+with the command. The page's files are the proxy's own; of the job it gets the status, as JSON and as nothing else.
+docs/security.md says what that keeps out.
 """
 
 import hmac
+import json
 import re
 import secrets
 import socket
@@ -19,7 +21,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from unbroken_cli.errors import CommandError
+from unbroken_cli.page_proxy.files import page_files
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
+from unbroken_core.conventions.printable import printable, printable_value
 from unbroken_core.errors import UnbrokenError
 
 HOST = "127.0.0.1"
@@ -27,6 +31,9 @@ _MAX_CONNECTIONS = 32
 _MAX_SESSIONS = 16
 _IDLE_S = 30.0
 _READABLE = re.compile(r"/page/([a-z-]+\.(js|css|svg)|status(\?[a-z0-9=&-]*)?)?")
+_STATUS = "/page/status"
+_ERRORS = (400, 401, 404, 408, 503)
+"""Of a rendezvous, passed on as they are."""
 _ENTRY = "/enter/"
 # A redirect would not do: where another site's link has led here, the browser withholds a strict cookie from it.
 _WELCOME = b'<!doctype html><meta http-equiv="refresh" content="0;url=/page/"><link rel="icon" href="/page/icon.svg">'
@@ -130,7 +137,7 @@ def _unknown_path(request: Request, _keys: Sessions) -> PageAnswer | None:
 
 
 def _refusal(status: int, text: str) -> PageAnswer:
-    return PageAnswer(status, f"{text}\n".encode())
+    return PageAnswer(status, f"{printable(text)}\n".encode())
 
 
 class PageProxy:
@@ -171,10 +178,28 @@ class PageProxy:
             if found.cookie:
                 self._on_entry(self.link)
             return found
+        if not request.path.startswith(_STATUS):
+            return _own_file(request.path)
         try:
-            return self._ask(request.path)
+            return _status_of(self._ask(request.path))
         except UnbrokenError as error:
             return _refusal(502, str(error))
+
+
+def _own_file(path: str) -> PageAnswer:
+    found = page_files().get(path.removeprefix("/page/") or "index.html")
+    return _refusal(404, "/page/: there is no such file") if found is None else PageAnswer(200, *found)
+
+
+def _status_of(answer: PageAnswer) -> PageAnswer:
+    """Return what the page reads; of what the job's server says of type, errors and headers, nothing is passed on."""
+    if answer.status == 200:
+        try:
+            text = json.dumps(printable_value(json.loads(answer.body)))
+        except (ValueError, RecursionError):
+            return _refusal(502, "the rendezvous gives an unreadable answer; is it of another release?")
+        return PageAnswer(200, text.encode(), "application/json")
+    return _refusal(answer.status if answer.status in _ERRORS else 502, f"the rendezvous answers {answer.status}")
 
 
 class _Server(ThreadingHTTPServer):

@@ -8,7 +8,7 @@ from unbroken_cli.job import ConditionRecord, EventRecord, FaultSummary, JobReco
 JsonObject = Mapping[str, Any]
 
 
-def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> JobRecord:
+def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale: str = "") -> JobRecord:
     """Return what the object says; every field of status may be missing, as one of another release has others."""
     metadata, status = item["metadata"], item.get("status") or {}
     conditions = tuple(_condition(one) for one in status.get("conditions") or ())
@@ -16,6 +16,7 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> Job
     ranks = status.get("ranks") or {}
     state = status.get("state") or ""
     reason, message = _because(state, conditions)
+    no_number = None if state == "Unknown" else 0
     return JobRecord(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -24,15 +25,16 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = ()) -> Job
         reason=reason,
         message=message,
         iteration=status.get("iteration", -1),
-        active_ranks=ranks.get("active", 0),
-        spare_ranks=ranks.get("spare", 0),
-        lost_ranks=ranks.get("lost", 0),
+        active_ranks=ranks.get("active", no_number),
+        spare_ranks=ranks.get("spare", no_number),
+        lost_ranks=ranks.get("lost", no_number),
         restarts=(status.get("restarts") or {}).get("total", 0),
         ettr=status.get("ettr"),
         container=_container(item),
         conditions=conditions,
         faults=_faults(status, notes),
         notes=notes,
+        stale=stale,
     )
 
 
@@ -55,7 +57,7 @@ def _note(event: JsonObject) -> EventRecord:
 
 def _is_training(state: str, conditions: Sequence[ConditionRecord]) -> bool | None:
     running = next((item.status for item in conditions if item.type == "Running"), "")
-    if state == "Running" and running == "Unknown":
+    if state == "Unknown" or (state == "Running" and running == "Unknown"):
         return None
     return state == "Running" and running in ("True", "")
 
@@ -66,6 +68,7 @@ _TELLING = {
     "Forming": ("Admitted", "Running", "PodsReady"),
     "Running": ("Running",),
     "Recovering": ("Running", "Recovering"),
+    "Unknown": ("Running",),
     "Complete": ("Complete",),
     "Failed": ("Failed",),
 }

@@ -80,6 +80,11 @@ class Cluster:
         selector = f"unbroken.dev/job={job},unbroken.dev/component={component}"
         return self._list(path, f"pods in namespace {namespace!r}", {"labelSelector": selector})
 
+    def lease(self, namespace: str, name: str) -> tuple[JsonObject, str]:
+        """Return a Lease, and the API server's time as its answer's Date header has it. Raises NotThere."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases/{quote(name, safe='')}"
+        return self._exchange("GET", path, f"Lease {name!r} in namespace {namespace!r}")
+
     def delete_pod(self, namespace: str, name: str, uid: str, grace_s: int | None) -> None:
         """Delete a pod if it is still this one. `grace_s`: seconds to end in, None as the pod says, 0 at once."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
@@ -105,6 +110,11 @@ class Cluster:
     def _call(
         self, method: str, path: str, what: str, query: dict[str, str] | None = None, body: JsonObject | None = None
     ) -> JsonObject:
+        return self._exchange(method, path, what, query, body)[0]
+
+    def _exchange(
+        self, method: str, path: str, what: str, query: dict[str, str] | None = None, body: JsonObject | None = None
+    ) -> tuple[JsonObject, str]:
         server = self.api.configuration.host
         try:
             arguments = self.api.param_serialize(
@@ -127,7 +137,7 @@ class Cluster:
             raise CommandError(f"{what}: the API server {server} does not answer: {cause}") from error
         except ValueError as error:
             raise CommandError(f"{what}: {server} answers no JSON; is it an API server?") from error
-        return answer
+        return answer, str(response.getheader("Date") or "")
 
 
 def _jobs_path(namespace: str | None) -> str:

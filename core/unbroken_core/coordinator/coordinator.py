@@ -1,6 +1,6 @@
 """The state machine that decides everything about a running job. Pure: events and the time come in, actions go out.
 
-     FORMING ──enough pods READY──────────────> PLANNED ──all active RUNNING──> RUNNING ──all COMPLETED──> COMPLETE
+     FORMING ──enough pods READY──────────────> PLANNED ──all active RUNNING──> RUNNING ──all COMPLETED──> ENDING
       │    └──agents come with a plan: adopt──>  │   ^                            │
       │                                          │   └─recovery.choose: Cut─┐     │
       │ startup over, or hopeless                └──────fault──────> INTERRUPTED <┘ fault
@@ -33,9 +33,9 @@ from unbroken_core.coordinator.previous_world import first_world
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
-from unbroken_core.coordinator.status import build_status
+from unbroken_core.coordinator.status import build_pods, build_status
 from unbroken_core.errors import assert_never
-from unbroken_core.messages import JobStatus
+from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.ranks.tree import RankTree
 from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.recovery.history import History, Progress
@@ -63,6 +63,9 @@ class Coordinator:
         for rung, at_s in uses:
             self._job.budgets.charge(rung, at_s)
         self._revision = 0
+        self._pods: tuple[PodStatus, ...] = ()
+        self._pods_revision = -1
+        """The revision that `_pods` shows: scrapes and pollers come far more often than another one."""
         self._deadline_s = now_s + settings.timeouts.startup_s
 
     @property
@@ -149,4 +152,6 @@ class Coordinator:
 
     def status(self, now_s: float, wall: Callable[[float], str]) -> JobStatus:
         """Return what is known now. `wall` turns a time of the coordinator's clock into RFC 3339 UTC."""
-        return build_status(self._job, self._revision, now_s, wall)
+        if self._pods_revision != self._revision:
+            self._pods, self._pods_revision = build_pods(self._job), self._revision
+        return build_status(self._job, self._revision, now_s, wall, self._pods)

@@ -59,6 +59,8 @@ class Close:
     """Close a connection after what was sent before."""
 
     session: str
+    why: str = ""
+    """What its agent has said that cannot be; "" when it did nothing wrong."""
 
 
 Action = Union[Send, Close]

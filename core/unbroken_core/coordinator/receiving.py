@@ -6,19 +6,20 @@ from typing import Union
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask_again
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
+from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.limits import check_hello, check_report, most_pods
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
 from unbroken_core.coordinator.previous_world import note_back
 from unbroken_core.coordinator.script import receive_exits, receive_script
 from unbroken_core.coordinator.state.job import JobState
-from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
 from unbroken_core.messages import (
     PROTOCOL,
-    Finish,
     Heartbeat,
     Hello,
     Observation,
@@ -37,7 +38,7 @@ _MAX_REFUSED = 64
 def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
     """Take an agent in as a member, or refuse it."""
     known = job.members.by_uid.get(hello.pod_uid)
-    refused = refusal(job.settings, hello, known)
+    refused = refusal(job.settings, hello, known) or check_hello(job, hello)
     if refused is not None:
         job.actions += [Send(session, Refused(refused)), Close(session)]
         _note_refusal(job, hello, refused)
@@ -65,6 +66,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     job.members.sort(member)
     ask_again(job, member)
     inspect(job, member, now_s)
+    note_end(job, member)
     bring_up_to_date(job, member, now_s)
     note_halted(job, member)
 
@@ -104,6 +106,8 @@ def _fence(job: JobState, hello: Hello) -> None:
     is_ours = hello.term == 0 or hello.pod_uid in job.welcomed
     if hello.term > term or (hello.term == term and not is_ours):
         term = hello.term + 1
+    if len(job.welcomed) > 2 * most_pods(job.settings):
+        job.welcomed.intersection_update(job.members.by_uid)  # The others get a new term when they come back.
     job.welcomed.add(hello.pod_uid)
     seen = [hello.plan.iteration] if hello.plan is not None else []
     seen += [worker.iteration for worker in hello.workers]
@@ -147,9 +151,8 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
 
 def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
     """Tell an agent that (re)joined what it may have missed."""
-    term, kind, report = job.numbers.term, job.phase.kind, job.report
-    if kind in OVER:
-        job.send(member, Finish(term, kind, report.reason, report.message))
+    if isinstance(job.phase, Ending) or job.phase.kind in OVER:
+        job.send(member, finish_message(job))
         return
     if isinstance(job.phase, Forming):
         return
@@ -182,9 +185,13 @@ def lacks_plan(job: JobState, member: Member) -> bool:
 
 
 def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_s: float) -> None:
-    """Take what a member says of its pod; what is older than the last word is ignored."""
+    """Take what a member says of its pod; what is older than the last word is ignored, what cannot be is refused."""
     member = job.members.by_session.get(session)
     if member is None or message.seq <= member.seq:
+        return
+    impossible = check_report(job, message) if isinstance(message, Report) else None
+    if impossible is not None:
+        job.actions.append(Close(session, f"Report.{impossible}"))
         return
     member.seq = message.seq
     job.members.receive(member, now_s)
@@ -203,6 +210,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         job.progress.enter(min(max(now_s - message.entered_ago_s, job.world.planned_s), now_s))
     inspect(job, member, now_s)
     note_halted(job, member)
+    note_end(job, member)
 
 
 def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:

@@ -8,10 +8,17 @@ from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
 from unbroken_core.reasons import JobPhase
 
 
-def build_status(job: JobState, revision: int, now_s: float, wall: Callable[[float], str]) -> JobStatus:
-    """Return the status; pods in the order of the tree."""
+def build_pods(job: JobState) -> tuple[PodStatus, ...]:
+    """Return the pods in the order of the tree; with thousands, all but a small part of the work of a status."""
     members = job.members
-    order = members.ranking.ordered(members.by_uid)
+    return tuple(_pod_status(job, members.by_uid[uid]) for uid in members.ranking.ordered(members.by_uid))
+
+
+def build_status(
+    job: JobState, revision: int, now_s: float, wall: Callable[[float], str], pods: tuple[PodStatus, ...]
+) -> JobStatus:
+    """Return the status; `pods` are those of this revision."""
+    members = job.members
     world, report, phase = job.world, job.report, job.phase.kind
     world_size = 0 if phase is JobPhase.FAILED else world.size
     num_ready = sum(map(len, members.ready.values()))
@@ -30,7 +37,7 @@ def build_status(job: JobState, revision: int, now_s: float, wall: Callable[[flo
         world_size=world_size,
         spare_ranks=spare,
         lost_ranks=max(job.rules.wanted_ranks - world_size, 0),
-        pods=tuple(_pod_status(job, members.by_uid[uid]) for uid in order),
+        pods=pods,
         restarts_by_rung={rung.value: count for rung, count in job.history.by_rung.items() if count},
         restarts_by_cause={cause.value: count for cause, count in job.history.by_cause.items() if count},
         recoveries=job.history.to_messages(wall),

@@ -6,16 +6,20 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from unbroken_operator.adapters.listening import Address, listening
+from unbroken_operator.adapters.listening import Address, RefusalObserver, listening
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: Address | None, registry: CollectorRegistry, is_ready: Callable[[], bool], has_metrics: bool
-) -> AsyncIterator[None]:
-    """Serve while the context lasts; nothing when there is no address. Raises InputError when it cannot listen."""
+    address: Address | None,
+    registry: CollectorRegistry,
+    is_ready: Callable[[], bool],
+    has_metrics: bool,
+    on_refused: RefusalObserver = lambda _: None,
+) -> AsyncIterator[int]:
+    """Serve while the context lasts; yield the port, 0 and nothing served without an address. Raises InputError."""
     if address is None:
-        yield
+        yield 0
         return
 
     async def health(_: web.Request) -> web.Response:
@@ -31,5 +35,5 @@ async def serving(
     application.add_routes([web.get("/healthz", health), web.get("/readyz", readiness)])
     if has_metrics:
         application.add_routes([web.get("/metrics", metrics)])
-    async with listening(application, address):
-        yield
+    async with listening(application, address, on_refused=on_refused) as port:
+        yield port

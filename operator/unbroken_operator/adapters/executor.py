@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,16 @@ MAX_RELEASED = 64
 """So many pods without the job's label are remembered, until their Events have been posted."""
 
 
+_OWN_FIELDS = frozenset(
+    ("observedGeneration", "accepted", "nextPodOrdinal", "nextRendezvousOrdinal", "endedTerm", "selector", "replicas")
+)
+"""Of the status: numbers and words of the operator's own, which no report brings."""
+
+
+class StatusRefused(KubeRefused):
+    """A status was refused; what is the operator's own in it has been written."""
+
+
 @dataclass(frozen=True)
 class Services:
     """What all workers share."""
@@ -93,18 +104,30 @@ class Executor:
         """The job as the last write of the status returned it."""
         self.num_done = 0
         """Actions that succeeded."""
+        self.attempts: Counter[type] = Counter()
+        """Actions that were tried, by kind; emptied by the worker."""
         self.released: dict[str, PodView] = {}
         """Training pods, by name, that live without the job's label."""
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
     async def apply(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
-        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
+        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest.
+
+        A report that makes the API server refuse the status is told after all else has been done: pods matter more.
+        """
+        untold: StatusRefused | None = None
         for kind, group in itertools.groupby(actions, type):
-            refusals = await self._apply_group(group, NUM_PARALLEL if kind in _PARALLEL else 1)
+            try:
+                refusals = await self._apply_group(group, NUM_PARALLEL if kind in _PARALLEL else 1)
+            except StatusRefused as error:
+                untold = error
+                continue
             if refusals:
                 # The rest would be refused as well: a quota, or the template.
                 return refusals
+        if untold is not None:
+            raise untold
         return ()
 
     async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[WriteRefusal, ...]:
@@ -132,6 +155,7 @@ class Executor:
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
             raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
+        self.attempts[type(action)] += 1
         await self._dispatch(action)
         self.num_done += 1
         self._shared.metrics.actions.labels(type(action).__name__).inc()
@@ -206,10 +230,21 @@ class Executor:
         self._memory.note_posted(str(action.manifest["metadata"]["name"]))
 
     async def _write_status(self, action: WriteStatus) -> None:
+        try:
+            await self._merge_status(action.patch)
+        except KubeRefused as error:
+            # What comes from a report may be at fault. Ordinals must be written before their pods are created.
+            own = {key: value for key, value in action.patch.items() if key in _OWN_FIELDS}
+            if own:
+                await self._merge_status(own)
+            raise StatusRefused(str(error)) from error
+
+    async def _merge_status(self, patch: Mapping[str, Any]) -> None:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
-        patch = {"metadata": {"uid": self._uid}, "status": action.patch}
-        self.written_job = await self._shared.kube.merge(f"{self.job_path()}/status", patch)
-        lost = lost_fields(action.patch, self.written_job.get("status") or {})
+        whole = {"metadata": {"uid": self._uid}, "status": patch}
+        written = await self._shared.kube.merge(f"{self.job_path()}/status", whole)
+        self.written_job = written
+        lost = lost_fields(patch, written.get("status") or {})
         if lost - self.lost_fields:
             names = ",".join(sorted(lost))
             logger.error("status is not kept, update the CRD to this release job=%s/%s fields=%s", *self._key, names)

@@ -6,17 +6,22 @@
 
 No clock of one host is compared with another's: a waiting replica counts from when it last saw the Lease change. An API
 server that is away costs no leader its lead: it keeps what it remembers of its jobs, and goes on afterwards.
+
+The election runs in a thread of its own, with connections of its own: no job keeps the main loop, or the API server's
+line of calls, busy enough to delay a renewal. A main loop that hangs for good is what the liveness probe is for.
 """
 
 import asyncio
+import contextlib
 import datetime
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeNotFound
-from unbroken_operator.adapters.kube import Kube, collection_path
+from unbroken_operator.adapters.kube import CallObserver, Kube, collection_path
+from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +32,9 @@ LOOKS = 8
 """In the time of a lease, by a replica that waits for it."""
 ACTING = 2 / 3
 """Part of a lease's time in which its holder may act: the rest is for what is on its way when it ends."""
+
+MAX_TROUBLE = 300
+"""Characters of an unexpected error that are logged."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,9 @@ class Lease:
             trouble = "no answer in time"
         except KubeError as error:
             trouble = str(error)
+        except Exception as error:
+            # A Lease that somebody else has written, and that cannot be read, must not end the election in silence.
+            trouble = f"{type(error).__name__}: {error}"[:MAX_TROUBLE]
         if trouble and trouble != self._trouble:
             logger.warning("lease is out of reach lease=%s error=%s", self._name, trouble)
         self._trouble = trouble
@@ -215,6 +226,49 @@ class Lease:
     def _path(self, name: str = "") -> str:
         path = collection_path("leases", self._name.namespace, API_VERSION)
         return f"{path}/{name}" if name else path
+
+
+class Election:
+    """A lease's coroutines, for a main loop that may be busy: they run in the thread of the election."""
+
+    def __init__(self, thread: LoopThread, lease: Lease) -> None:
+        self._thread = thread
+        self._lease = lease
+
+    @property
+    def may_act(self) -> bool:
+        """See Lease."""
+        return self._lease.may_act
+
+    @property
+    def is_in_touch(self) -> bool:
+        """See Lease."""
+        return self._lease.is_in_touch
+
+    async def acquire(self) -> None:
+        """See Lease."""
+        await self._thread.run(self._lease.acquire())
+
+    async def keep(self) -> str:
+        """See Lease."""
+        return await self._thread.run(self._lease.keep())
+
+    async def release(self) -> None:
+        """See Lease."""
+        await self._thread.run(self._lease.release())
+
+
+@contextlib.asynccontextmanager
+async def electing(
+    kubeconfig: str | None, name: LeaseName, identity: str, duration_s: int, on_call: CallObserver = lambda *_: None
+) -> AsyncIterator[Election]:
+    """Take part in the election while the context lasts. Raises InputError."""
+    async with LoopThread("lease") as thread:
+        kube = await thread.run(Kube.connect(kubeconfig, on_call))
+        try:
+            yield Election(thread, Lease(kube, name, identity, duration_s))
+        finally:
+            await thread.run(kube.close())
 
 
 def _clock_s() -> float:

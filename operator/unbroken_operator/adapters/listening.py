@@ -1,13 +1,37 @@
-"""A small HTTP server of the operator's own."""
+"""A small HTTP server of the operator's own. Whoever reaches its port may not starve it, nor the rest of the operator.
 
+accepted ──too many, or too many of one address──> closed
+    └──> TLS handshake, 5 s ──> one request, one answer, closed; 20 s for all of it
+"""
+
+import asyncio
 import contextlib
+import errno
+import functools
+import logging
+import socket
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
 
 from aiohttp import web
 
 from unbroken_core.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 128
+MAX_HEADERS, MAX_HEADER_BYTES = 64, 8190
+LINGER_S = 1.0
+"""So long a client that was answered before it had sent its whole body may go on sending: else it sees no answer."""
+LOG_S = 60.0
+"""Between two lines about connections that were closed for the same reason."""
+_ACCEPT_PAUSE_S = 0.5
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -18,18 +42,225 @@ class Address:
     port: int
 
 
+@dataclass(frozen=True)
+class ListenLimits:
+    """What strangers may take of one port."""
+
+    connections: int = 256
+    """At once, those in their TLS handshake included."""
+    of_one_address: int = 64
+    handshake_s: float = 5.0
+    connection_s: float = 20.0
+    """From its acceptance to the end of the answer."""
+
+
+class RefusedBecause(str, Enum):
+    """Why a connection was closed without, or before the end of, an answer."""
+
+    TOO_MANY = "too-many"
+    HANDSHAKE = "handshake"
+    SLOW = "slow"
+
+
+RefusalObserver = Callable[[str], None]
+"""Told why a connection was closed."""
+DEFAULT_LIMITS = ListenLimits()
+
+
+class Rarely:
+    """Decides whether something that strangers cause is worth a line in the log: one of a kind a minute."""
+
+    def __init__(self) -> None:
+        self._told_at_s: dict[str, float] = {}
+
+    def may_tell(self, kind: str, now_s: float) -> bool:
+        """Return whether to tell it now; `kind` is one of a few words of ours."""
+        if now_s - self._told_at_s.get(kind, now_s - LOG_S) < LOG_S:
+            return False
+        self._told_at_s[kind] = now_s
+        return True
+
+
 @contextlib.asynccontextmanager
 async def listening(
-    application: web.Application, address: Address, context: ssl.SSLContext | None = None
-) -> AsyncIterator[None]:
-    """Serve while the context lasts. Raises InputError when it cannot listen."""
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+    application: web.Application,
+    address: Address,
+    context: ssl.SSLContext | None = None,
+    *,
+    limits: ListenLimits = DEFAULT_LIMITS,
+    on_refused: RefusalObserver = lambda _: None,
+) -> AsyncIterator[int]:
+    """Serve while the context lasts; yield the port. Raises InputError when it cannot listen."""
+    application.on_response_prepare.append(_close_after)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        shutdown_timeout=1.0,
+        lingering_time=LINGER_S,
+        max_headers=MAX_HEADERS,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
+        # A body of some bytes may unpack to gigabytes, and none of our clients packs one.
+        auto_decompress=False,
+    )
     await runner.setup()
     try:
+        sockets = await _bind(address)
+        door = _Door(cast(web.Server, runner.server), context, limits, f"{address.host}:{address.port}", on_refused)
+        tasks = [asyncio.create_task(door.accept(one), name=f"accept {address.port}") for one in sockets]
         try:
-            await web.TCPSite(runner, address.host, address.port, ssl_context=context).start()
-        except OSError as error:
-            raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
-        yield
+            yield sockets[0].getsockname()[1]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for one in sockets:
+                one.close()
+            await door.close()
     finally:
         await runner.cleanup()
+
+
+async def _close_after(_: web.Request, response: web.StreamResponse) -> None:
+    response.force_close()
+
+
+async def _bind(address: Address) -> list[socket.socket]:
+    """Return sockets that listen. Raises InputError."""
+    sockets: list[socket.socket] = []
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, where in dict.fromkeys((item[0], item[4]) for item in found):
+            sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+            sockets[-1].setblocking(False)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
+    return sockets
+
+
+class _Door:
+    """Lets connections in, and ends them in time."""
+
+    def __init__(
+        self,
+        server: web.Server,
+        context: ssl.SSLContext | None,
+        limits: ListenLimits,
+        where: str,
+        on_refused: RefusalObserver,
+    ) -> None:
+        self._server = server
+        self._context = context
+        self._limits = limits
+        self._where = where
+        self._on_refused = on_refused
+        self._num_open: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rarely = Rarely()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                # The peer has gone already, or there are no descriptors left.
+                if error.errno in _EXHAUSTED:
+                    logger.warning("cannot accept listen=%s error=%s", self._where, error)
+                    await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            host = str(peer[0])
+            seen = (len(self._tasks), self._num_open[host])
+            if seen[0] >= self._limits.connections or seen[1] >= self._limits.of_one_address:
+                connection.close()
+                self._refuse(RefusedBecause.TOO_MANY, host, f"{seen[0]} are open, {seen[1]} of them from there")
+                continue
+            task = asyncio.create_task(self._serve(connection, host), name=f"connection {self._where}")
+            self._num_open[host] += 1
+            self._tasks.add(task)
+            task.add_done_callback(functools.partial(self._forget, host))
+
+    async def close(self) -> None:
+        """End all connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, host: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._num_open[host] -= 1
+        if self._num_open[host] <= 0:
+            del self._num_open[host]
+
+    async def _serve(self, connection: socket.socket, host: str) -> None:
+        loop, limits = asyncio.get_running_loop(), self._limits
+        protocol = _Watched(self._server(), loop)
+
+        def factory() -> _Watched:
+            return protocol
+
+        is_in = False
+        try:
+            async with asyncio.timeout(limits.connection_s):
+                secured: dict[str, Any] = {}
+                if self._context is not None:
+                    secured = {"ssl_handshake_timeout": limits.handshake_s, "ssl_shutdown_timeout": LINGER_S}
+                await loop.connect_accepted_socket(factory, connection, ssl=self._context, **secured)
+                is_in = True
+                await protocol.ended
+        except TimeoutError:
+            because = RefusedBecause.SLOW if is_in else RefusedBecause.HANDSHAKE
+            self._refuse(because, host, f"not done after {limits.connection_s:g} s")
+        except OSError as error:
+            self._refuse(RefusedBecause.HANDSHAKE, host, f"{type(error).__name__}: {error}"[:200])
+        finally:
+            protocol.abort()
+            connection.close()
+
+    def _refuse(self, because: RefusedBecause, host: str, seen: str) -> None:
+        self._on_refused(because.value)
+        if self._rarely.may_tell(because.value, time.monotonic()):
+            logger.info(
+                "closed connection listen=%s peer=%s because=%s seen=%s", self._where, host, because.value, seen
+            )
+
+
+class _Watched(asyncio.Protocol):
+    """A connection whose end can be waited for."""
+
+    def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = inner
+        self._transport: asyncio.BaseTransport | None = None
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def abort(self) -> None:
+        """Drop the connection, if it still stands."""
+        if self._transport is not None:
+            cast(asyncio.Transport, self._transport).abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return cast(bool | None, self._inner.eof_received())
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unbroken_operator.api.status_models import JobState
+from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.quarantine import WithheldBecause
 
 JobStatuses = Callable[[], Iterable[tuple[str, str, Mapping[str, Any]]]]
@@ -44,8 +45,16 @@ class OperatorMetrics:
             ["outcome"],
             registry=self.registry,
         )
-        for outcome in ("allowed", "refused", "unreadable"):
+        for outcome in ("allowed", "refused", "unreadable", "too-large", "busy"):
             self.reviews.labels(outcome)
+        self.refused_connections = Counter(
+            "unbroken_operator_refused_connections",
+            "Connections to the operator's ports that were closed without a whole answer, by why",
+            ["because"],
+            registry=self.registry,
+        )
+        for closed_because in ("too-many", "handshake", "slow"):
+            self.refused_connections.labels(closed_because)
         self.quarantine_withheld = Counter(
             "unbroken_operator_quarantine_withheld",
             "Nodes with a high score that were not quarantined, by why",
@@ -55,13 +64,30 @@ class OperatorMetrics:
         for because in WithheldBecause:
             self.quarantine_withheld.labels(because.value)
 
+        self.refusals = Counter(
+            "unbroken_operator_refusals",
+            "What was refused of jobs, or held back so that they cost the others nothing, by what",
+            ["what"],
+            registry=self.registry,
+        )
+        for what in Refusal:
+            self.refusals.labels(what.value)
+
+    def count_refusal(self, what: Refusal, number: int = 1) -> None:
+        """Count what was refused of a job, or held back."""
+        self.refusals.labels(what.value).inc(number)
+
     def count_withheld(self, because: str) -> None:
         """Count a node that is not quarantined although its score is high enough."""
         self.quarantine_withheld.labels(because).inc()
 
     def count_review(self, outcome: str) -> None:
-        """Count one review: allowed, refused or unreadable."""
+        """Count one review: allowed, refused, unreadable, too-large or busy."""
         self.reviews.labels(outcome).inc()
+
+    def count_refused(self, because: str) -> None:
+        """Count a connection that was closed without a whole answer."""
+        self.refused_connections.labels(because).inc()
 
     def count_call(self, verb: str, resource: str, outcome: str) -> None:
         """Count one call to the API server."""
@@ -89,13 +115,18 @@ class _JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ["namespace", "training_job"]
         jobs = GaugeMetricFamily("unbroken_operator_jobs", "Jobs by state", labels=["state"])
+        states = GaugeMetricFamily(
+            "unbroken_job_state", "1 for the state that a job is in, also after its end", labels=[*labels, "state"]
+        )
         ranks = GaugeMetricFamily("unbroken_job_ranks", "Ranks by role", labels=[*labels, "role"])
         iteration = GaugeMetricFamily("unbroken_job_iteration", "Current iteration", labels=labels)
         restarts = GaugeMetricFamily("unbroken_job_restarts", "Recoveries so far by rung", labels=[*labels, "rung"])
         ettr = GaugeMetricFamily("unbroken_job_ettr_ratio", "Share of time with first-time progress", labels=labels)
         counts = dict.fromkeys((state.value for state in JobState), 0)
         for namespace, name, status in self._statuses():
-            counts[status.get("state") or JobState.FORMING.value] += 1
+            state = status.get("state") or JobState.FORMING.value
+            counts[state] = counts.get(state, 0) + 1
+            states.add_metric([namespace, name, state], 1)
             for role, number in (status.get("ranks") or {}).items():
                 ranks.add_metric([namespace, name, role], number)
             for rung, number in ((status.get("restarts") or {}).get("byRung") or {}).items():
@@ -106,4 +137,4 @@ class _JobCollector(Collector):
                 ettr.add_metric([namespace, name], status["ettr"])
         for state, number in counts.items():
             jobs.add_metric([state], number)
-        yield from (jobs, ranks, iteration, restarts, ettr)
+        yield from (jobs, states, ranks, iteration, restarts, ettr)

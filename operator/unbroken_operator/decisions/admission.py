@@ -4,7 +4,8 @@ The API server checks the same where it can; this is for what its schema cannot 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,18 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
-from unbroken_operator.api import layout
+from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.models import Spec
+from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
+MAX_MESSAGE = 1900
+"""Characters of all violations in one sentence: a condition's message has at most 2,048."""
+MAX_VIOLATION = 400
+MAX_VALUES, MAX_DEPTH = 10_000, 64
+"""Of a spec: each of them may be wrong in a way of its own, and a large template has a few hundred."""
+MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
 _USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
@@ -29,6 +38,15 @@ class ValidSpec:
 
     spec: Spec
     settings: JobSettings
+    refused: "InvalidSpec | None" = None
+    """What is wrong with the job's newest spec; this is the one before, which stays in force."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed, and lets a trainer reach what is its agent's; the first ones."""
+        found = tuple(f"spec.template.spec.{text}" for text in template_rules.warnings(_as_json(self.spec)))
+        rest = len(found) - MAX_WARNINGS
+        return (*found[:MAX_WARNINGS], f"and {rest} more warnings") if rest > 0 else found
 
 
 @dataclass(frozen=True)
@@ -38,30 +56,71 @@ class InvalidSpec:
     violations: tuple[str, ...]
 
     @property
+    def counted(self) -> frozenset[Refusal]:
+        """What of it is counted."""
+        has_keys = any(layout.RESERVED_KEYS in violation for violation in self.violations)
+        return frozenset((Refusal.RESERVED_KEYS,)) if has_keys else frozenset()
+
+    @property
     def message(self) -> str:
         """All violations in one sentence, or the first ones and how many there are."""
-        shown = "; ".join(self.violations[:MAX_SHOWN])
-        rest = len(self.violations) - MAX_SHOWN
-        return f"{shown}; and {rest} more" if rest > 0 else shown
+        shown = list(self.violations[:MAX_SHOWN])
+        while len(shown) > 1 and sum(map(len, shown)) > MAX_MESSAGE:
+            shown.pop()
+        rest = len(self.violations) - len(shown)
+        return f"{'; '.join(shown)}; and {rest} more" if rest > 0 else "; ".join(shown)
 
 
 def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
-    """Check one ResilientTrainingJob object, as the API server returns it."""
+    """Check one ResilientTrainingJob object, as the API server returns it. Time and memory are linear in its size."""
     metadata = job["metadata"]
     found = list(_name_violations(metadata["name"]))
+    size = _size_violation(job.get("spec"))
+    if size:
+        return _invalid((*found, size))
     try:
         # As JSON, since strict models take words for enums and lists for tuples only from there.
         spec = Spec.model_validate_json(json.dumps(job.get("spec") or {}))
     except ValidationError as error:
-        return InvalidSpec((*found, *(_describe(item) for item in _causes(error))))
+        return _invalid((*found, *(_describe(item) for item in _causes(error))))
     try:
         settings = to_settings(spec, metadata["name"], metadata["namespace"], metadata["uid"])
     except InputError:
         found += _settings_violations(spec, metadata["name"])
         settings = None
+    if spec.topology.preset is not None and spec.topology.layers:
+        found.append(
+            f"spec.topology.preset: {spec.topology.preset.value} is a list of layers, and spec.topology.layers is one, "
+            "too: leave one of them out"
+        )
     found += _template_violations(spec)
     found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
-    return InvalidSpec(tuple(found)) if found or settings is None else ValidSpec(spec, settings)
+    return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
+
+
+def _invalid(found: Iterable[str]) -> InvalidSpec:
+    # What was seen is in them, however long: names, keys and values of the user's.
+    return InvalidSpec(
+        tuple(text if len(text) <= MAX_VIOLATION else f"{text[: MAX_VIOLATION - 3]}..." for text in found)
+    )
+
+
+def _size_violation(spec: Any) -> str:
+    """Return what is wrong with the number and depth of values; "" for nothing."""
+    num_values, level = 0, [spec]
+    for _ in range(MAX_DEPTH):
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            return f"spec: must have at most {MAX_VALUES} values, got more"
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return ""
+    return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
 
 
 def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:
@@ -78,7 +137,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "ranks_per_pod": spec.ranks_per_pod,
         "layers": tuple(
             Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
-            for layer in spec.topology.layers
+            for layer in spec.topology.all_layers
         ),
         "divisible_by": spec.world.divisible_by,
         "max_ranks": spec.world.max_ranks,
@@ -112,7 +171,7 @@ def accepted_facts(spec: Spec) -> dict[str, Any]:
     """Return status.accepted: what cannot change after admission."""
     return {
         "ranksPerPod": spec.ranks_per_pod,
-        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.layers],
+        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.all_layers],
         "isInProcess": any(rung.name is Rung.IN_PROCESS for rung in spec.restart.rungs),
     }
 
@@ -165,26 +224,23 @@ def _settings_violations(spec: Spec, name: str) -> Iterator[str]:
 
 def _template_violations(spec: Spec) -> Iterator[str]:
     pod = spec.template.spec
-    extra = pod.model_extra or {}
     where = "spec.template.spec"
     if not pod.containers[0].command:
         yield (
             f"{where}.containers[0].command: is required: the command that starts the training "
             "(an image's own entrypoint cannot be put under the launcher)"
         )
-    for kind, items in (
-        ("containers", [container.model_dump() for container in pod.containers]),
-        ("initContainers", _objects(extra.get("initContainers"))),
-        ("volumes", _objects(extra.get("volumes"))),
-    ):
-        for index, item in enumerate(items):
-            if item.get("name") in layout.RESERVED_NAMES:
-                yield f"{where}.{kind}[{index}].name: is reserved for the operator: {item['name']!r}"
+    yield from (f"{where}.{found}" for found in template_rules.refusals(_as_json(spec)))
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
-        yield f"{where}.containers: names must differ, got {names}"
+        twice = next(name for name, num in Counter(names).items() if num > 1)
+        yield f"{where}.containers: names must differ, got {twice!r} more than once"
     yield from _key_violations(spec)
-    yield from _variable_violations((pod.containers[0].model_extra or {}).get("env"), f"{where}.containers[0].env")
+    yield from _variable_violations(pod.containers[0].env or (), f"{where}.containers[0].env")
+
+
+def _as_json(spec: Spec) -> Mapping[str, Any]:
+    return spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def _key_violations(spec: Spec) -> Iterator[str]:
@@ -201,14 +257,10 @@ def _key_violations(spec: Spec) -> Iterator[str]:
             yield f"spec.template.metadata.{field}: {layout.RESERVED_KEYS}, got {shown}{rest}"
 
 
-def _variable_violations(variables: Any, where: str) -> Iterator[str]:
-    if variables is not None and not isinstance(variables, list):
-        yield f"{where}: must be a list of variables, got {type(variables).__name__}"
-    for index, variable in enumerate(_objects(variables)):
-        name = variable.get("name")
-        if name in _USERS_VARIABLES or not isinstance(name, str):
-            continue
-        if name.startswith(layout.RESERVED_VARIABLE_PREFIX):
+def _variable_violations(variables: Sequence[Variable], where: str) -> Iterator[str]:
+    for index, variable in enumerate(variables):
+        name = variable.name
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in _USERS_VARIABLES:
             yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
 
 
@@ -219,7 +271,3 @@ def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator
     for key, seen in accepted_facts(spec).items():
         if key in before and before[key] != seen:
             yield f"spec.{names[key]}: cannot change after the job was admitted (from {before[key]} to {seen})"
-
-
-def _objects(items: Any) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

@@ -10,10 +10,12 @@ from typing import Any
 
 from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import InvalidSpec, admit
+from unbroken_operator.decisions.admission import MAX_SHOWN, InvalidSpec, admit
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+MAX_NAME = 253
+"""Of what is put into the log."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,16 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     if not isinstance(item, dict) or not isinstance(before, dict | None):
         raise InputError(f"AdmissionReview.request.object: expected a {layout.KIND}, got {type(item).__name__}")
     job = _as_stored(item, before, request)
-    words = f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+    words = f"{job['metadata']['namespace'][:MAX_NAME]}/{job['metadata']['name'][:MAX_NAME]}"
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
     if not is_ours or job["metadata"].get("deletionTimestamp"):
         return ReviewAnswer(request["uid"], words)
-    found = _violations(job)
-    known = () if before is None else _violations(_as_stored(before, before, request))
+    found, warned = _judged(job)
+    known = frozenset(() if before is None else _judged(_as_stored(before, before, request))[0])
     new = tuple(violation for violation in found if violation not in known)
     if new:
         return ReviewAnswer(request["uid"], words, InvalidSpec(new))
-    return ReviewAnswer(request["uid"], words, warnings=found)
+    return ReviewAnswer(request["uid"], words, warnings=(*_warnings(found), *warned))
 
 
 def _request(review: Any) -> dict[str, Any]:
@@ -70,8 +72,8 @@ def _request(review: Any) -> dict[str, Any]:
         seen = f"{found.get('kind')} of {found.get('apiVersion')}"
         raise InputError(f"body: expected an {KIND} of {API_VERSION}, got {seen[:200]}")
     request = found.get("request")
-    if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
-        raise InputError("AdmissionReview.request.uid: must be a string")
+    if not isinstance(request, dict) or not isinstance(request.get("uid"), str) or len(request["uid"]) > MAX_NAME:
+        raise InputError(f"AdmissionReview.request.uid: must be a string of at most {MAX_NAME} characters")
     resource = request.get("resource")
     name = resource.get("resource") if isinstance(resource, dict) else None
     if name != layout.PLURAL:
@@ -96,6 +98,12 @@ def _as_stored(
     return {**item, "metadata": {**metadata, **filled}, "status": known}
 
 
-def _violations(job: Mapping[str, Any]) -> tuple[str, ...]:
+def _warnings(found: tuple[str, ...]) -> tuple[str, ...]:
+    num_more = len(found) - MAX_SHOWN
+    return (*found[:MAX_SHOWN], f"and {num_more} more") if num_more > 0 else found
+
+
+def _judged(job: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is wrong with a job, and what its user is warned of."""
     verdict = admit(job)
-    return verdict.violations if isinstance(verdict, InvalidSpec) else ()
+    return (verdict.violations, ()) if isinstance(verdict, InvalidSpec) else ((), verdict.warnings)

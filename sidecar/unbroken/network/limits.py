@@ -1,9 +1,4 @@
-"""Limits on peers: rates of messages and of wrong tokens, and connections that show no token."""
-
-from collections.abc import Callable, Collection
-from typing import Protocol
-
-from unbroken.network.refusals import Refusal, Refusals
+"""Limits on rates: of messages, and of wrong tokens."""
 
 MESSAGES_PER_S = 200.0
 """Per agent, on average: 64 workers that all change three times a second."""
@@ -11,8 +6,6 @@ MESSAGES_AT_ONCE = 1000.0
 FAILURES_PER_S = 5.0
 """Answers to one address with a wrong token; beyond them the connection is cut without an answer."""
 FAILURES_AT_ONCE = 50.0
-TOKEN_TIMEOUT_S = 15.0
-"""A connection that shows no token in this time is closed. A loaded rendezvous may take seconds to look at it."""
 _MAX_ADDRESSES = 1024
 
 
@@ -55,41 +48,3 @@ class FailureRate:
             return True
         budget.give_back()  # Who goes on does not have to wait ever longer.
         return False
-
-
-class HttpConnection(Protocol):
-    """A connection of the HTTP server."""
-
-    def force_close(self) -> None:
-        """Close it at once."""
-
-
-class UnauthenticatedConnections:
-    """Closes connections that show no token in time, the oldest first when there are too many."""
-
-    def __init__(self, connections: Callable[[], Collection[HttpConnection]], refusals: Refusals, limit: int) -> None:
-        """`connections` returns those that are open; at most `limit` of them may be without a token."""
-        self._connections = connections
-        self._refusals = refusals
-        self._limit = limit
-        self._known: set[HttpConnection] = set()
-        self._came_s: dict[HttpConnection, float] = {}
-
-    def admit(self, connection: HttpConnection) -> None:
-        """Note that a connection has shown the token."""
-        self._known.add(connection)
-
-    def sweep(self, now_s: float) -> None:
-        """Check all connections; call it every second."""
-        connections = self._connections()
-        self._known.intersection_update(connections)
-        self._came_s = {one: self._came_s.get(one, now_s) for one in connections if one not in self._known}
-        num_excess = len(self._came_s) - self._limit
-        for number, (one, came_s) in enumerate(sorted(self._came_s.items(), key=lambda item: item[1])):
-            if number < num_excess:
-                self._refusals.note(Refusal.TOO_MANY, "strangers", f"want {self._limit} at most", now_s)
-            elif now_s - came_s >= TOKEN_TIMEOUT_S:
-                self._refusals.note(Refusal.SILENT, "a stranger", f"want a token within {TOKEN_TIMEOUT_S:g} s", now_s)
-            else:
-                break
-            one.force_close()

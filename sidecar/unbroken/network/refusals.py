@@ -19,6 +19,8 @@ class Refusal(str, Enum):
     MALFORMED = "malformed"
     TOO_LARGE = "too-large"
     OUT_OF_PLACE = "out-of-place"
+    IMPOSSIBLE = "impossible"
+    """A sound message of a member that cannot be: an iteration that was never given out, a worker that no pod has."""
     OVERFLOW = "overflow"
     SILENT = "silent"
     NO_MEMBER = "no-member"

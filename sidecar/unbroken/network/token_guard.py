@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-import resource
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
 from aiohttp import web
 
-from unbroken.network.limits import FailureRate, UnauthenticatedConnections
+from unbroken.network.connections import Connections
+from unbroken.network.limits import FailureRate
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.token import Caller, Verifier
 from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER, Kind
@@ -22,47 +22,40 @@ NUM_CLOSED_AT_ONCE = 64
 
 
 class TokenGuard:
-    """Guards an application: use `guard` as middleware, call `watch` once it is set up and `stop` at its cleanup."""
+    """Guards an application: use `guard` as middleware, and `sweeping` as one of its cleanup contexts."""
 
     def __init__(
         self,
         verifier: Verifier,
         refusals: Refusals,
+        connections: Connections | None = None,
         allowed: Callable[[web.Request], Collection[Kind]] = lambda _request: tuple(Kind),
     ) -> None:
-        """`verifier` decides about the value of each Authorization header, `allowed` returns who may make a request."""
+        """`verifier` decides about each Authorization header; `connections` learns who has shown a token.
+
+        `allowed` returns who may make a request.
+        """
         self._verifier = verifier
+        self._refusals = refusals
+        self._failures = FailureRate()
+        self._connections = connections
         self._allowed = allowed
         self._callers: dict[int, Caller] = {}
         """By the identity of their request, for as long as it is handled."""
         self._held: dict[object, tuple[int, Callable[[], None]]] = {}
-        self._refusals = refusals
-        self._failures = FailureRate()
-        self._unauthenticated: UnauthenticatedConnections | None = None
         self._loop = asyncio.get_running_loop()
         self._sweeper: asyncio.TimerHandle | None = None
 
-    def watch(self, server: web.Server | None, limit: int | None = None) -> None:
-        """Close connections of this server that show no token. `limit`: how many may be open; None: half of the
-        process's descriptors.
-
-        Raises RuntimeError when the runner was not set up, and so has no server.
-        """
-        if server is None:
-            raise RuntimeError("watch: want the server of a runner that is set up, got none")
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if limit is None else limit
-        self._unauthenticated = UnauthenticatedConnections(lambda: server.connections, self._refusals, most)
-        self._sweep(self._unauthenticated)
-
-    async def stop(self, _app: web.Application) -> None:
-        """Stop watching."""
+    async def sweeping(self, _app: web.Application) -> AsyncIterator[None]:
+        """Close connections of replaced keys while the application runs."""
+        self._sweep()
+        yield
         if self._sweeper is not None:
             self._sweeper.cancel()
 
-    def _sweep(self, unauthenticated: UnauthenticatedConnections) -> None:
-        unauthenticated.sweep(self._loop.time())
+    def _sweep(self) -> None:
+        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
         self._close_outdated()
-        self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep, unauthenticated)
 
     def caller(self, request: web.Request) -> Caller:
         """Return who makes this request, while it is handled."""
@@ -94,8 +87,8 @@ class TokenGuard:
         caller = self._verifier.accepts(request.headers.get("Authorization", ""))
         if caller is None:
             return self._refuse(request)
-        if self._unauthenticated is not None:
-            self._unauthenticated.admit(request.protocol)
+        if self._connections is not None:
+            self._connections.admit(request.transport)
         self._refusals.note_authorized(request.remote or "unknown")
         allowed = self._allowed(request)
         if caller.kind is not None and caller.kind not in allowed:

@@ -6,13 +6,16 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from pathlib import Path
 
 from aiohttp import web
 
 from unbroken.logs import read_level, start_log
+from unbroken.network.addresses import listen
 from unbroken.network.certificate import ServerCertificate
+from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import JobKeyFile, TokenFile, Verifier
@@ -20,6 +23,7 @@ from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_c
 from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
+from unbroken_core.conventions.printable import printable
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError
 
@@ -39,17 +43,19 @@ async def serve(config: RendezvousConfig) -> None:
         file = TermFile(config.folder)
         file.write(*coordinator.past)
         service.on_change(lambda: file.write(*coordinator.past))
-    server = Server(service, verifier, refusals)
-    runner = web.AppRunner(server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    num_pods = config.settings.replicas + config.settings.spares
+    connections = Connections(limits_of_api(num_pods), refusals)
+    server = Server(service, verifier, refusals, connections)
+    runner = http_runner(server.application(), _SHUTDOWN_S)
     await runner.setup()
-    server.token_guard.watch(runner.server)
     exposition = None
     try:
-        await _listen(runner, *config.listen, config.certificate)
+        await _listen(runner, connections, *config.listen, config.certificate)
         if config.metrics_listen is not None:
             from unbroken.rendezvous.metrics import make_metrics  # noqa: PLC0415 - after the API is up
 
-            exposition = await serve_exposition(*config.metrics_listen, make_metrics(service, coordinator, refusals))
+            write = make_metrics(service, coordinator, refusals)
+            exposition = await serve_exposition(*config.metrics_listen, write, refusals)
         logger.info("rendezvous started: job=%s listen=%s:%d", config.settings.job, *config.listen)
         await _until_signalled(loop, service)
     finally:
@@ -76,17 +82,24 @@ def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     return Coordinator(config.settings, now_s, used + 1, highest_iteration, uses)
 
 
-async def _listen(runner: web.AppRunner, host: str, port: int, certificate: tuple[Path, Path] | None) -> None:
+async def _listen(
+    runner: web.AppRunner, connections: Connections, host: str, port: int, certificate: tuple[Path, Path] | None
+) -> None:
     context = None if certificate is None else ServerCertificate(*certificate).context
+
+    async def serve_on(listener: socket.socket) -> None:
+        await GuardedSite(runner, listener, connections, context).start()
+
     try:
-        await web.TCPSite(runner, host, port, backlog=4096, reuse_address=True, ssl_context=context).start()
-    except OSError as error:
-        raise InputError(f"UNBROKEN_LISTEN: cannot listen on {host}:{port}: {error.strerror}") from error
+        await serve_on(listen(host, port))
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"UNBROKEN_LISTEN: cannot listen on {host}:{port}: {why}") from error
     near = loopback_beside(host)
     if near is None:
         return
     try:
-        await web.TCPSite(runner, near, port, backlog=64, reuse_address=True, ssl_context=context).start()
+        await serve_on(listen(near, port))
     except OSError as error:
         # The pod may share its host's network with another rendezvous.
         logger.warning("not reachable by kubectl port-forward: cannot listen on %s:%d: %s", near, port, error.strerror)
@@ -120,7 +133,7 @@ def main() -> int:
         _raise_descriptor_limit()
         asyncio.run(serve(read_config()))
     except InputError as error:
-        print(f"unbroken.rendezvous: {error}", file=sys.stderr)
+        print(printable(f"unbroken.rendezvous: {error}"), file=sys.stderr)
         return 2
     return 0
 

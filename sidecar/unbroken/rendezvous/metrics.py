@@ -1,8 +1,9 @@
 """The job's metrics: what users watch. Labels are from closed sets, or have a limited number of values at a time."""
 
+import asyncio
 import itertools
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -85,23 +86,24 @@ class View:
 
 
 class ViewCollector(Collector):
-    """Shows the job at the moment of the scrape."""
+    """Shows the view that was taken last."""
 
-    def __init__(self, look: Callable[[], View]) -> None:
-        self._look = look
+    def __init__(self) -> None:
+        self.view: View | None = None
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing: names are known at the first scrape only, when there is a status to read."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all families; called by prometheus_client in the service's event loop."""
-        view = self._look()
-        yield from _state(view.status)
-        yield from _workers(view)
-        yield from _time(view)
-        yield from _contact(view)
-        yield _culprits(view.status)
+        """Yield all families; called by prometheus_client in a thread."""
+        view = self.view
+        if view is not None:
+            yield from _state(view.status)
+            yield from _workers(view)
+            yield from _time(view)
+            yield from _contact(view)
+            yield _culprits(view.status)
 
 
 def _state(status: JobStatus) -> Iterator[Metric]:
@@ -214,8 +216,8 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return family
 
 
-def make_metrics(service: Service, coordinator: Coordinator, refusals: Refusals) -> Callable[[], bytes]:
-    """Return a function that makes the text of /metrics."""
+def make_metrics(service: Service, coordinator: Coordinator, refusals: Refusals) -> Callable[[], Awaitable[bytes]]:
+    """Return what writes the text of /metrics: it looks at the job in the event loop, and writes in a thread."""
 
     def look() -> View:
         status, progress = service.status(), coordinator.progress
@@ -227,13 +229,18 @@ def make_metrics(service: Service, coordinator: Coordinator, refusals: Refusals)
             gained_s=progress.gained_s(now_s),
             lost_rank_s=progress.lost_rank_s(now_s),
             heartbeat_age_s=service.max_heartbeat_age_s,
-            refused=refusals.counts,
+            refused=dict(refusals.counts),
         )
 
     registry = CollectorRegistry()
-    meter = RecoveryMeter()
+    meter, shown = RecoveryMeter(), ViewCollector()
     registry.register(meter)
-    registry.register(ViewCollector(look))
+    registry.register(shown)
     # At each change of a job of a thousand pods: the whole status would cost too much.
     service.on_change(lambda: meter.look(coordinator.history))
-    return lambda: generate_latest(registry)
+
+    async def write() -> bytes:
+        shown.view = look()
+        return await asyncio.to_thread(generate_latest, registry)
+
+    return write

@@ -1,12 +1,7 @@
-"""The live page: its files, and the job's status for it. Read-only; it needs the token like all other requests.
-
-The files lie in `assets` as they are served: nothing is built, and nothing is loaded from elsewhere.
-"""
+"""The job's status for the live page, whose files `unbroken page` has. Read-only, and with the token like all else."""
 
 import asyncio
 import json
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -25,11 +20,10 @@ _COST_RATIO = 0.05
 _MAX_AGE_S = 1.0
 """Age limit of values that depend on the clock alone (ETTR)."""
 _MAX_WHY_LINES = 50
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 class Page:
-    """Handlers of everything below /page/."""
+    """The handler of /page/status."""
 
     def __init__(self, service: Service) -> None:
         self._snapshots = Snapshots(service)
@@ -37,23 +31,7 @@ class Page:
 
     def routes(self) -> list[web.RouteDef]:
         """Return what to add to the application."""
-        return [
-            web.get("/page", self._root),
-            web.get("/page/", self._file),
-            web.get("/page/status", self._status),
-            web.get("/page/{name}", self._file),
-        ]
-
-    async def _root(self, _request: web.Request) -> web.StreamResponse:
-        # A relative path: a proxy may serve the page elsewhere.
-        return web.Response(status=308, headers={**PAGE_HEADERS, "Location": "page/"})
-
-    async def _file(self, request: web.Request) -> web.StreamResponse:
-        found = _assets().get(request.match_info.get("name", "index.html"))
-        if found is None:
-            return web.Response(status=404, text="/page/: there is no such file\n", headers=PAGE_HEADERS)
-        body, content_type = found
-        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=PAGE_HEADERS)
+        return [web.get("/page/status", self._status)]
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -70,14 +48,6 @@ class Page:
         finally:
             self._num_viewers -= 1
         return web.Response(body=body, content_type="application/json", headers=PAGE_HEADERS)
-
-
-@cache
-def _assets() -> dict[str, tuple[bytes, str]]:
-    """Return content and type of each file, by name; none where the package was installed for workers."""
-    folder = Path(__file__).with_name("assets")
-    known = [file for file in folder.glob("*") if file.suffix in _TYPES]
-    return {file.name: (file.read_bytes(), _TYPES[file.suffix]) for file in known}
 
 
 def _number(request: web.Request, name: str, usual: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from unbroken.network.connections import Connections
 from unbroken.network.frames import MessageRefused, next_text
 from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.network.refusals import Refusal, Refusals
@@ -35,7 +36,7 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 """A Report of 64 workers, each with a fault of 2,000 characters and a stack, is 0.3 MB."""
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
-_SWEEP_S = 1.0
+_BODY_TIMEOUT_S = 20.0
 _ALLOWED = {"/v1/agents": (Kind.AGENT,), "/v1/observation": (Kind.OPERATOR,)}
 _READERS = (Kind.OPERATOR, Kind.READER)
 """Who may make all other requests: they change nothing."""
@@ -44,16 +45,19 @@ _READERS = (Kind.OPERATOR, Kind.READER)
 class Server:
     """Handlers of the API."""
 
-    def __init__(self, service: Service, verifier: Verifier, refusals: Refusals) -> None:
+    def __init__(
+        self, service: Service, verifier: Verifier, refusals: Refusals, connections: Connections | None = None
+    ) -> None:
+        """`connections`: those of the port; None where nobody else can reach it."""
         self._service = service
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self.token_guard = TokenGuard(verifier, refusals, _allowed)
+        self._token_guard = TokenGuard(verifier, refusals, connections, _allowed)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
-        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self.token_guard.guard])
-        app.on_cleanup.append(self.token_guard.stop)
+        app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._token_guard.guard])
+        app.cleanup_ctx.append(self._token_guard.sweeping)
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -92,7 +96,7 @@ class Server:
 
     async def _is_own_pod(self, connection: web.WebSocketResponse, hello: Hello, request: web.Request) -> bool:
         """Return whether the token is that of the pod in Hello; else close the connection."""
-        caller = self.token_guard.caller(request)
+        caller = self._token_guard.caller(request)
         if caller.kind is None or caller.pod == hello.pod:
             return True
         detail = f"token: want that of pod {hello.pod[:253]!r}, got that of pod {caller.pod!r}"
@@ -108,7 +112,7 @@ class Server:
         peer = self._service.join(hello, transport, can_halt)
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
-            with self.token_guard.held(request, peer.close):
+            with self._token_guard.held(request, peer.close):
                 while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
                     self._service.receive(peer, message)
                     wait_s = budget.take(self._loop.time())
@@ -157,7 +161,11 @@ class Server:
 
     async def _observation(self, request: web.Request) -> web.StreamResponse:
         try:
-            observation = wire.decode(await request.read(), Observation)
+            observation = wire.decode(await asyncio.wait_for(request.read(), _BODY_TIMEOUT_S), Observation)
+        except asyncio.TimeoutError:
+            detail = f"observation: want all of it within {_BODY_TIMEOUT_S:g} s"
+            self._refuse(Refusal.SILENT, request, detail)
+            return web.Response(status=408, text=f"{detail}\n")
         except WireError as error:
             self._refuse(Refusal.MALFORMED, request, str(error))
             return web.Response(status=400, text=f"{error}\n")

@@ -15,12 +15,14 @@ from unbroken.daemon import leave_starter
 from unbroken.logs import LEVELS, start_log
 from unbroken.network.addresses import listen_at, split_address
 from unbroken.network.certificate import ServerCertificate
+from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.exposition import serve_exposition_on
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import FixedToken, TokenFile, Verifier
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,8 @@ FIRST_S = 60.0
 """With --until-idle: how long to wait for the first node."""
 LINGER_S = 20.0
 """With --until-idle: how long to go on without nodes. Longer than a run that has ended refuses late nodes."""
+_MANY_NODES = 4096
+"""Nodes that may come at once; nobody says here how many there are."""
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
 _MAX_STDIN = 1 << 16
@@ -42,14 +46,14 @@ async def serve(
     file = None if options.state is None else KnownRoundsFile(options.state)
     past: KnownRounds = {} if file is None else file.read()
     past |= read_known_rounds(options.known, "--known") if options.known else {}
-    token_guard = TokenGuard(verifier, refusals)
+    connections = Connections(limits_of_api(_MANY_NODES), refusals)
+    token_guard = TokenGuard(verifier, refusals, connections)
     rounds = Rounds(refusals, past, None if file is None else file.write, token_guard.held)
     app = web.Application(middlewares=[token_guard.guard])
-    app.on_cleanup.append(token_guard.stop)
+    app.cleanup_ctx.append(token_guard.sweeping)
     app.add_routes(rounds.routes())
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S)
+    runner = http_runner(app, _SHUTDOWN_S)
     await runner.setup()
-    token_guard.watch(runner.server)
     context = None
     if options.certificate is not None:
         context = ServerCertificate(options.certificate, options.key).context
@@ -58,13 +62,13 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, signalled.set)
     exposition = None
     try:
-        await web.SockSite(runner, listener, backlog=4096, ssl_context=context).start()
+        await GuardedSite(runner, listener, connections, context).start()
         if metrics is not None:
             # prometheus_client takes 80 ms to import: only after nodes can meet, and only if metrics are wanted, which
             # torchrun's handler does not.
             from unbroken.rounds.metrics import make_metrics  # noqa: PLC0415 - 80 ms, once nodes can meet
 
-            exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals))
+            exposition = await serve_exposition_on(metrics, make_metrics(rounds, refusals), refusals)
         logger.info("rounds served: listen=%s:%d", *listener.getsockname()[:2])
         await _until_over(rounds, signalled, options.until_idle)
     finally:
@@ -150,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.log_file is not None:
             leave_starter(str(Path(options.log_file).absolute()))
     except InputError as error:
-        print(f"unbroken.rounds: {error}", file=sys.stderr)
+        print(printable(f"unbroken.rounds: {error}"), file=sys.stderr)
         return 2
     start_log("unbroken.rounds", options.log_level, with_time=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,6 +1,6 @@
 """Metrics of rounds for torchrun. A run's name is no label: any client can invent another."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,8 +37,12 @@ class RoundsCollector(Collector):
         yield refused_metric(self._refusals.counts)
 
 
-def make_metrics(rounds: Rounds, refusals: Refusals) -> Callable[[], bytes]:
-    """Return a function that makes the text of /metrics."""
+def make_metrics(rounds: Rounds, refusals: Refusals) -> Callable[[], Awaitable[bytes]]:
+    """Return what writes the text of /metrics."""
     registry = CollectorRegistry()
     registry.register(RoundsCollector(rounds, refusals))
-    return lambda: generate_latest(registry)
+
+    async def write() -> bytes:
+        return generate_latest(registry)
+
+    return write

@@ -19,9 +19,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
+from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import JobKeyFile, write_private
 from unbroken.rendezvous.server import Server
@@ -39,6 +38,7 @@ from unbroken.standalone.messages import (
     Waiting,
     prove,
 )
+from unbroken.tasks import Tasks
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
@@ -104,6 +104,8 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         ranks_per_pod=max(host.num_places for host in hosts),
         min_ranks_per_pod=1,
         rungs=_RUNGS,
+        # Nobody pays for a cluster here, and a script need not ping: whoever started it ends it.
+        no_progress_limit=None,
         timeouts=hosts[0].timeouts,
     )
 
@@ -121,7 +123,8 @@ class Root:
         self._owner: str | None = None
         self._formed: asyncio.Future[bool] = self._loop.create_future()
         """False if the owner has gone."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda _what, _error: None)
+        """Of hosts that talk to it, which come again."""
 
     async def run(self) -> None:
         """Form the job, and run until it is over or all hosts have gone."""
@@ -149,17 +152,12 @@ class Root:
             await work
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.stop()
 
     # -------------------------------------------------------------------------------------------------------- forming
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.adopt(f"host at {writer.get_extra_info('peername')}", asyncio.current_task())
         try:
             await self._converse(reader, writer)
         except (WireError, OSError, asyncio.TimeoutError) as error:
@@ -265,14 +263,12 @@ class Root:
         write_private(job_key_file, job_key)
         refusals = Refusals()
         service = Service(Coordinator(settings, self._loop.time()), refusals)
-        server = Server(service, JobKeyFile(job_key_file, settings.uid), refusals)
-        runner = web.AppRunner(
-            server.application(), access_log=None, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
-        )
+        connections = Connections(limits_of_api(settings.replicas), refusals)
+        server = Server(service, JobKeyFile(job_key_file, settings.uid), refusals, connections)
+        runner = http_runner(server.application(), _SHUTDOWN_S)
         await runner.setup()
-        server.token_guard.watch(runner.server)
         try:
-            await web.SockSite(runner, listener, backlog=4096).start()
+            await GuardedSite(runner, listener, connections).start()
             on_up()
             await self._until_over(service, settings.replicas, first_s)
         finally:

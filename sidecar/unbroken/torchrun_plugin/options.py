@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.folders import kept_secret
 from unbroken.network.token import read_token
-from unbroken.standalone.folders import kept_secret
 from unbroken.standalone.messages import make_key
 from unbroken_core.conventions.tokens import checked_secret
 from unbroken_core.errors import InputError

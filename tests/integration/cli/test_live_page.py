@@ -28,7 +28,6 @@ from unbroken_core.conventions.page_headers import PAGE_HEADERS
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings, Timeouts
 
-ASSETS = Path(__file__).parents[3] / "sidecar" / "unbroken" / "rendezvous" / "assets"
 MARKUP = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 SETTINGS = JobSettings(
     "digits",
@@ -169,14 +168,12 @@ def test_page_shows_the_job_and_goes_on_without_a_reload_through_faults_and_a_ne
 
 def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> None:
     with pager(job) as made:
-        for path in ("/page/", "/page/main.js", "/page/status"):
-            assert get(job.url, path, None)[0] == 401
-            assert get(job.url, path, "wrong")[0] == 401
-            assert get(job.url, path)[0] == 200
-        with urllib.request.urlopen(_request(job.url, "/page/", TOKEN), timeout=30) as response:
+        for token, status in ((None, 401), ("wrong", 401), (TOKEN, 200)):
+            assert get(job.url, "/page/status", token)[0] == status
+        with urllib.request.urlopen(_request(job.url, "/page/status", TOKEN), timeout=30) as response:
             assert PAGE_HEADERS.items() <= dict(response.headers).items()
-        assert get(job.url, "/page/server.py")[0] == 404
-        assert get(job.url, "/page/%2e%2e%2fserver.py")[0] == 404
+        # The page's files are those of the command, never the job's.
+        assert get(job.url, "/page/")[0] == get(job.url, "/page/main.js")[0] == 404
         assert get(job.url, "/page/status?after=x")[0] == 400
         link = urlsplit(made.link())
         origin = f"http://{link.netloc}"
@@ -188,7 +185,8 @@ def test_nobody_reads_the_page_without_the_token_or_the_cookie(job: PageJob) -> 
         response = connection.getresponse()
         cookie = str(response.getheader("Set-Cookie")).partition(";")[0]
         response.read()
-        for path, status in (("/page/status", 200), ("/v1/status", 404), (link.path, 401)):
+        expected = {"/page/": 200, "/page/main.js": 200, "/page/status": 200, "/page/no.js": 404, "/v1/status": 404}
+        for path, status in {**expected, link.path: 401}.items():
             connection.request("GET", path, headers={"Cookie": cookie})
             response = connection.getresponse()
             body = response.read()
@@ -298,15 +296,11 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
 
 @contextmanager
 def _proxy(answer: Callable[[], dict[str, Any]]) -> Iterator[PageProxy]:
-    """Open a proxy for the page's files and a status of the test's own."""
+    """Open a proxy for a status of the test's own."""
 
     def ask(path: str) -> PageAnswer:
-        name = path.partition("?")[0].removeprefix("/page/")
-        if name == "status":
-            return PageAnswer(200, json.dumps(answer()).encode(), "application/json")
-        kinds = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-        kind = kinds.get(name.rpartition(".")[2], "text/html")
-        return PageAnswer(200, (ASSETS / (name or "index.html")).read_bytes(), f"{kind}; charset=utf-8")
+        assert path.startswith("/page/status")
+        return PageAnswer(200, json.dumps(answer()).encode(), "application/json")
 
     proxy = PageProxy(ask, 0, lambda _link: None)
     thread = threading.Thread(target=proxy.serve)

@@ -28,7 +28,7 @@ async def _replace_key(made: Bench, content: bytes) -> None:
 
 
 async def _has_tokens_of(made: Bench, job_key: str, uid: str) -> bool:
-    tokens, own = await _data(made, "digits-agents-0"), await _data(made, "digits-rendezvous")
+    tokens, own = await _data(made, "digits.agents-0-rendezvous"), await _data(made, "digits-rendezvous")
     wanted = {f"digits-{n}": derive_token(job_key, Kind.AGENT, uid, f"digits-{n}") for n in range(64)}
     return tokens == wanted and own["token"] == derive_token(job_key, Kind.READER, uid)
 
@@ -47,7 +47,7 @@ def test_each_pod_finds_its_own_token_and_a_replaced_key_reaches_all(kubeconfig:
                     (volume,) = (one for one in pod["spec"]["volumes"] if one["name"] == layout.TOKEN_VOLUME)
                     own, authority = (source["secret"] for source in volume["projected"]["sources"])
                     assert (own["name"], [item["key"] for item in own["items"]]) == (
-                        "digits-agents-0",
+                        "digits.agents-0-rendezvous",
                         [pod["metadata"]["name"]],
                     )
                     assert [item["key"] for item in authority["items"]] == [layout.AUTHORITY_KEY]
@@ -59,14 +59,14 @@ def test_each_pod_finds_its_own_token_and_a_replaced_key_reaches_all(kubeconfig:
                     return "SecretDamaged" in str((await made.condition("digits", "PodsReady")).get("reason"))
 
                 await eventually(is_told, "a condition")
-                assert (await _data(made, "digits-agents-0"))["digits-0"] == derive_token(
+                assert (await _data(made, "digits.agents-0-rendezvous"))["digits-0"] == derive_token(
                     first, Kind.AGENT, uid, "digits-0"
                 )
             await _replace_key(made, b"n" * 64)
             with operator(made):
                 await eventually(lambda: _has_tokens_of(made, "n" * 64, uid), "tokens of the new key")
-            item = await made.kube.get(made.path("secrets", "digits-agents-0"))
-            await made.kube.delete(made.path("secrets", "digits-agents-0"), item["metadata"]["uid"])
+            item = await made.kube.get(made.path("secrets", "digits.agents-0-rendezvous"))
+            await made.kube.delete(made.path("secrets", "digits.agents-0-rendezvous"), item["metadata"]["uid"])
             with operator(made):
                 await eventually(lambda: _has_tokens_of(made, "n" * 64, uid), "the tokens again")
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import signal
+import threading
 from pathlib import Path
 
 import aiohttp
 import pytest
 from tests.waiting import eventually
 
+from unbroken_operator.adapters.kube import collection_path
+from unbroken_operator.adapters.lease import API_VERSION, LeaseName, electing
 from unbroken_operator.api import layout
 
 from .operator_bench import OperatorProcess, bench, operator
@@ -53,5 +56,33 @@ def test_the_next_operator_leads_when_the_first_stalls_and_no_pod_is_touched(kub
                     assert (await made.pods())[0]["metadata"]["uid"] == before[0]
                     assert pod["metadata"]["uid"] == before[1]
                     assert await made.pod_names(layout.RENDEZVOUS) == ["digits-rendezvous-0"]
+
+    asyncio.run(scenario())
+
+
+def test_the_lease_is_renewed_while_the_main_loop_does_nothing_at_all(kubeconfig: Path, tmp_path: Path) -> None:
+    """Reports of twelve jobs kept it busy for 11.8 s, which is longer than a lease lasts."""
+    renewals = threading.Semaphore(0)
+
+    def count(verb: str, resource: str, _outcome: str) -> None:
+        if (verb, resource) == ("PATCH", "leases"):
+            renewals.release()
+
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            name = LeaseName(made.namespace, "operator")
+            async with electing(str(kubeconfig), name, "first", 4, count) as lease:
+                await lease.acquire()
+                keeping = asyncio.create_task(lease.keep())
+                await asyncio.sleep(0)
+                # Nothing else runs in this loop meanwhile.
+                for _ in range(4):
+                    assert renewals.acquire(timeout=60), "a renewal waits for the main loop"
+                assert not keeping.done()
+                keeping.cancel()
+                await lease.release()
+                path = f"{collection_path('leases', made.namespace, API_VERSION)}/operator"
+                spec = (await made.kube.get(path))["spec"]
+            assert spec["leaseTransitions"] == 0
 
     asyncio.run(scenario())

@@ -97,7 +97,6 @@ async def rendezvous(
     server = Server(service, verifier, refusals)
     runner = web.AppRunner(server.application(), access_log=None)
     await runner.setup()
-    server.token_guard.watch(runner.server)
     context = ServerCertificate(certificates.certificate, certificates.key).context
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     await site.start()

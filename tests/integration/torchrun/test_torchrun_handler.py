@@ -80,7 +80,7 @@ class Server:
         return {sample.labels.get("reason", sample.name): sample.value for sample in samples if sample.value}
 
     async def _render(self) -> bytes:
-        return self._metrics()
+        return await self._metrics()
 
     def close(self) -> None:
         """Close all connections, and end."""

@@ -15,6 +15,7 @@ WALL = {
 FOR_PEOPLE = {
     "sidecar/unbroken/rendezvous/service.py": {"time.time"},  # instants in the status
     "operator/unbroken_operator/worker.py": {"datetime.now"},  # instants in conditions; the user's deadline
+    "operator/unbroken_operator/adapters/poller.py": {"datetime.now"},  # when a rendezvous was last heard
     "operator/unbroken_operator/adapters/lease.py": {"datetime.now"},  # instants in the Lease
     "operator/unbroken_operator/adapters/quarantine_taints.py": {
         "datetime.now"

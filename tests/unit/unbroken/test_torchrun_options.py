@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from unbroken import folders
 from unbroken.network.token import FixedToken
 from unbroken.rounds.restored_state import KnownRoundsFile, read_known_rounds
-from unbroken.standalone import folders
 from unbroken.standalone.messages import make_key
 from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken_core.errors import InputError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken_cli.page_proxy.server import PageAnswer, Request, Sessions, admit
+from unbroken_cli.page_proxy.server import PageAnswer, PageProxy, Request, Sessions, admit
 from unbroken_cli.page_proxy.upstream import secret_value
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
 
@@ -86,6 +86,49 @@ def test_browser_is_told_to_run_nothing_unsafe_and_to_show_the_page_in_no_frame(
     policy = PAGE_HEADERS["Content-Security-Policy"]
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
+
+
+def test_what_the_jobs_server_sends_is_data_and_never_a_page_or_a_script() -> None:
+    """Its image is the tenant's."""
+    evil = PageAnswer(200, b"<script>steal()</script>", "text/html", "unbroken-page=1", "http://evil.example/")
+    answers = {"/page/status": evil}
+    asked: list[str] = []
+
+    def ask(path: str) -> PageAnswer:
+        asked.append(path)
+        return answers.get(path, evil)
+
+    proxy = PageProxy(ask, 0, lambda _link: None)
+    here = Request("/page/", proxy.sessions.hosts[0])
+    entry = admit(replace(here, path=f"/enter/{proxy.sessions.ticket}"), proxy.sessions)
+    assert entry is not None
+    request = replace(here, cookies=entry.cookie.partition(";")[0])
+    try:
+        for path, kind in (
+            ("/page/", "text/html"),
+            ("/page/main.js", "text/javascript"),
+            ("/page/page.css", "text/css"),
+        ):
+            own = proxy.answer(replace(request, path=path))
+            assert (own.status, own.content_type) == (200, f"{kind}; charset=utf-8")
+            assert b"evil" not in own.body
+            assert b"steal" not in own.body
+        assert proxy.answer(replace(request, path="/page/evil.js")).status == 404
+        assert asked == []
+        refused = proxy.answer(replace(request, path="/page/status"))
+        assert (refused.status, refused.content_type, refused.cookie) == (502, "text/plain; charset=utf-8", "")
+        assert b"steal" not in refused.body
+        answers["/page/status"] = replace(evil, body=b'{"name": "\\u001b[2J\\u202e"}')
+        found = proxy.answer(replace(request, path="/page/status"))
+        assert found == PageAnswer(200, b'{"name": "\\\\x1b[2J\\\\u202e"}', "application/json")
+        answers["/page/status"] = replace(evil, body=b"[" * 100_000)
+        assert proxy.answer(replace(request, path="/page/status")).status == 502
+        for status, shown in ((302, 502), (401, 401), (503, 503), (200_000, 502)):
+            answers["/page/status"] = replace(evil, status=status)
+            refused = proxy.answer(replace(request, path="/page/status"))
+            assert refused == PageAnswer(shown, f"the rendezvous answers {status}\n".encode())
+    finally:
+        proxy._server.server_close()
 
 
 def test_a_secret_without_an_authority_is_that_of_a_job_that_speaks_in_clear() -> None:

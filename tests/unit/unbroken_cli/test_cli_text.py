@@ -9,9 +9,10 @@ import pytest
 from unbroken_cli.commands.framework import _only
 from unbroken_cli.commands.why import find_fault
 from unbroken_cli.errors import CommandError
+from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
-from unbroken_cli.text import age, status_lines, timeline_lines, why_lines
+from unbroken_cli.text import age, list_lines, status_lines, timeline_lines, why_lines
 from unbroken_core.errors import InputError
 
 NOW = datetime(2026, 1, 1, 0, 20, tzinfo=timezone.utc)
@@ -101,7 +102,7 @@ def test_status_says_training_then_fault_then_culprit_then_repair_then_what_to_d
         ),
         pytest.param(
             running(conditions=[condition("Running", "Unknown", "WaitingForRendezvous", "it does not answer")]),
-            "PROBABLY TRAINING: it does not answer",
+            "UNKNOWN: it does not answer",
             "component=rendezvous",
             id="rendezvous away",
         ),
@@ -182,3 +183,74 @@ def test_a_name_in_several_namespaces_is_refused_with_all_of_them() -> None:
 )
 def test_ages_have_their_two_largest_units(text: str, words: str) -> None:
     assert age(text, NOW) == words
+
+
+def test_a_job_of_which_nobody_knows_has_no_numbers_of_ranks() -> None:
+    status = running(
+        state="Unknown", conditions=[condition("Running", "Unknown", "WaitingForRendezvous", "no node for it. When")]
+    )
+    del status["ranks"]
+    lines = status_lines(job_of(status), NOW)
+    assert lines[0] == "digits in namespace team-a: UNKNOWN: no node for it. When"
+    assert lines[1].startswith("  ranks      unknown; restarts 2")
+    assert not any("add nodes" in line for line in lines)
+    assert "   ?  " in list_lines([job_of(status)])[1]
+
+
+LEASE = "unbroken-system/unbroken"
+ANSWERED_AT = "Thu, 01 Jan 2026 00:20:00 GMT"
+
+
+def lease(**spec: Any) -> dict[str, Any]:
+    """Return a Lease that was renewed two seconds before the answer."""
+    fresh = {"holderIdentity": "a", "leaseDurationSeconds": 8, "renewTime": "2026-01-01T00:19:58.000000Z"}
+    return {"spec": {**fresh, **spec}}
+
+
+@pytest.mark.parametrize(
+    ("item", "date", "part"),
+    [
+        pytest.param(lease(), ANSWERED_AT, "", id="renewed"),
+        pytest.param(lease(renewTime="2026-01-01T00:30:00Z"), ANSWERED_AT, "", id="clocks differ"),
+        pytest.param(lease(renewTime="soon"), ANSWERED_AT, "", id="unreadable time"),
+        pytest.param(lease(), "yesterday", "", id="unreadable date"),
+        pytest.param({}, ANSWERED_AT, "nobody holds its Lease", id="empty"),
+        pytest.param(None, "", "its Lease unbroken-system/unbroken is gone", id="gone"),
+        pytest.param(lease(holderIdentity=""), ANSWERED_AT, "nobody holds its Lease", id="released"),
+        pytest.param(lease(renewTime="2026-01-01T00:18:00Z"), ANSWERED_AT, "120 s ago", id="silent"),
+        pytest.param(
+            lease(renewTime="2026-01-01T00:18:00Z", leaseDurationSeconds="x"), ANSWERED_AT, "120 s ago", id="garbage"
+        ),
+        pytest.param(
+            lease(renewTime="2025-12-31T00:00:00Z", leaseDurationSeconds=1e300), ANSWERED_AT, "s ago", id="for ever"
+        ),
+    ],
+)
+def test_a_status_is_as_fresh_as_the_lease_of_its_operator(item: dict[str, Any] | None, date: str, part: str) -> None:
+    found = why_stale(LEASE, item, date)
+    assert part in found
+    assert bool(found) is bool(part)
+
+
+def test_what_no_operator_keeps_up_to_date_is_not_told_as_true() -> None:
+    job = replace(job_of(running()), stale=why_stale(LEASE, None, ""))
+    lines = status_lines(job, NOW)
+    assert lines[0] == (
+        "digits in namespace team-a: UNKNOWN: no operator keeps this up to date: its Lease unbroken-system/unbroken is "
+        "gone. What follows was written before"
+    )
+    assert lines[1] == "  it said    Running: 8 ranks train"
+    assert any("bring the operator back" in line for line in lines)
+    over = replace(job_of(running(state="Complete")), stale=job.stale)
+    assert status_lines(over, NOW)[0].startswith("digits in namespace team-a: COMPLETE"), "an end stays true"
+
+
+def test_a_refused_edit_of_a_job_that_trains_is_told_beside_the_training() -> None:
+    status = running()
+    status["conditions"].append(
+        condition("Admitted", "False", "InvalidSpec", "spec.replicas: got -1; the spec before it stays in force")
+    )
+    lines = status_lines(job_of(status), NOW)
+    assert lines[0].startswith("digits in namespace team-a: TRAINING")
+    assert lines[1] == "  spec       refused: spec.replicas: got -1; the spec before it stays in force"
+    assert any("correct the field" in line for line in lines)

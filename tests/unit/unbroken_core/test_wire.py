@@ -2,14 +2,12 @@
 
 import json
 import typing
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from typing import Any, Union
+from typing import Union
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.message_values import values_of
 
 from unbroken_core import messages
 from unbroken_core.errors import WireError
@@ -31,37 +29,6 @@ KINDS: list[type] = [
     )
     for kind in typing.get_args(union)
 ] + [messages.Observation, messages.JobStatus]
-
-
-def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for any type that messages are made of."""
-    plain: dict[Any, st.SearchStrategy[Any]] = {
-        int: st.integers(-(2**63), 2**63),
-        str: st.text(max_size=8),
-        bool: st.booleans(),
-        float: st.floats(allow_nan=False, allow_infinity=False),
-    }
-    if kind in plain:
-        return plain[kind]
-    if typing.get_args(kind):
-        return containers_of(typing.get_origin(kind), typing.get_args(kind))
-    if issubclass(kind, Enum):
-        return st.sampled_from(list(kind))
-    assert isinstance(kind, type)
-    assert is_dataclass(kind)
-    hints = typing.get_type_hints(kind)
-    build: Callable[..., Any] = kind
-    return st.builds(build, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
-
-
-def containers_of(origin: Any, arguments: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
-    if origin is tuple:
-        return st.tuples(*map(values_of, arguments))
-    if origin is dict:
-        return st.dictionaries(st.text(max_size=4), values_of(arguments[1]), max_size=2)
-    return st.one_of(st.none(), *(values_of(part) for part in arguments if part is not type(None)))
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(KINDS), ids=lambda kind: kind.__name__)

@@ -103,6 +103,9 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.is_report_refused = False
+        self.unheard_for_s = 0.0
+        self.heard_at = ""
         self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
         self.now = "2026-01-01T00:00:00Z"
@@ -132,6 +135,9 @@ class World:
             report_from=self.report_from,
             is_reachable=self.is_reachable,
             unreachable_because=self.unreachable_because,
+            is_report_refused=self.is_report_refused,
+            unheard_for_s=self.unheard_for_s,
+            heard_at=self.heard_at,
             memory=self.memory,
         )
 
@@ -142,7 +148,10 @@ class World:
 
     def actions(self) -> tuple[Action, ...]:
         """Return what the plan asks for now."""
-        return plan(self.snapshot()).actions
+        decision = plan(self.snapshot())
+        sound = decision.sound_spec or self.memory.sound_spec
+        self.memory = dataclasses.replace(self.memory, sound_spec=copy.deepcopy(sound))
+        return decision.actions
 
     def settle(self, limit: int = 10) -> int:
         """Plan and act until nothing is left to do; return the number of rounds with actions."""

@@ -19,7 +19,7 @@ def test_tokens_are_there_before_the_pods_that_mount_them() -> None:
     assert [action.block for action in actions if isinstance(action, CreateTokens)] == [0, 1, 2]
     world.settle()
     mounted = {_tokens_of(world, name) for name in world.names()}
-    assert mounted == {f"digits-agents-{block}" for block in range(3)}
+    assert mounted == {f"digits.agents-{block}-rendezvous" for block in range(3)}
     assert world.actions() == ()
 
 
@@ -76,7 +76,7 @@ def test_deleted_tokens_come_back_and_those_of_an_earlier_key_are_written_again(
     repairs = [action for action in world.actions() if isinstance(action, RepairTokens)]
     assert repairs == [
         RepairTokens(None, "digits-rendezvous", world.secret.uid),
-        RepairTokens(0, "digits-agents-0", uid),
+        RepairTokens(0, "digits.agents-0-rendezvous", uid),
     ]
     world.settle()
     assert not world.tokens[0].is_stale
@@ -98,7 +98,7 @@ def test_tokens_that_cannot_be_written_are_told_and_tried_again_later() -> None:
 def test_tokens_of_someone_else_are_shown_and_waited_for(block: int) -> None:
     """Another job's pods may have made it a second ago, or a tenant who wants pods to mount what is in it."""
     world = World()
-    world.tokens = {block: SecretView(f"digits-agents-{block}", "other", "another-owner")}
+    world.tokens = {block: SecretView(f"digits.agents-{block}-rendezvous", "other", "another-owner")}
     world.settle()
     assert world.condition("Admitted") == ("False", "NameTaken")
     assert world.created == []

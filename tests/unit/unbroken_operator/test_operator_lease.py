@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,33 +14,10 @@ from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease, LeaseName, Sighting, is_free, look
 from unbroken_operator.config import parse
 
+from .virtual_time import run
+
 NAME = LeaseName("system", "unbroken")
 PATH = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        selector = cast(Any, self)._selector
-        select = selector.select
-
-        def jump(timeout: float | None = None) -> Any:
-            self.now_s += timeout or 0.0
-            return select(0)
-
-        selector.select = jump
-
-    def time(self) -> float:
-        return self.now_s
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run a scenario in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(scenario)
 
 
 class ApiServer:
@@ -197,6 +174,25 @@ def test_a_lease_that_somebody_changed_or_deleted_is_still_held() -> None:
         await asyncio.sleep(10)
         assert (first.may_act, keeping.done(), server.holder) == (True, False, "first")
         keeping.cancel()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("duration", ["8", {"s": 8}, "eight", 10**400])
+def test_a_lease_that_cannot_be_read_does_not_end_the_election(duration: Any) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        first, second = candidate(server, "first"), candidate(server, "second")
+        await first.acquire()
+        assert server.lease is not None
+        server.lease["spec"]["leaseDurationSeconds"] = duration
+        server.lease["metadata"]["resourceVersion"] = "1000"
+        keeping, waiting = asyncio.create_task(first.keep()), asyncio.create_task(second.acquire())
+        await asyncio.sleep(20)
+        assert not waiting.done() or second.may_act
+        assert not keeping.done() or keeping.exception() is None
+        keeping.cancel()
+        waiting.cancel()
 
     run(scenario())
 

@@ -75,7 +75,8 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
     assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "https://digits-rendezvous.ml.svc:29600"
     assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
     assert environment(agent)["UNBROKEN_TERMINATION_LOG"] == agent["terminationMessagePath"] == "/dev/termination-log"
-    assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
+    volumes = ["unbroken-lib", "unbroken-run", "unbroken-private", "unbroken-token"]
+    assert [volume["name"] for volume in spec["volumes"]] == volumes
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,17 @@ def test_the_users_container_cannot_read_the_token() -> None:
     assert [mount["mountPath"] for mount in trainer["volumeMounts"]] == ["/opt/unbroken/lib", "/var/run/unbroken"]
 
 
+def test_what_the_agent_believes_lies_where_the_agent_alone_can_write() -> None:
+    spec = pod_of()["spec"]
+    _install, agent = spec["initContainers"]
+    (private,) = [volume for volume in spec["volumes"] if volume["name"] == "unbroken-private"]
+    assert private == {"name": "unbroken-private", "emptyDir": {"medium": "Memory"}}
+    path = environment(agent)["UNBROKEN_PRIVATE_DIR"]
+    assert {"name": "unbroken-private", "mountPath": path} in agent["volumeMounts"]
+    others = [*spec["containers"], *(one for one in spec["initContainers"] if one is not agent)]
+    assert all(mount["name"] != "unbroken-private" for one in others for mount in one["volumeMounts"])
+
+
 def test_only_our_own_containers_get_a_security_context() -> None:
     spec = pod_of()["spec"]
     assert "securityContext" not in spec
@@ -110,9 +122,14 @@ def test_only_our_own_containers_get_a_security_context() -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_template_that_runs_the_whole_pod_as_root_still_starts() -> None:
-    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": {"runAsUser": 0}}})["spec"]
-    assert all("runAsNonRoot" not in container["securityContext"] for container in spec["initContainers"])
+@pytest.mark.parametrize("users", [{}, {"runAsUser": 0, "runAsGroup": 0, "fsGroup": 0}, {"runAsUser": 1000}])
+def test_our_containers_have_a_user_of_their_own_whatever_the_template_says_of_the_pod(users: dict[str, int]) -> None:
+    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": users}})["spec"]
+    assert spec["securityContext"] == users
+    for container in spec["initContainers"]:
+        context = container["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65532, 65532, True)
+        assert (context["privileged"], context["readOnlyRootFilesystem"]) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +234,7 @@ def test_secret_and_service_belong_to_the_job() -> None:
     assert (identity_of(manifest), certificates_of(manifest)) == (identity, CERTIFICATES)
     in_clear = with_credentials(secret(settings), identity, settings.uid, None)
     assert (identity_of(in_clear), certificates_of(in_clear)) == (identity, None)
-    names = ["digits-rendezvous", "digits-agents-3", "digits-rendezvous"]
+    names = ["digits-rendezvous", "digits.agents-3-rendezvous", "digits-rendezvous"]
     for item, name in zip((manifest, tokens_secret(settings, 3), service(settings)), names, strict=True):
         assert item["metadata"]["name"] == name
         (owner,) = item["metadata"]["ownerReferences"]
@@ -237,7 +254,7 @@ def test_only_the_rendezvous_gets_the_key_and_only_agents_the_authority(encrypts
     authority = [("digits-rendezvous", "ca.crt", "ca.crt")] if encrypts else []
     assert keys_in(rendezvous) == ["job-key", *(["tls.crt", "tls.key"] if encrypts else [])]
     # Of the tokens it sees its own only.
-    assert projected_in(trainer) == [("digits-agents-0", "digits-7", "token"), *authority]
+    assert projected_in(trainer) == [("digits.agents-0-rendezvous", "digits-7", "token"), *authority]
     agent = environment(trainer["initContainers"][-1])
     scheme = "https" if encrypts else "http"
     assert agent["UNBROKEN_RENDEZVOUS_URL"] == f"{scheme}://digits-rendezvous.ml.svc:29600"

@@ -38,7 +38,7 @@ def test_series_of_a_job_are_ten_and_go_when_it_goes() -> None:
     before = names()
     jobs.append(("ml", "big", status))
     of_job = names() - before
-    assert len(of_job) == 10
+    assert len(of_job) == 11
     assert all("('training_job', 'big')" in name and "('namespace', 'ml')" in name for name in of_job)
     jobs.clear()
     assert names() == before

@@ -13,7 +13,9 @@ from unbroken_core.reasons import Cause, JobPhase, Reason, Rung, WorkerPhase
 from unbroken_operator.api.schema import structural_schema
 from unbroken_operator.api.status_models import Status
 from unbroken_operator.decisions.actions import PostEvent, WriteStatus
+from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
+from unbroken_operator.decisions.reporting.silence import SILENT_S
 from unbroken_operator.decisions.reporting.status import status_patch
 from unbroken_operator.decisions.snapshot import pod_view
 
@@ -234,8 +236,83 @@ def test_a_rendezvous_that_is_down_is_a_normal_state_and_training_goes_on() -> N
     world.unreachable_because = "rendezvous digits-rendezvous-0 at http://127.0.0.1:29600 did not answer within 10 s"
     world.settle()
     assert world.condition("Running") == ("Unknown", "WaitingForRendezvous")
-    assert world.job["status"]["state"] == "Running"
+    assert world.job["status"]["state"] == "Unknown"
     assert world.events == {}
+
+
+def _message(world: World, kind: str) -> str:
+    return next(item["message"] for item in world.job["status"]["conditions"] if item["type"] == kind)
+
+
+def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was_known_last() -> None:
+    world = running_world()
+    say(world, message="4 ranks train")
+    world.settle()
+    world.pods["digits-rendezvous-0"]["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}],
+    }
+    # The worker follows no target: nobody tries, and nothing fails.
+    world.is_reachable, world.unheard_for_s, world.heard_at = False, 1.0, "2026-01-01T00:00:00Z"
+    decision = plan(world.snapshot())
+    assert decision.check_after_s == pytest.approx(SILENT_S - 1.0), "nothing else would make it look again"
+    world.settle()
+    assert world.job["status"]["state"] == "Running", "a rendezvous may take a moment to start"
+    world.unheard_for_s = SILENT_S
+    world.settle()
+    status = world.job["status"]
+    assert status["state"] == "Unknown"
+    assert "ranks" not in status, "a number would be read as one of now"
+    for kind in ("Running", "Recovering", "Degraded", "SparesExhausted"):
+        assert world.condition(kind) == ("Unknown", "WaitingForRendezvous")
+    message = _message(world, "Running")
+    assert "rendezvous pod digits-rendezvous-0: 0/3 nodes are available" in message
+    assert "at 2026-01-01T00:00:00Z, 4 ranks trained in iteration 0" in message
+    num_writes = world.num_status_writes
+    world.unheard_for_s, world.now = 500.0, "2026-01-01T01:00:00Z"
+    assert world.actions() == (), "the age is told by a time: it costs no writes"
+    assert world.num_status_writes == num_writes
+    world.is_reachable, world.unheard_for_s = True, 0.0
+    world.settle()
+    assert (world.job["status"]["state"], world.job["status"]["ranks"]["active"]) == ("Running", 4)
+    assert world.condition("Running")[0] == "True"
+
+
+def test_a_new_operator_takes_what_is_stored_for_true_only_until_the_rendezvous_should_have_answered() -> None:
+    world = running_world()
+    world.report, world.report_from, world.is_reachable = None, "", False
+    world.settle()
+    assert world.job["status"]["state"] == "Running"
+    world.unheard_for_s = SILENT_S
+    world.settle()
+    assert world.job["status"]["state"] == "Unknown"
+    assert "This operator has not heard from it" in _message(world, "Running")
+
+
+def test_a_new_rendezvous_that_does_not_know_the_ranks_yet_is_no_new_start() -> None:
+    world = running_world()
+    say(world, iteration=3)
+    world.settle()
+    forming = {"iteration": -1, "world_size": 0, "lost_ranks": 4, "term": 2, "message": "0 of 2 pods are there"}
+    world.rendezvous_says(JobPhase.FORMING, [], [], **forming)
+    world.settle()
+    status = world.job["status"]
+    assert (status["state"], status["iteration"], status.get("ranks")) == ("Unknown", 3, None)
+    assert "a new rendezvous waits for the pods: 0 of 2 pods are there" in _message(world, "Running")
+    assert world.condition("Degraded")[0] == "Unknown", "nobody knows that ranks are lost"
+    say(world, iteration=3, term=2)
+    world.settle()
+    assert world.job["status"]["state"] == "Running"
+
+
+def test_a_job_that_has_not_started_has_lost_nothing() -> None:
+    world = World()
+    world.settle()
+    world.rendezvous_says(JobPhase.FORMING, [], [], iteration=-1, world_size=0, lost_ranks=8)
+    world.settle()
+    assert world.condition("Degraded")[0] == "False"
+    assert "lost" not in _message(world, "Degraded")
+    assert world.job["status"]["state"] == "Forming"
 
 
 def test_spares_that_run_out_are_told_with_what_would_help() -> None:

@@ -107,6 +107,62 @@ def test_what_is_not_for_this_operator_to_judge_passes(fields: JsonObject, names
     assert answer(a_review(job, **fields), namespaces).refused is None
 
 
+HOSTILE = {
+    "unknown fields": {f"x{index}": 1 for index in range(20_000)},
+    "layers": {"topology": {"layers": [{}] * 20_000}},
+    "containers": {"template": {"spec": {"containers": [{}] * 20_000}}},
+    "exit codes": {"restart": {"fatalExitCodes": ["x"] * 20_000}},
+    "resources": {"sidecar": {"resources": {"limits": {str(index): [] for index in range(20_000)}}}},
+}
+
+
+@pytest.mark.parametrize("wrong", HOSTILE.values(), ids=HOSTILE)
+def test_a_spec_with_countless_faults_gets_one(wrong: JsonObject) -> None:
+    """Each fault costs time and memory; those of both objects of a change were compared with each other one by one."""
+    job = a_job(**wrong)
+    told = ("spec: must have at most 10000 values, got more",)
+    assert answer(a_review(job), ()).refused == InvalidSpec(told)
+    assert answer(a_review(job, before=job), ()).warnings == told
+
+
+def test_a_spec_of_endless_depth_is_refused() -> None:
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    refused = answer(a_review(a_job(template={"spec": {"containers": [{**CONTAINER, "args": deep}]}})), ()).refused
+    assert refused == InvalidSpec(("spec: must have at most 64 levels of values in each other, got more",))
+
+
+def test_what_is_told_of_many_or_long_faults_is_bounded() -> None:
+    many = a_job(**{f"{index:0>300}": "x" for index in range(500)})
+    refused = answer(a_review(many), ()).refused
+    assert refused is not None
+    assert len(refused.violations) == 500
+    assert len(refused.message) <= 2048, "a condition has no room for more"
+    assert refused.message.endswith("more")
+    warnings = answer(a_review(many, before=many), ()).warnings
+    assert (len(warnings), warnings[-1]) == (9, "and 492 more")
+    for wrong in (
+        {"x" * 100_000: 1},
+        {"replicas": "x" * 100_000},
+        {"template": {"spec": {"containers": [CONTAINER, *([{**CONTAINER, "name": "x" * 50_000}] * 2)]}}},
+    ):
+        refused = answer(a_review(a_job(**wrong)), ()).refused
+        assert refused is not None
+        assert len(refused.message) <= 400
+
+
+def test_names_in_a_review_are_bounded() -> None:
+    job = a_job()
+    job["metadata"]["name"] = "x" * 100_000
+    made = answer(a_review(job), ())
+    assert len(made.job) < 300
+    assert made.refused is not None
+    assert len(made.refused.message) <= 900
+    with pytest.raises(InputError, match=r"request\.uid: must be a string of at most 253 characters"):
+        answer(a_review(a_job(), uid="x" * 1000), ())
+
+
 def test_a_job_that_is_being_deleted_may_lose_its_finalizers_whatever_its_spec() -> None:
     job = a_job(minReplicas=3)
     job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -129,7 +185,7 @@ def test_a_job_that_gets_its_name_from_the_server_is_checked_by_its_beginning() 
         (None, "body: expected an AdmissionReview of admission.k8s.io/v1, got None of None"),
         ([1], "body: expected an AdmissionReview"),
         (a_review(a_job()) | {"apiVersion": "admission.k8s.io/v1beta1"}, "got AdmissionReview of admission.k8s.io/v1b"),
-        (a_review(a_job()) | {"request": None}, "AdmissionReview.request.uid: must be a string"),
+        (a_review(a_job()) | {"request": None}, "AdmissionReview.request.uid: must be a string of at most 253"),
         (a_review(a_job(), resource={"resource": "pods"}), "resource: expected resilienttrainingjobs, got pods"),
         (a_review("text"), "AdmissionReview.request.object: expected a ResilientTrainingJob, got str"),
         (a_review(a_job(), before=["x"]), "AdmissionReview.request.object: expected"),

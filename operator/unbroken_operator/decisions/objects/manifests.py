@@ -114,7 +114,7 @@ def rendezvous_pod(
         "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
-        "securityContext": container_security(is_root_pod=False),
+        "securityContext": container_security(),
         **sidecar_pull_policy(spec),
         **dumped("resources", rendezvous.resources),
     }
@@ -178,15 +178,18 @@ def secret_mount() -> Manifest:
     return {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_PATH, "readOnly": True}
 
 
-def container_security(is_root_pod: bool) -> Manifest:
-    """Return the security context of our own containers; `is_root_pod`: the template runs the whole pod as root."""
-    context: Manifest = {
+def container_security() -> Manifest:
+    """Return the security context of our own containers: all that a template could set for the whole pod."""
+    return {
         "allowPrivilegeEscalation": False,
+        "privileged": False,
         "readOnlyRootFilesystem": True,
+        "runAsUser": layout.OWN_USER,
+        "runAsGroup": layout.OWN_USER,
+        "runAsNonRoot": True,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    return context if is_root_pod else {**context, "runAsNonRoot": True}
 
 
 def sidecar_pull_policy(spec: Spec) -> Manifest:

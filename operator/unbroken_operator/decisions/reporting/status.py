@@ -13,6 +13,8 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accept
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
+from unbroken_operator.decisions.reporting.fitting import fitted
+from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 
@@ -21,6 +23,7 @@ _STATES = {
     JobPhase.RUNNING: JobState.RUNNING,
     JobPhase.INTERRUPTED: JobState.RECOVERING,
     JobPhase.PLANNED: JobState.RECOVERING,
+    JobPhase.ENDING: JobState.RUNNING,
     JobPhase.COMPLETE: JobState.COMPLETE,
     JobPhase.FAILED: JobState.FAILED,
 }
@@ -32,13 +35,17 @@ _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
 def next_status(
     snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None, ordinals: Ordinals
 ) -> dict[str, Any]:
-    """Return the whole status as it should be stored."""
+    """Return the whole status as it should be stored, within the CRD's limits."""
     status = dict(snapshot.status)
     generation = snapshot.job["metadata"].get("generation") or 0
     status["observedGeneration"] = generation
     status["conditions"] = merge_conditions(
         status.get("conditions") or (), findings(snapshot, verdict, assessment), generation, snapshot.now
     )
+    if snapshot.options.lease:
+        status["lease"] = snapshot.options.lease
+    else:
+        status.pop("lease", None)
     report = snapshot.report
     if isinstance(verdict, ValidSpec):
         status.setdefault("accepted", accepted_facts(verdict.spec))
@@ -49,14 +56,19 @@ def next_status(
             f"{layout.ROLE_LABEL}={Role.ACTIVE.value}"
         )
     if report is not None and snapshot.report_from:
-        status |= _mirrored(snapshot, report)
+        mirrored = _mirrored(snapshot, report)
+        # A new rendezvous counts from the last iteration on, once it knows the ranks.
+        status |= {key: value for key, value in mirrored.items() if key != "iteration" or not is_taken_over(snapshot)}
     if assessment is not None:
         suspects = pardoned(snapshot, assessment.alive)
         if suspects is not None:
             status["suspectNodes"] = suspects
         status = _with_lifecycle(status, snapshot, assessment)
-    status["state"] = _state(status, report, verdict).value
-    return status
+    status["state"] = _state(status, snapshot, verdict).value
+    if status["state"] == JobState.UNKNOWN.value:
+        # How many there were is in the condition, with the time: a number would be read as one of now.
+        status.pop("ranks", None)
+    return fitted(status)
 
 
 def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Assessment) -> dict[str, Any]:
@@ -115,19 +127,21 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return patch
 
 
-def _state(status: Mapping[str, Any], report: JobStatus | None, verdict: ValidSpec | InvalidSpec) -> JobState:
+def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> JobState:
+    report = snapshot.report
     held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
     for is_it, state in (
         ("Complete" in held, JobState.COMPLETE),
         ("Failed" in held, JobState.FAILED),
-        (isinstance(verdict, InvalidSpec), JobState.INVALID),
+        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobState.INVALID),
         ("Suspended" in held, JobState.SUSPENDED),
+        (is_unknown(snapshot), JobState.UNKNOWN),
     ):
         if is_it:
             return state
     if report is None:
         stored = status.get("state")
-        is_known = stored in (JobState.RUNNING.value, JobState.RECOVERING.value)
+        is_known = stored in (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.value)
         return JobState(stored) if is_known else JobState.FORMING
     if report.phase is JobPhase.PLANNED and not report.recoveries:
         return JobState.FORMING

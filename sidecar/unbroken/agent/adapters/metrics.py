@@ -1,6 +1,6 @@
 """The agent's metrics, computed at each scrape: nothing is counted on the recovery path."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -36,7 +36,9 @@ class PodCollector(Collector):
         iteration = GaugeMetricFamily("unbroken_agent_iteration", "Iteration of the newest plan; -1 before the first.")
         iteration.add_metric([], self._member.instructions.plan.iteration if self._member.instructions.plan else -1)
         yield iteration
-        refused = CounterMetricFamily("unbroken_agent_refused", "Refused connections to the pod's socket.")
+        refused = CounterMetricFamily(
+            "unbroken_agent_refused", "Refused connections to the pod's socket and to the port of its metrics."
+        )
         refused.add_metric([], self._num_refused())
         yield refused
         unauthorized = CounterMetricFamily(
@@ -63,10 +65,14 @@ def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
     return joined
 
 
-def render_metrics(
+def make_metrics(
     member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]
-) -> Callable[[], bytes]:
-    """Return a function that makes the text of /metrics; the numbers are those of the pod's socket and the uplink."""
+) -> Callable[[], Awaitable[bytes]]:
+    """Return what writes the text of /metrics; the numbers are those of the pod's servers and of the uplink."""
     registry = CollectorRegistry()
     registry.register(PodCollector(member, num_refused, num_unauthorized))
-    return lambda: generate_latest(registry)
+
+    async def write() -> bytes:
+        return generate_latest(registry)
+
+    return write

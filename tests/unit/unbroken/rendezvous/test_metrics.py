@@ -80,7 +80,8 @@ def series(meter: RecoveryMeter, seen: View) -> dict[str, float]:
     """Return what a scrape reads."""
     registry = CollectorRegistry()
     registry.register(meter)
-    registry.register(ViewCollector(lambda: seen))
+    registry.register(shown := ViewCollector())
+    shown.view = seen
 
     def samples() -> Iterator[tuple[str, float]]:
         for family in parse(generate_latest(registry).decode()):

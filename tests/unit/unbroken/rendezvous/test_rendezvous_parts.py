@@ -98,8 +98,7 @@ def test_requests_of_the_api_are_those_that_the_architecture_lists(tmp_path: Pat
     text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text()
     table = text.partition("\n## Rendezvous API\n")[2].partition("\nPort 29601")[0]
     listed = set(re.findall(r"`((?:GET|PUT) [^?`]+)", table))
-    beside = {"GET /page", "GET /page/{name}"}  # Ways to the files of the page.
-    assert {line for line in asyncio.run(served()) if not line.startswith("HEAD ")} == listed | beside
+    assert {line for line in asyncio.run(served()) if not line.startswith("HEAD ")} == listed
 
 
 def test_refusals_are_all_counted_and_logged_once_a_peer_and_minute(caplog: pytest.LogCaptureFixture) -> None:

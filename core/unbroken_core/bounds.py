@@ -1,0 +1,214 @@
+"""The one table of bounds: how large each number, text and list of a message may be, whoever sent it.
+
+The types say that `step` is an int; a trainer, or whoever holds a job's token, could send 2**70 all the same. So
+`unbroken_core.wire` refuses a message of which a part is out of its bounds, and says which, what it got and what it
+wants. A field is looked up as `Message.field`, then as `field`, since a name means the same in all messages.
+
+What is only right or wrong in a given job (a world larger than it, an iteration that nobody has given out) is checked
+by its coordinator (`unbroken_core.coordinator.limits`). Messages for torchrun have a table of their own
+(`torchrun_rounds.messages`), settings their rules (`settings`).
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Union
+
+from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
+
+MAX_NUMBER = (1 << 53) - 1
+"""Highest step, iteration, term or other count: every reader of JSON, JavaScript's too, knows it exactly."""
+MAX_CLAIMED = (1 << 31) - 1
+"""Highest iteration, term and incarnation that is believed on the word of one pod. Those that a coordinator has given
+out itself may be higher, so that a pod that claims this one leaves room for the next."""
+MAX_SECONDS = 1e9
+"""Thirty years."""
+MAX_RANKS = 2 * MAX_PODS * MAX_RANKS_PER_POD
+"""Workers of the largest job, spares included."""
+MAX_NAME = 512
+"""Of pods, nodes, domains, jobs and health checks: twice what Kubernetes allows."""
+MAX_KEYS = 64
+"""Domains of a pod, or key functions of a script."""
+MAX_DETAIL = 2000
+"""Of one fault."""
+MAX_SENTENCE = 16_384
+"""Of what quotes such a detail, or an error of a script."""
+MAX_PATH = 5000
+"""A file's longest name in Linux, and a function's."""
+
+Leaf = Union["Number", "Text"]
+
+
+class Number:
+    """From `low` to `high`, both included."""
+
+    __slots__ = ("high", "low", "wanted")
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self.wanted = f"{low:.0f} to {high:.0f}"
+
+    def fault(self, value: float) -> str:
+        """Return what is wanted if this value is out of bounds, else ""."""
+        return "" if self.low <= value <= self.high else self.wanted
+
+    def fault_of_any(self, values: Iterable[object]) -> str:
+        """Return what is wanted if one of these values is out of bounds, else ""; others than numbers do not count."""
+        numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        return self.fault(min(numbers)) or self.fault(max(numbers)) if numbers else ""
+
+
+class Text:
+    """At most `most` characters; `pattern` says which."""
+
+    __slots__ = ("most", "pattern", "wanted")
+
+    def __init__(self, most: int, pattern: str = "", what: str = "") -> None:
+        self.most = most
+        self.wanted = f"at most {most} characters{f' of {what}' if what else ''}"
+        self.pattern = pattern
+
+    def fault(self, value: str) -> str:
+        """Return what is wanted if this text is out of bounds, else ""."""
+        if len(value) > self.most or (self.pattern and re.fullmatch(self.pattern, value, re.ASCII) is None):
+            return self.wanted
+        return ""
+
+    def fault_of_any(self, values: Iterable[object]) -> str:
+        """Return what is wanted if one of these texts is out of bounds, else ""; others than texts do not count."""
+        return next((self.wanted for value in values if isinstance(value, str) and self.fault(value)), "")
+
+
+class Items:
+    """At most `most` items; the leaves of all of them, keys of an object included, are bounded alike."""
+
+    __slots__ = ("leaves", "most")
+
+    def __init__(self, most: int, *leaves: Leaf) -> None:
+        self.most = most
+        self.leaves = leaves
+
+    def fault(self, value: Union[tuple[object, ...], dict[str, object]]) -> str:
+        """Return what is wanted if this list or object is out of bounds, else ""."""
+        if len(value) > self.most:
+            return f"at most {self.most} items"
+        if not self.leaves or not value:
+            return ""
+        found: list[object] = [*value]
+        if isinstance(value, dict):
+            found += value.values()
+        elif isinstance(value[0], tuple):
+            found = [leaf for item in value if isinstance(item, tuple) for leaf in item]
+        wanted = (leaf.fault_of_any(found) for leaf in self.leaves)
+        return next((f"in each item {fault}" for fault in wanted if fault), "")
+
+
+Bound = Union[Number, Text, Items]
+
+_COUNT = Number(0, MAX_NUMBER)
+_INDEX = Number(-1, MAX_NUMBER)
+"""-1: none."""
+_SECONDS = Number(0, MAX_SECONDS)
+_REST_S = Number(-MAX_SECONDS, MAX_SECONDS)
+"""Of time that may be over."""
+_RANK = Number(-1, MAX_RANKS)
+_LOCAL_RANK = Number(-1, MAX_RANKS_PER_POD - 1)
+_PORT = Number(0, (1 << 16) - 1)
+_SIGNAL = Number(0, 64)
+_NAME = Text(MAX_NAME)
+_SENTENCE = Text(MAX_SENTENCE)
+_HOST = Text(253, r"[A-Za-z0-9._:%\[\]-]*", "a host's name or address")
+"""It becomes MASTER_ADDR of other pods' processes, which no environment with a NUL in it would let start."""
+_NAMES = Items(MAX_KEYS, Text(MAX_SENTENCE))
+"""A script's keys may be long."""
+_OF_POD = Items(MAX_RANKS_PER_POD)
+
+BOUNDS: dict[str, Bound] = {
+    # Who: pods, places, processes.
+    "protocol": _COUNT,
+    "job": _NAME,
+    "pod": _NAME,
+    "pod_uid": _NAME,
+    "node": _NAME,
+    "session": _NAME,
+    "role": Text(MAX_NAME),
+    "domains": _NAMES,
+    "ranks_per_pod": Number(0, MAX_RANKS),
+    "local_rank": _LOCAL_RANK,
+    "incarnation": _INDEX,
+    "pid": Number(-1, MAX_CLAIMED),
+    "host": _HOST,
+    "port": _PORT,
+    "workers": _OF_POD,
+    "processes": Items(4 * MAX_RANKS_PER_POD),
+    "places": Items(MAX_RANKS_PER_POD, _INDEX),
+    # When: numbers that count up.
+    "term": _COUNT,
+    "iteration": _INDEX,
+    "interrupted": _INDEX,
+    "over": _INDEX,
+    "planned": Items(MAX_RANKS_PER_POD, _INDEX),
+    "number": _COUNT,
+    "seq": _COUNT,
+    "step": _INDEX,
+    "max_step": _INDEX,
+    "Halt.step": Number(0, 1 << 62),
+    # Seconds.
+    "detect_s": _SECONDS,
+    "entered_ago_s": _SECONDS,
+    "heartbeat_interval_s": _SECONDS,
+    "away_s": _SECONDS,
+    "ago_s": _SECONDS,
+    "lost_s": _SECONDS,
+    "alone_s": _REST_S,
+    "within_s": _REST_S,
+    "grace_s": _SECONDS,
+    # Worlds.
+    "rank": _RANK,
+    "ranks": Items(MAX_RANKS_PER_POD, _RANK),
+    "world_size": Number(0, MAX_RANKS),
+    "active_world_size": Number(0, MAX_RANKS),
+    "spare_ranks": Number(0, MAX_RANKS),
+    "master_host": _HOST,
+    "master_port": _PORT,
+    "origins": Items(MAX_RANKS_PER_POD, _LOCAL_RANK, Text(MAX_KEYS * MAX_NAME)),
+    # What went wrong.
+    "detail": Text(MAX_DETAIL),
+    "stack": Items(64, Text(MAX_PATH)),
+    "exit_code": Number(-64, 256),
+    "error": _SENTENCE,
+    "reason": _SENTENCE,
+    "message": _SENTENCE,
+    "stack_signal": _SIGNAL,
+    "signal": _SIGNAL,
+    "checks": Items(256, _NAME),
+    # What scripts ask for. Whether it makes sense in the job is said by `ranks.rules`, for people.
+    "max_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
+    "min_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
+    "divisible_by": Number(-MAX_NUMBER, MAX_NUMBER),
+    "layers": Items(MAX_KEYS),
+    "name": _NAME,
+    "label": _NAME,
+    "root_key": Text(MAX_SENTENCE),
+    "sizes": Items(1024, Number(-MAX_NUMBER, MAX_NUMBER)),
+    "code": Text(MAX_SENTENCE),
+    "keys": _NAMES,
+    "terminated": Items(MAX_RANKS, _RANK),
+    "names": Items(MAX_RANKS),
+    "Question.keys": Items(MAX_RANKS, _RANK),
+    "Answer.workers": Items(MAX_RANKS, _RANK),
+    # Between operator and rendezvous, and to a launcher.
+    "pods": Items(4 * MAX_PODS),
+    "uses": Items(65_536),
+    "environment": Items(1024, Text(MAX_SENTENCE)),
+}
+_OWN_CHECKS = frozenset(("JobSettings", "Timeouts", "RungBudget", "NodeReport", "Standing", "Rejected", "Limits"))
+"""Whose values are checked elsewhere, in the words of who gave them."""
+_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus"))
+"""What a rendezvous reports: the operator bounds it by the job's spec, and cuts off what is too much."""
+
+
+def bound_of(kind: type, name: str) -> Bound | None:
+    """Return the bound of a message's field; None where there is none."""
+    if kind.__name__ in _OWN_CHECKS or kind.__name__ in _REPORTS:
+        return None
+    return BOUNDS.get(f"{kind.__name__}.{name}") or BOUNDS.get(name)

@@ -1,0 +1,99 @@
+"""Pure: what is said of a job that has run while nobody knows what it does now.
+
+    no answer for SILENT_S        its rendezvous is away: pod pending, node lost, network cut
+    an answer without a world     a new rendezvous, to which the pods have not come back yet
+
+Its training may go on in both cases. So it is neither Running nor at rest: it is Unknown, with what was known last.
+"""
+
+from collections.abc import Iterator
+
+from unbroken_core.reasons import JobPhase, Reason
+from unbroken_operator.api.status_models import ConditionType, JobState
+from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.reporting.finding import Finding, cut
+from unbroken_operator.decisions.snapshot import Snapshot
+
+SILENT_S = 5.0
+"""Without an answer for so long, nobody says any more that a job trains. A rendezvous starts within a second or two."""
+_KNOWN_BY_THE_RENDEZVOUS = (
+    ConditionType.RUNNING,
+    ConditionType.RECOVERING,
+    ConditionType.DEGRADED,
+    ConditionType.SPARES_EXHAUSTED,
+    ConditionType.SPARES_SPREAD,
+)
+_AT_WORK = (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.value)
+
+
+def is_unknown(snapshot: Snapshot) -> bool:
+    """Return whether a job has run, and nobody knows what it does now."""
+    return is_taken_over(snapshot) if snapshot.is_reachable else has_run(snapshot) and silent_in_s(snapshot) <= 0
+
+
+def is_taken_over(snapshot: Snapshot) -> bool:
+    """Return whether a new rendezvous answers for a job that has run, and does not know its ranks yet."""
+    report = snapshot.report
+    is_new = report is not None and report.iteration < 0 and report.phase is JobPhase.FORMING
+    return is_new and snapshot.status.get("state") in _AT_WORK
+
+
+def silent_in_s(snapshot: Snapshot) -> float:
+    """Return the seconds until a rendezvous counts as silent that does not answer now."""
+    return 0.0 if snapshot.unreachable_because else max(0.0, SILENT_S - snapshot.unheard_for_s)
+
+
+def look_again_s(snapshot: Snapshot) -> float | None:
+    """Return when a rendezvous that does not answer now will count as silent; None when it answers, or does already."""
+    return None if snapshot.is_reachable or not has_run(snapshot) else silent_in_s(snapshot) or None
+
+
+def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
+    """Yield the conditions of such a job: Unknown for all that only its rendezvous knows."""
+    stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
+    report, reason = snapshot.report, silent_reason(snapshot)
+    if snapshot.is_reachable and report is not None:
+        reason, because = report.reason, f"a new rendezvous waits for the pods: {report.message}"
+        message = f"{because}. Training may go on meanwhile"
+    else:
+        because = why_silent(snapshot, assessment)
+        message = f"{because}. {_last_known(snapshot)}Training goes on without it until the next fault, which waits"
+    for kind in _KNOWN_BY_THE_RENDEZVOUS:
+        if kind is ConditionType.RUNNING:
+            yield Finding(kind, None, reason, cut(message))
+        elif kind.value in stored:
+            yield Finding(kind, None, reason, cut(because))
+
+
+def silent_reason(snapshot: Snapshot) -> Reason:
+    """Return in one word why there is no report that counts."""
+    return Reason.REPORT_REFUSED if snapshot.is_report_refused else Reason.WAITING_FOR_RENDEZVOUS
+
+
+def why_silent(snapshot: Snapshot, assessment: Assessment | None) -> str:
+    """Return what keeps the rendezvous from answering, as far as it is known."""
+    pod = None if assessment is None else assessment.rendezvous
+    if pod is None:
+        return snapshot.unreachable_because or "there is no rendezvous pod at the moment"
+    if pod.problem is not None:
+        return f"rendezvous pod {pod.name}: {pod.problem.message}"
+    if pod.phase == "Pending":
+        return f"rendezvous pod {pod.name} is starting"
+    return snapshot.unreachable_because or f"rendezvous pod {pod.name} does not answer"
+
+
+def _last_known(snapshot: Snapshot) -> str:
+    report = snapshot.report
+    if report is None or not snapshot.heard_at:
+        return "This operator has not heard from it. "
+    doing = "it was repairing a fault"
+    if report.phase is JobPhase.RUNNING:
+        doing = f"{report.world_size} ranks trained in iteration {report.iteration}"
+    return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
+
+
+def has_run(snapshot: Snapshot) -> bool:
+    """Return whether the job has trained since it was started or resumed."""
+    if snapshot.status.get("state") in _AT_WORK:
+        return True
+    return snapshot.report is not None and snapshot.report.iteration >= 0
