@@ -167,8 +167,14 @@ class OperatorOptions:
     """Whether agents and operator use TLS to the rendezvous."""
     has_job_key: bool = True
     """Whether each pod has a token of its own; else the job has one for all, as in earlier releases."""
+    rendezvous_images: tuple[str, ...] = ()
+    """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`requests` and `limits` of agents in jobs that name none."""
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Likewise of the rendezvous."""
 
 
 @dataclass(frozen=True)
