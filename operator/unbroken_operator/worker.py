@@ -30,10 +30,12 @@ from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateTokens,
     Decision,
     DeletePod,
     PatchPod,
     PushObservation,
+    RepairTokens,
     Revert,
     within_budgets,
     without_lost_fields,
@@ -52,12 +54,15 @@ logger = logging.getLogger(__name__)
 
 RESYNC_S = 300.0
 SECRET_AGE_S = 300.0
+TOKENS_AGE_S = 900.0
+"""They change only by hand, or with the job's key."""
 FRESH_SECRET_S = 5.0
 STARTING_SECRET_S = 10.0
 """While a pod starts on its node: it waits there for the Secret, should that have been deleted."""
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 BUG_PAUSE_S = 60.0
+_CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 MIN_HELD_S = 0.2
 """Shortest wait for a budget."""
 PEAK_S = 600.0
@@ -164,14 +169,14 @@ class JobWorker:
             finally:
                 self._pay()
                 for action in decision.actions:
-                    if isinstance(action, Revert | PatchPod):
+                    if isinstance(action, Revert | RepairTokens | PatchPod):
                         self._memory.note_revert(action.key, time.monotonic())
                     if isinstance(action, DeletePod):
                         self._memory.note_deleted(action.uid, action.why)
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
                     self._executor.written_job = None
-            if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
+            if refusals or any(isinstance(item, _CREATIONS) for item in decision.actions):
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
             self._wake.set()
@@ -223,7 +228,7 @@ class JobWorker:
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
         if not self.job["metadata"].get("deletionTimestamp"):
-            await self._secret.refresh(FRESH_SECRET_S if self._secret.is_foreign else secret_age_s)
+            await self._refresh_secrets(secret_age_s)
             await self._executor.refresh_foreign_service()
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
@@ -247,6 +252,8 @@ class JobWorker:
             unheard_for_s=self._poller.unheard_for_s,
             heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
+            has_job_key=self._secret.has_job_key,
+            tokens=self._secret.tokens,
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
@@ -256,6 +263,23 @@ class JobWorker:
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
             shared.metrics.count_refusal(Refusal.CIRCLE)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    async def _refresh_secrets(self, secret_age_s: float) -> None:
+        """Read the job's Secret again, and those that hold its pods' tokens, as far as they may have changed."""
+        if self._secret.is_foreign:
+            secret_age_s = min(secret_age_s, FRESH_SECRET_S)
+        elif self._shared.client.is_token_old(self._poller.target):
+            secret_age_s = min(secret_age_s, STARTING_SECRET_S)
+        await self._secret.refresh(secret_age_s)
+        trainers = [
+            pod
+            for pod in self._shared.pods.of_job(self.key)
+            if pod.component == layout.TRAINER and pod.owner_uid == self.uid and not pod.is_terminal
+        ]
+        blocks = {layout.token_block(pod.ordinal) for pod in trainers}
+        starting = {layout.token_block(pod.ordinal) for pod in trainers if pod.node and pod.phase == "Pending"}
+        await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
+        await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
     def _report_limits(self, pods: tuple[PodView, ...], now_s: float) -> ReportLimits:
         """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""

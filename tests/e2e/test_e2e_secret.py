@@ -16,7 +16,7 @@ LIMIT_S = 90.0
 
 
 async def wait_token(bench: Bench) -> str:
-    """Return the text of the Secret's token once there is one."""
+    """Return the text of the Secret's token, which follows from the job's key, once there is one."""
 
     async def look() -> str | None:
         try:
@@ -42,13 +42,13 @@ def test_job_goes_on_when_its_secret_is_deleted_with_and_without_an_operator_tha
             await bench.wait_training(NAME)
             token = await wait_token(bench)
 
-            # The operator knows the token: the Secret comes back as it was when the next pod needs it.
+            # The operator knows the key: the Secret comes back as it was when the next pod needs it.
             await bench.cluster.kubectl("delete", "secret", SECRET, "-n", NAME)
             await delete_pod(bench, "trainer")
             await bench.wait_training(NAME, "a recovery", lambda status: status["restarts"]["total"] == 1)
             assert await wait_token(bench) == token
 
-            # A new operator does not know it: there is a new token, which the kubelet brings to all pods.
+            # A new operator does not know it: there is a new key, whose tokens the kubelet brings to all pods.
             await bench.operator.stop()
             await bench.cluster.kubectl("delete", "secret", SECRET, "-n", NAME)
             bench.operator.start()
@@ -56,7 +56,7 @@ def test_job_goes_on_when_its_secret_is_deleted_with_and_without_an_operator_tha
             await delete_pod(bench, "trainer")
             before = await bench.wait_training(NAME, "a recovery", lambda status: status["restarts"]["total"] == 2)
 
-            # A rendezvous that knows the new token only takes the running job over.
+            # A rendezvous that knows the new key only takes the running job over.
             await delete_pod(bench, "rendezvous")
             after = await bench.wait_training(
                 NAME,

@@ -140,10 +140,11 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
   resources: [services]
   # Changed is only what leads to the rendezvous, when somebody else has changed it.
   verbs: [get, list, watch, create, patch]
-# By name only: the operator neither lists nor watches Secrets.
+# By name only: the operator neither lists nor watches Secrets. It changes the tokens in those of its own jobs, when
+# somebody has replaced a job's key.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
@@ -159,7 +160,7 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
 {{- define "unbroken.isMadeForJob" -}}
 has(object.metadata.labels) && has(object.metadata.annotations) && has(object.metadata.ownerReferences)
 && 'unbroken.dev/job' in object.metadata.labels && 'unbroken.dev/component' in object.metadata.labels
-&& object.metadata.labels['unbroken.dev/component'] in ['rendezvous', 'trainer']
+&& object.metadata.labels['unbroken.dev/component'] in ['rendezvous', 'tokens', 'trainer']
 && 'unbroken.dev/job-uid' in object.metadata.annotations
 && object.metadata.ownerReferences.exists(r, r.apiVersion.startsWith('unbroken.dev/')
 && r.kind == 'ResilientTrainingJob' && has(r.controller) && r.controller

@@ -32,11 +32,13 @@ from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateTokens,
     DeleteJob,
     DeletePod,
     PatchPod,
     PostEvent,
     PushObservation,
+    RepairTokens,
     Revert,
     WriteStatus,
     lost_fields,
@@ -56,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 NUM_PARALLEL = 32
 """Pods of one job that are created, deleted or patched at once."""
+_PARALLEL = (CreateTokens, CreatePod, DeletePod, PatchPod)
+_CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 MAX_RELEASED = 64
 """So many pods without the job's label are remembered, until their Events have been posted."""
 
@@ -119,8 +123,7 @@ class Executor:
         untold: StatusRefused | None = None
         for kind, group in itertools.groupby(actions, type):
             try:
-                num_parallel = NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1
-                refusals = await self._apply_group(group, num_parallel)
+                refusals = await self._apply_group(group, NUM_PARALLEL if kind in _PARALLEL else 1)
             except StatusRefused as error:
                 untold = error
                 continue
@@ -141,7 +144,7 @@ class Executor:
                 try:
                     await self._do(action)
                 except Exception as error:
-                    if isinstance(error, KubeRefused) and isinstance(action, CreatePod | CreateService | CreateSecret):
+                    if isinstance(error, KubeRefused) and isinstance(action, _CREATIONS):
                         refusals.append(WriteRefusal(str(action.manifest["metadata"]["name"]), str(error)))
                     else:
                         failures.append(error)
@@ -171,6 +174,8 @@ class Executor:
                 await self._write_status(action)
             case CreateSecret():
                 await self._secret.create(action.manifest)
+            case CreateTokens():
+                await self._secret.create_tokens(action.block, action.manifest)
             case CreateService():
                 await self._create_service(action)
             case CreatePod():
@@ -180,8 +185,10 @@ class Executor:
             case _:
                 await self._dispatch_change(action)
 
-    async def _dispatch_change(self, action: DeletePod | PatchPod | Revert | DeleteJob) -> None:
+    async def _dispatch_change(self, action: RepairTokens | DeletePod | PatchPod | Revert | DeleteJob) -> None:
         match action:
+            case RepairTokens():
+                await self._secret.repair(action)
             case DeletePod():
                 await self._delete_pod(action)
             case PatchPod():

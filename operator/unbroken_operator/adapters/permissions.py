@@ -29,7 +29,7 @@ _IN_JOBS_NAMESPACES = (
     (layout.GROUP, f"{layout.PLURAL}/status", ("patch",)),
     ("", "pods", ("get", "list", "watch", "create", "patch", "delete")),
     ("", "services", ("get", "list", "watch", "create", "patch")),
-    ("", "secrets", ("get", "create")),
+    ("", "secrets", ("get", "create", "patch")),
     ("", "events", ("create",)),
 )
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)

@@ -128,6 +128,9 @@ class Poller:
             after = reading.status
             self._pay(reading.num_bytes)
             self._take(reading.status, target)
+            if self._client.is_token_old(target):
+                # The worker reads the Secret, and follows with what it finds there.
+                self._on_change()
 
     async def _turn(self) -> None:
         """Wait until the job may cost another poll, a little longer now and then: jobs should not come together."""

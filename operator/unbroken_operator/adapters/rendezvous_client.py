@@ -13,6 +13,7 @@ from types import TracebackType
 import aiohttp
 
 from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation
 from unbroken_core.wire import encode
@@ -25,6 +26,7 @@ POLL_S = 10
 """Longest wait of one status request at the rendezvous."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
+MAX_OUTDATED = 4096
 CHUNK_BYTES = 64 << 10
 MAX_ERROR_BYTES = 4096
 MAX_SHOWN = 200
@@ -63,6 +65,8 @@ class RendezvousApi:
     """One session for all jobs. Use it as a context manager."""
 
     def __init__(self) -> None:
+        self._outdated: dict[str, str] = {}
+        """Token, by pod uid, that a rendezvous refused, or takes for a moment only since it was replaced."""
         self._thread = LoopThread("rendezvous")
 
     async def __aenter__(self) -> "RendezvousApi":
@@ -84,6 +88,18 @@ class RendezvousApi:
     ) -> None:
         await self._thread.run(self._session.close())
         await self._thread.__aexit__(kind, error, trace)
+
+    def is_token_old(self, target: RendezvousTarget | None) -> bool:
+        """Return whether this token was refused, or was replaced: the Secret has another one, or will have."""
+        return target is not None and self._outdated.get(target.pod_uid) == target.token
+
+    def _note_token(self, target: RendezvousTarget, is_old: bool) -> None:
+        if not is_old:
+            self._outdated.pop(target.pod_uid, None)
+            return
+        while len(self._outdated) >= MAX_OUTDATED:
+            del self._outdated[next(iter(self._outdated))]
+        self._outdated[target.pod_uid] = target.token
 
     async def status(
         self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits = ABSOLUTE
@@ -151,8 +167,10 @@ class RendezvousApi:
                 ssl=_trust(target.authority) if target.authority else True,
                 server_hostname=target.name or None,
             ) as response:
+                is_replaced = response.headers.get(OUTGOING_HEADER) == OUTGOING
+                self._note_token(target, is_replaced or response.status == 401)
                 if response.status == 401:
-                    raise RendezvousUnreachable(f"{where} refuses the token of Secret key {layout.TOKEN_KEY!r} (401)")
+                    raise RendezvousUnreachable(f"{where} refuses the operator's token (401)")
                 if response.status >= 300:
                     shown = _printable((await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace"))
                     raise RendezvousUnreachable(f"{where} answered {method} {path} with {response.status}: {shown}")

@@ -42,6 +42,14 @@ PRIVATE_VOLUME, PRIVATE_PATH = "unbroken-private", "/var/lib/unbroken"
 TOKEN_VOLUME, TOKEN_PATH = "unbroken-token", "/etc/unbroken"
 TERMINATION_LOG = "/dev/termination-log"
 TOKEN_KEY = "token"
+"""Of readers; of all callers in jobs of an earlier release."""
+JOB_KEY_KEY = "job-key"
+TOKENS = "tokens"
+"""Component of the Secrets with the tokens of pods."""
+TOKENS_PER_SECRET = 64
+"""Of so many ordinals: what a node's kubelet reads for its pod stays small however many pods the job has."""
+TOKENS_AHEAD = 16
+"""So many ordinals before they are used up the next ones are made: a replacement does not wait for them."""
 TOKEN_BYTES = 32
 AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
@@ -73,6 +81,19 @@ def rendezvous_name(job: str) -> str:
 def rendezvous_pod_name(job: str, ordinal: int) -> str:
     """Return the name of the job's nth rendezvous pod."""
     return f"{rendezvous_name(job)}-{ordinal}"
+
+
+def tokens_name(job: str, block: int) -> str:
+    """Return the name of the Secret with the nth block of tokens.
+
+    No name of a job has a dot, so no other Secret is called so. By its end templates that mount it are refused.
+    """
+    return f"{job}.agents-{block}{SECRET_SUFFIX}"
+
+
+def token_block(ordinal: int) -> int:
+    """Return the number of the Secret in which the nth training pod finds its token."""
+    return ordinal // TOKENS_PER_SECRET
 
 
 def rendezvous_host(job: str, namespace: str) -> str:

@@ -36,9 +36,32 @@ class WriteStatus:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """Create the Secret, with a new random token or the one that the pods use already."""
+    """Create the Secret, with a new random key or the one that the pods' tokens follow from already."""
 
     manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CreateTokens:
+    """Create a Secret with the tokens of a block of pods."""
+
+    block: int
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RepairTokens:
+    """Write the present tokens into one of the job's Secrets, if it still has this uid."""
+
+    block: int | None
+    """None: the token of readers, in the job's own Secret."""
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """Which Secret is repaired."""
+        return f"{self.uid}/tokens"
 
 
 @dataclass(frozen=True)
@@ -122,9 +145,11 @@ Action = Union[
     PostEvent,
     WriteStatus,
     CreateSecret,
+    CreateTokens,
     CreateService,
     CreateNetworkPolicy,
     CreatePod,
+    RepairTokens,
     DeletePod,
     PatchPod,
     Revert,

@@ -2,7 +2,7 @@
 
     Service             leads to the rendezvous again
     pods                get owner, component, role and topology back
-    Secret              is reported: a right to write Secrets is one to read them, and the operator's roles lack it
+    Secrets             get the tokens of the present job key; all else in them is reported, since users replace it
     finalizers, the     are reported: somebody wants them. A pod without the job's label is no pod of the job, as
     job's label         with a ReplicaSet: users take a sick pod aside that way
 
@@ -17,7 +17,7 @@ from typing import Any
 from unbroken_core.reasons import Reason
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, Revert
+from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, RepairTokens, Revert
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.objects.manifests import owner_reference, service
@@ -48,6 +48,12 @@ def drift(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> 
             waits.append(wait_s)
         else:
             actions += [*_revert_event(snapshot, revert, num), revert]
+    for repair in _repairs(snapshot):
+        _, wait_s = _held_back(snapshot.memory, repair.key)
+        if wait_s > 0:
+            waits.append(wait_s)
+        else:
+            actions.append(repair)
     for patch in _stamps(settings, assessment):
         _, wait_s = _held_back(snapshot.memory, patch.key, NUM_FREE_STAMPS)
         if wait_s > 0:
@@ -80,6 +86,13 @@ def _reverts(snapshot: Snapshot, settings: JobSettings) -> Iterator[Revert]:
             labels = {layout.COMPONENT_LABEL: pod.component} if pod.is_mislabelled else {}
             patch = {"metadata": {"labels": labels}} if labels else {}
             yield Revert("pods", pod.name, pod.uid, fields, patch, owner if pod.is_orphan else None)
+
+
+def _repairs(snapshot: Snapshot) -> Iterator[RepairTokens]:
+    named = [(None, snapshot.secret), *snapshot.tokens.items()]
+    for block, secret in named:
+        if secret is not None and secret.is_stale and secret.owner_uid == snapshot.uid:
+            yield RepairTokens(block, secret.name, secret.uid)
 
 
 def _service_revert(seen: ServiceView, made: Mapping[str, Any], owner: Mapping[str, Any]) -> Iterator[Revert]:

@@ -3,7 +3,8 @@
     Observation to the rendezvous      it is on the recovery path, so it goes first
     Events                             before the status that records them
     status                             reserves the ordinals of the pods that follow
-    Secret, Service, rendezvous, pods  created in the order in which they need each other
+    Secret, Service, rendezvous, tokens, pods
+                                       created in the order in which they need each other
     deletions, labels, and what others changed of all this
 
 Doing the actions again, or stopping after any of them and planning again, ends in the same state.
@@ -21,6 +22,7 @@ from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateTokens,
     Decision,
     DeletePod,
     Ordinals,
@@ -37,7 +39,7 @@ from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
-from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
@@ -153,7 +155,8 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
             actions.append(CreateNetworkPolicy(network_policy(verdict.settings, options.network_policy)))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
-    actions += new_pods
+    needed, ahead = _missing_tokens(snapshot, verdict, assessment, free.pod, len(new_pods))
+    actions += [*needed, *new_pods, *ahead]
     actions += _deletions(snapshot, verdict, assessment)
     actions += moves(snapshot, verdict.settings, assessment)
     changed = drift(snapshot, verdict.settings, assessment)
@@ -176,8 +179,27 @@ def _num_held(snapshot: Snapshot, num_wanted: int) -> int:
 
 def foreign_objects(snapshot: Snapshot) -> list[str]:
     """Return the Secret and Service that bear our names but belong to someone else."""
-    named = (("Secret", snapshot.secret), ("Service", snapshot.service))
+    named = [("Secret", item) for item in snapshot.secrets] + [("Service", snapshot.service)]
     return [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
+
+
+def _missing_tokens(
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, first: int, num_new: int
+) -> tuple[list[CreateTokens], list[CreateTokens]]:
+    """Return what the pods mount, and what later ones will: a replacement then finds its token there."""
+    if not snapshot.has_job_key:
+        return [], []
+    ordinals = {pod.ordinal for pod in assessment.alive} | set(range(first, first + num_new))
+    needed = {layout.token_block(ordinal) for ordinal in ordinals}
+    later = {layout.token_block(first + num_new + layout.TOKENS_AHEAD)} - needed if ordinals else set()
+    return (
+        [_tokens(verdict, block) for block in sorted(needed - snapshot.tokens.keys())],
+        [_tokens(verdict, block) for block in sorted(later - snapshot.tokens.keys())],
+    )
+
+
+def _tokens(verdict: ValidSpec, block: int) -> CreateTokens:
+    return CreateTokens(block, tokens_secret(verdict.settings, block))
 
 
 def _num_missing(verdict: ValidSpec, assessment: Assessment) -> int:

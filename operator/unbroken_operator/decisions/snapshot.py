@@ -141,6 +141,8 @@ class SecretView(ObjectView):
     """Else the job's traffic is not encrypted: the operator's options say so, or a user removed them."""
     lacks: tuple[str, ...] = ()
     """Keys that pods read and that are not there any more, or cannot be read."""
+    is_stale: bool = False
+    """Whether it holds tokens that do not follow from the present key of the job."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,8 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    has_job_key: bool = True
+    """Whether each pod has a token of its own; else the job has one for all, as in earlier releases."""
     rendezvous_images: tuple[str, ...] = ()
     """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
@@ -260,6 +264,10 @@ class Snapshot:
     """Training pods that run on after their job label was removed."""
     may_replace_rendezvous: bool = True
     """Whether one that works may be replaced now because its settings are others: not all jobs do so at once."""
+    has_job_key: bool = True
+    """Else an earlier release began the job, and its pods share one token."""
+    tokens: Mapping[int, SecretView] = field(default_factory=dict)
+    """Secrets with pods' tokens that are known to exist, by block."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
 
@@ -279,6 +287,11 @@ class Snapshot:
         return self.job.get("status") or {}
 
     @property
+    def secrets(self) -> tuple[SecretView, ...]:
+        """All Secrets that are known to exist."""
+        return (*(() if self.secret is None else (self.secret,)), *self.tokens.values())
+
+    @property
     def is_encrypted(self) -> bool:
         """Whether the job's traffic is encrypted, as its Secret says."""
         return self.options.encrypts if self.secret is None else self.secret.has_certificates
@@ -286,7 +299,7 @@ class Snapshot:
     @property
     def options_of_job(self) -> OperatorOptions:
         """The operator's options as they hold for this job."""
-        return replace(self.options, encrypts=self.is_encrypted)
+        return replace(self.options, encrypts=self.is_encrypted, has_job_key=self.has_job_key)
 
     def trainers(self) -> tuple[PodView, ...]:
         """Training pods of this very job."""

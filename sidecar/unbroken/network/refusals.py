@@ -14,6 +14,8 @@ class Refusal(str, Enum):
     """Reason of a refusal; values are metric labels."""
 
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    """A sound token whose bearer asks for what is not its own: another pod's place, or to speak as the operator."""
     MALFORMED = "malformed"
     TOO_LARGE = "too-large"
     OUT_OF_PLACE = "out-of-place"

@@ -18,7 +18,7 @@ from unbroken.network.certificate import ServerCertificate
 from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
-from unbroken.network.token import TokenFile
+from unbroken.network.token import JobKeyFile, TokenFile, Verifier
 from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_config
 from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken.rendezvous.server import Server
@@ -36,7 +36,7 @@ async def serve(config: RendezvousConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises InputError when it cannot start."""
     loop = asyncio.get_running_loop()
     refusals = Refusals()
-    token = TokenFile(config.token_file)
+    verifier = _verifier(config)
     coordinator = _coordinator(config, loop.time())
     service = Service(coordinator, refusals)
     if config.folder is not None:
@@ -45,7 +45,7 @@ async def serve(config: RendezvousConfig) -> None:
         service.on_change(lambda: file.write(*coordinator.past))
     num_pods = config.settings.replicas + config.settings.spares
     connections = Connections(limits_of_api(num_pods), refusals)
-    server = Server(service, token, refusals, connections)
+    server = Server(service, verifier, refusals, connections)
     runner = http_runner(server.application(), _SHUTDOWN_S)
     await runner.setup()
     exposition = None
@@ -63,6 +63,15 @@ async def serve(config: RendezvousConfig) -> None:
         await runner.cleanup()
         if exposition is not None:
             await exposition.cleanup()
+
+
+def _verifier(config: RendezvousConfig) -> Verifier:
+    if config.job_key_file is not None:
+        return JobKeyFile(config.job_key_file, config.settings.uid)
+    if config.token_file is None:
+        raise InputError("UNBROKEN_JOB_KEY_FILE: want the file with the job's key in the environment, got nothing")
+    # The job was begun by an earlier release: its Secret has one token for all.
+    return TokenFile(config.token_file)
 
 
 def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:

@@ -18,7 +18,10 @@ class RendezvousConfig:
     """Everything that a rendezvous needs to start."""
 
     settings: JobSettings
-    token_file: Path
+    job_key_file: Path | None
+    """File with the key that the tokens of all callers follow from."""
+    token_file: Path | None
+    """Without a job key: file with the one token that all callers show."""
     listen: tuple[str, int]
     metrics_listen: tuple[str, int] | None
     """None: no metrics are served."""
@@ -42,7 +45,8 @@ def read_config(environment: Mapping[str, str] | None = None) -> RendezvousConfi
     metrics = source.get("UNBROKEN_METRICS_LISTEN", "")
     return RendezvousConfig(
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),
-        token_file=Path(want("UNBROKEN_TOKEN_FILE")),
+        job_key_file=Path(source["UNBROKEN_JOB_KEY_FILE"]) if source.get("UNBROKEN_JOB_KEY_FILE") else None,
+        token_file=Path(source["UNBROKEN_TOKEN_FILE"]) if source.get("UNBROKEN_TOKEN_FILE") else None,
         listen=split_address("UNBROKEN_LISTEN", want("UNBROKEN_LISTEN")),
         metrics_listen=split_address("UNBROKEN_METRICS_LISTEN", metrics) if metrics else None,
         certificate=_certificate(source),

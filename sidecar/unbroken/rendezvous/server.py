@@ -11,12 +11,13 @@ from unbroken.network.frames import MessageRefused, next_text
 from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import give_up_silent_peer
-from unbroken.network.token import TokenFile
+from unbroken.network.token import Verifier
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.service import Service
 from unbroken_core import wire
+from unbroken_core.conventions.tokens import Kind
 from unbroken_core.errors import WireError
 from unbroken_core.messages import (
     CAN_HALT,
@@ -26,6 +27,7 @@ from unbroken_core.messages import (
     Hello,
     JobStatus,
     Observation,
+    Refused,
     Report,
 )
 from unbroken_core.ranks.tree import RankTree
@@ -35,23 +37,27 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
 _BODY_TIMEOUT_S = 20.0
+_ALLOWED = {"/v1/agents": (Kind.AGENT,), "/v1/observation": (Kind.OPERATOR,)}
+_READERS = (Kind.OPERATOR, Kind.READER)
+"""Who may make all other requests: they change nothing."""
 
 
 class Server:
     """Handlers of the API."""
 
     def __init__(
-        self, service: Service, token: TokenFile, refusals: Refusals, connections: Connections | None = None
+        self, service: Service, verifier: Verifier, refusals: Refusals, connections: Connections | None = None
     ) -> None:
         """`connections`: those of the port; None where nobody else can reach it."""
         self._service = service
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self._token_guard = TokenGuard(token.accepts, refusals, connections)
+        self._token_guard = TokenGuard(verifier, refusals, connections, _allowed)
 
     def application(self) -> web.Application:
         """Return the application to serve."""
         app = web.Application(client_max_size=wire.MAX_MESSAGE_BYTES, middlewares=[self._token_guard.guard])
+        app.cleanup_ctx.append(self._token_guard.sweeping)
         app.add_routes(
             [
                 web.get("/v1/agents", self._agents),
@@ -78,7 +84,7 @@ class Server:
         give_up_silent_peer(transport, probe=False)
         try:
             hello = await self._next_message(connection, Hello, _HELLO_TIMEOUT_S)
-            if hello is not None:
+            if hello is not None and await self._is_own_pod(connection, hello, request):
                 await self._converse(connection, hello, transport, request)
         except MessageRefused as error:
             self._refuse(error.reason, request, str(error))
@@ -88,6 +94,17 @@ class Server:
             await connection.close(code=1008, message=b"want Hello")
         return connection
 
+    async def _is_own_pod(self, connection: web.WebSocketResponse, hello: Hello, request: web.Request) -> bool:
+        """Return whether the token is that of the pod in Hello; else close the connection."""
+        caller = self._token_guard.caller(request)
+        if caller.kind is None or caller.pod == hello.pod:
+            return True
+        detail = f"token: want that of pod {hello.pod[:253]!r}, got that of pod {caller.pod!r}"
+        self._refuse(Refusal.FORBIDDEN, request, detail)
+        await connection.send_str(wire.encode(Refused(detail)))
+        await connection.close(code=1008, message=b"want the token of this pod")
+        return False
+
     async def _converse(
         self, connection: web.WebSocketResponse, hello: Hello, transport: asyncio.WriteTransport, request: web.Request
     ) -> None:
@@ -95,13 +112,14 @@ class Server:
         peer = self._service.join(hello, transport, can_halt)
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
-            while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
-                self._service.receive(peer, message)
-                wait_s = budget.take(self._loop.time())
-                if wait_s > 0:
-                    # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
-                    self._refuse(Refusal.TOO_FAST, request, f"want {MESSAGES_PER_S:g} messages a second on average")
-                    await asyncio.sleep(wait_s)
+            with self._token_guard.held(request, peer.close):
+                while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
+                    self._service.receive(peer, message)
+                    wait_s = budget.take(self._loop.time())
+                    if wait_s > 0:
+                        # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
+                        self._refuse(Refusal.TOO_FAST, request, f"want {MESSAGES_PER_S:g} messages a second on average")
+                        await asyncio.sleep(wait_s)
         finally:
             self._service.leave(peer)
 
@@ -156,6 +174,11 @@ class Server:
             raise
         self._service.observe(observation)
         return web.Response(status=204)
+
+
+def _allowed(request: web.Request) -> tuple[Kind, ...]:
+    resource = request.match_info.route.resource
+    return _READERS if resource is None else _ALLOWED.get(resource.canonical, _READERS)
 
 
 def _decode(text: str, expected: Any) -> Any:

@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -19,7 +18,7 @@ from unbroken.network.certificate import ServerCertificate
 from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.exposition import serve_exposition_on
 from unbroken.network.refusals import Refusals
-from unbroken.network.token import FixedToken, TokenFile
+from unbroken.network.token import FixedToken, TokenFile, Verifier
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
@@ -36,19 +35,22 @@ _MANY_NODES = 4096
 """Nodes that may come at once; nobody says here how many there are."""
 _SHUTDOWN_S = 1.0
 _CHECK_S = 0.5
+_MAX_STDIN = 1 << 16
 
 
 async def serve(
-    options: argparse.Namespace, accepts: Callable[[str], bool], listener: socket.socket, metrics: socket.socket | None
+    options: argparse.Namespace, verifier: Verifier, listener: socket.socket, metrics: socket.socket | None
 ) -> None:
     """Serve until SIGTERM or SIGINT, or with --until-idle until no node was connected for a while."""
     refusals = Refusals()
     file = None if options.state is None else KnownRoundsFile(options.state)
     past: KnownRounds = {} if file is None else file.read()
     past |= read_known_rounds(options.known, "--known") if options.known else {}
-    rounds = Rounds(refusals, past, None if file is None else file.write)
     connections = Connections(limits_of_api(_MANY_NODES), refusals)
-    app = web.Application(middlewares=[TokenGuard(accepts, refusals, connections).guard])
+    token_guard = TokenGuard(verifier, refusals, connections)
+    rounds = Rounds(refusals, past, None if file is None else file.write, token_guard.held)
+    app = web.Application(middlewares=[token_guard.guard])
+    app.cleanup_ctx.append(token_guard.sweeping)
     app.add_routes(rounds.routes())
     runner = http_runner(app, _SHUTDOWN_S)
     await runner.setup()
@@ -124,9 +126,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _read_token(path: Path) -> Callable[[str], bool]:
+def _read_token(path: Path) -> Verifier:
     """Raises InputError."""
-    return FixedToken(sys.stdin.read().strip()).accepts if str(path) == "-" else TokenFile(path.absolute()).accepts
+    return FixedToken(sys.stdin.read(_MAX_STDIN)) if str(path) == "-" else TokenFile(path.absolute())
 
 
 def _listen(option: str, text: str) -> socket.socket:
@@ -140,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Return 0 at the end, 2 for bad input, with the reason on standard error."""
     options = _options(arguments)
     try:
-        accepts = _read_token(options.token_file)
+        verifier = _read_token(options.token_file)
         if options.certificate is not None:
             options.certificate, options.key = options.certificate.absolute(), options.key.absolute()
             ServerCertificate(options.certificate, options.key)
@@ -157,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     start_log("unbroken.rounds", options.log_level, with_time=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(serve(options, accepts, listener, metrics))
+    asyncio.run(serve(options, verifier, listener, metrics))
     return 0
 
 

@@ -1,6 +1,7 @@
 """Serves rounds: one WebSocket a node at `/v1/rounds/{run_id}`, the rounds of each run. Runs in one event loop."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from unbroken_core.torchrun_rounds.rounds import Action, Disconnect, Note, RunRo
 
 logger = logging.getLogger(__name__)
 
+Held = Callable[[web.Request, Callable[[], None]], contextlib.AbstractContextManager[None]]
 MAX_RUNS = 1000
 MAX_RUN_ID = 300
 MAX_REPORT_BYTES = 64 << 10
@@ -43,10 +45,18 @@ class Rounds:
     """All runs of one rendezvous."""
 
     def __init__(
-        self, refusals: Refusals, past: KnownRounds | None = None, keep: Callable[[KnownRounds], None] | None = None
+        self,
+        refusals: Refusals,
+        past: KnownRounds | None = None,
+        keep: Callable[[KnownRounds], None] | None = None,
+        held: Held = lambda _request, _close: contextlib.nullcontext(),
     ) -> None:
-        """`past`: the rounds of an earlier rendezvous; `keep` is called with all rounds when there is a new one."""
+        """`past`: the rounds of an earlier rendezvous; `keep` is called with all rounds when there is a new one.
+
+        `held` is entered while a connection is open: it calls what it is given when the token is no longer accepted.
+        """
         self._refusals = refusals
+        self._held = held
         self._known_rounds: KnownRounds = dict(past or {})
         self._keep = keep
         self._runs: dict[str, _Run] = {}
@@ -91,7 +101,8 @@ class Rounds:
         session = f"{run_id[:40]}#{self._num_sessions}"
         peer = Peer(session, session, transport, self._loop.time())
         try:
-            await self._converse(run_id, peer, connection, addresses)
+            with self._held(request, peer.close):
+                await self._converse(run_id, peer, connection, addresses)
         except WireError as error:
             reason = error.reason if isinstance(error, MessageRefused) else Refusal.MALFORMED
             self._refuse(reason, addresses[1], str(error))

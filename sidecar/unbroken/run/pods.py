@@ -38,6 +38,11 @@ class Pod:
     is_over: bool = False
 
     @property
+    def token_file(self) -> Path:
+        """File with the token of its agent."""
+        return self.private_folder / "token"
+
+    @property
     def private_folder(self) -> Path:
         """What its agent writes for itself; its processes are not told of it."""
         return self.folder.with_name(f"{self.folder.name}.agent")
@@ -53,7 +58,9 @@ class Recipes:
     """Commands and environments of all parts of one run."""
 
     options: RunOptions
-    token_file: Path
+    job_key_file: Path
+    reader_file: Path
+    """File with the token of whoever looks at the run."""
     rendezvous_host: str
     certificates: CertificateFiles | None
     """None: plain http."""
@@ -77,7 +84,7 @@ class Recipes:
     def page_command(self) -> list[str]:
         """Command that shows the run live."""
         authority = [] if self.certificates is None else ["--ca-file", str(self.certificates.authority)]
-        return ["unbroken", "page", "--url", self.rendezvous_url, "--token-file", str(self.token_file), *authority]
+        return ["unbroken", "page", "--url", self.rendezvous_url, "--token-file", str(self.reader_file), *authority]
 
     def rendezvous_environment(self) -> dict[str, str]:
         """Environment of the rendezvous."""
@@ -88,6 +95,7 @@ class Recipes:
         return {
             **self._common(),
             **encryption,
+            "UNBROKEN_JOB_KEY_FILE": str(self.job_key_file),
             "UNBROKEN_LISTEN": f"{self.rendezvous_host}:{RENDEZVOUS_PORT}",
             "UNBROKEN_METRICS_LISTEN": f"{self.rendezvous_host}:{METRICS_PORT}",
         }
@@ -104,6 +112,7 @@ class Recipes:
             **self._common(),
             **self._identity(pod),
             **trust,
+            "UNBROKEN_TOKEN_FILE": str(pod.token_file),
             "UNBROKEN_PRIVATE_DIR": str(pod.private_folder),
             **self._memory(),
             "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
@@ -144,7 +153,6 @@ class Recipes:
         return {
             **self._user(),
             "UNBROKEN_SETTINGS": settings_to_json(self.options.settings),
-            "UNBROKEN_TOKEN_FILE": str(self.token_file),
             "UNBROKEN_LOG_LEVEL": self.base.get("UNBROKEN_LOG_LEVEL", "WARNING"),
         }
 
@@ -161,10 +169,12 @@ class Recipes:
 
 def make_recipes(
     options: RunOptions,
-    token_file: Path,
+    job_key_file: Path,
+    reader_file: Path,
     rendezvous_host: str,
     certificates: CertificateFiles | None,
+    *,
     memory: Path | None,
 ) -> Recipes:
     """Return the recipes for this process' environment."""
-    return Recipes(options, token_file, rendezvous_host, certificates, dict(os.environ), memory)
+    return Recipes(options, job_key_file, reader_file, rendezvous_host, certificates, dict(os.environ), memory)

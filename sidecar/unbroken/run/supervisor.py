@@ -9,6 +9,7 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 
+from unbroken.network.token import write_private
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
@@ -19,6 +20,7 @@ from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.messages import JobStatus, Observation
 from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Role
@@ -42,18 +44,18 @@ class Supervisor:
         self._options = options
         self._folder = folder
         self._block = block
-        token = secrets.token_hex(32)
-        self._token_file = folder / "token"
-        self._token_file.touch(mode=0o600)
-        self._token_file.write_text(token)
+        self._job_key = secrets.token_hex(32)
+        job_key_file, reader_file = folder / "job-key", folder / "token"
+        write_private(job_key_file, self._job_key)
+        write_private(reader_file, self._token(Kind.READER))
         certificates = context = None
         if options.is_encrypted:
             settings = options.settings
             certificates = write_certificates(folder, block.rendezvous, settings.job, settings.namespace)
             context = client_context(certificates.authority.read_text())
-        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates, memory)
+        self._recipes = make_recipes(options, job_key_file, reader_file, block.rendezvous, certificates, memory=memory)
         self._children = Children()
-        self._client = StatusClient(self._recipes.rendezvous_url, token, context)
+        self._client = StatusClient(self._recipes.rendezvous_url, self._token(Kind.OPERATOR), context)
         self._rendezvous: Child | None = None
         self._pods: list[Pod] = []
         self._num_made = 0
@@ -71,6 +73,9 @@ class Supervisor:
         self._num_interrupts = 0
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _token(self, kind: Kind, pod: str = "") -> str:
+        return derive_token(self._job_key, kind, self._options.settings.uid, pod)
 
     async def run(self) -> int:
         """Run the job to its end; return 0 when it is complete, 1 when it failed, 128 + N after signal N."""
@@ -199,6 +204,8 @@ class Supervisor:
         folder.mkdir(mode=0o700)
         node = domains[-1] if domains else f"local-{self._num_made}"
         pod = Pod(name, secrets.token_hex(8), self._block.next_pod(), node, domains, role, folder)
+        pod.private_folder.mkdir(mode=0o700)
+        write_private(pod.token_file, self._token(Kind.AGENT, name))
         self._num_made += 1
         self._pods.append(pod)
         self._is_news.set()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from unbroken.agent.config import AgentConfig
 from unbroken.agent.shell import Agent
+from unbroken.network.token import write_private
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.local_ranks import local_places
 from unbroken.standalone.messages import (
@@ -236,7 +237,7 @@ class Host:
         pids = {self._places[rank]: worker.register.pid for rank, worker in self._workers.items()}
         watch = self._watch = WorkerWatch(self._folder, pids, num_places)
         if self._has_root:
-            _write_private(self._folder / ASSIGNMENT_NAME, wire.encode(assignment))
+            write_private(self._folder / ASSIGNMENT_NAME, wire.encode(assignment))
         pod = self._pod = Agent(self._agent_config(assignment))
         agent = asyncio.create_task(pod.run())
         limit_s = assignment.settings.timeouts.barrier_s
@@ -303,7 +304,7 @@ class Host:
 
     def _agent_config(self, assignment: PodAssignment) -> AgentConfig:
         token_file = self._folder / "token"
-        _write_private(token_file, assignment.token)
+        write_private(token_file, assignment.token)
         host = self._config.master_host
         return AgentConfig(
             settings=assignment.settings,
@@ -320,11 +321,6 @@ class Host:
             private_directory=self._folder,
             waits_for_workers=True,
         )
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
 
 
 def _start_root(folder: Path) -> int:

@@ -113,7 +113,10 @@ class PodAssignment:
     settings: JobSettings
     port: int
     token: str
+    """Of this pod."""
     address: str
+    job_key: str = ""
+    """For the root's owner only, which may have to start another root: what all tokens follow from."""
 
 
 ToHost = Union[PodAssignment, Waiting, Busy, Failed]

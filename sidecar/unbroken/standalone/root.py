@@ -22,7 +22,7 @@ from pathlib import Path
 from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
 from unbroken.network.connections import Acceptor, Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.refusals import Refusals
-from unbroken.network.token import TokenFile
+from unbroken.network.token import JobKeyFile, write_private
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.standalone.lines import read_message, write_message
@@ -39,6 +39,7 @@ from unbroken.standalone.messages import (
     prove,
 )
 from unbroken.tasks import Tasks
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.reasons import JobPhase, Rung
@@ -136,7 +137,7 @@ class Root:
         """Continue for a killed root: the agents know everything else."""
         self._formed.set_result(True)
         note = functools.partial(logger.info, "resumed: port=%d", assignment.port)
-        await self._listen_while(self._serve(assignment.settings, assignment.token, listener, note, LINGER_S))
+        await self._listen_while(self._serve(assignment.settings, assignment.job_key, listener, note, LINGER_S))
 
     async def _form(self) -> None:
         await asyncio.wait((self._formed,), timeout=OWNER_S)
@@ -249,27 +250,29 @@ class Root:
             return
         listener = listen_at("MASTER_ADDR", self._config.master_host, 0)
         port = int(listener.getsockname()[1])
-        token = secrets.token_hex(32)
+        job_key = secrets.token_hex(32)
 
         def tell() -> None:
             addresses = addresses_of(hosts)
             for index, host in enumerate(hosts):
-                write_message(host.writer, PodAssignment(f"host-{index}", settings, port, token, addresses[index]))
+                pod = f"host-{index}"
+                token = derive_token(job_key, Kind.AGENT, settings.uid, pod)
+                owners = job_key if host.present.is_owner else ""
+                write_message(host.writer, PodAssignment(pod, settings, port, token, addresses[index], owners))
             logger.info("formed: hosts=%d ranks=%d port=%d", len(hosts), self._config.world_size, port)
 
-        await self._serve(settings, token, listener, tell, FIRST_S)
+        await self._serve(settings, job_key, listener, tell, FIRST_S)
 
     async def _serve(
-        self, settings: JobSettings, token: str, listener: socket.socket, on_up: Callable[[], None], first_s: float
+        self, settings: JobSettings, job_key: str, listener: socket.socket, on_up: Callable[[], None], first_s: float
     ) -> None:
         """Run the rendezvous; `on_up` is called once agents may connect, the first within `first_s`."""
-        token_file = self._folder / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(token)
+        job_key_file = self._folder / "job-key"
+        write_private(job_key_file, job_key)
         refusals = Refusals()
         service = Service(Coordinator(settings, self._loop.time()), refusals)
         connections = Connections(limits_of_api(settings.replicas), refusals)
-        server = Server(service, TokenFile(token_file), refusals, connections)
+        server = Server(service, JobKeyFile(job_key_file, settings.uid), refusals, connections)
         runner = http_runner(server.application(), _SHUTDOWN_S)
         await runner.setup()
         try:

@@ -96,8 +96,14 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
             intent=Intent.IDLE,
         )
         self._link = RoundsLink(_endpoint(options), run_id, report)
-        if options.is_guessable and not options.host.startswith(("127.", "localhost", "::1")):
-            logger.warning("anyone who knows the run %s may take part: want token_file, or UNBROKEN_SECRET", run_id)
+        if options.is_guessable:
+            logger.warning(
+                "anyone who reaches %s:%d and knows the name of run %s can take part: set UNBROKEN_SECRET to the same "
+                "random text on all nodes, or give --rdzv-conf token_file=FILE",
+                options.host,
+                options.port,
+                run_id,
+            )
 
     @property
     def settings(self) -> RendezvousSettings:

@@ -1,11 +1,15 @@
-"""Options in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure, but for `RendezvousOptions.token`."""
+"""Options in `--rdzv-endpoint`, `--rdzv-conf` and the environment. Pure, but for the token and its files."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.folders import kept_secret
+from unbroken.network.token import read_token
 from unbroken.standalone.messages import make_key
+from unbroken_core.conventions.tokens import checked_secret
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
 
@@ -81,6 +85,7 @@ def read_options(
     if bool(texts["certificate"]) is not bool(texts["key"]):
         raise InputError("rdzv-conf: want certificate=FILE and key=FILE, or none of them, got one")
     token_file = texts["token_file"] or environment.get("UNBROKEN_TOKEN_FILE", "")
+    token, is_guessable = _token(token_file, run_id, host, environment)
     domains = texts["domains"] or environment.get("UNBROKEN_DOMAINS", "")
     return RendezvousOptions(
         host=host,
@@ -97,9 +102,9 @@ def read_options(
         join_s=seconds["join_timeout"],
         close_s=seconds["close_timeout"],
         read_s=seconds["read_timeout"],
-        token=_token(token_file, run_id, environment),
+        token=token,
         token_file=str(Path(token_file).absolute()) if token_file else "",
-        is_guessable=not (token_file or environment.get("UNBROKEN_TOKEN") or environment.get("UNBROKEN_SECRET")),
+        is_guessable=is_guessable,
         authority_file=texts["ca"],
         server_name=texts["server_name"],
         certificate=_absolute(texts["certificate"]),
@@ -112,22 +117,30 @@ def read_options(
     )
 
 
-def _token(token_file: str, run_id: str, environment: Mapping[str, str]) -> Callable[[], str]:
+def _token(token_file: str, run_id: str, host: str, environment: Mapping[str, str]) -> tuple[Callable[[], str], bool]:
+    """Return what returns the token, and whether anyone can work the token out who knows the run's name."""
     if token_file:
+        path = Path(token_file)
+        read_token(path)
+        return functools.partial(read_token, path), False
+    given, secret = environment.get("UNBROKEN_TOKEN", ""), environment.get("UNBROKEN_SECRET", "")
+    if given:
+        token = checked_secret(given, "UNBROKEN_TOKEN")
+        return lambda: token, False
+    if not secret and is_loopback(host):
+        # All nodes are on this host: a random secret of this user's reaches them all.
+        try:
+            secret = kept_secret(make_key("rounds", run_id)[:16])
+        except InputError as error:
+            logger.info("no secret of this user's own: %s", error)
+    # The same on all nodes, without a word between them.
+    known = make_key("rounds", run_id, secret)
+    return lambda: known, not secret
 
-        def read() -> str:
-            try:
-                return Path(token_file).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(
-                    f"token file {token_file}: want the token of this run in UTF-8, got {error}"
-                ) from error
 
-        read()
-        return read
-    # Without a token file, the token follows from the run's name and the secret.
-    known = environment.get("UNBROKEN_TOKEN", "") or make_key("rounds", run_id, environment.get("UNBROKEN_SECRET", ""))
-    return lambda: known
+def is_loopback(host: str) -> bool:
+    """Return whether an endpoint is reached from this host only."""
+    return host.startswith("127.") or host in ("localhost", "::1")
 
 
 def _split(endpoint: str) -> tuple[str, int, bool]:

@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 from unbroken_core.reasons import Role
 from unbroken_operator.decisions.admission import ValidSpec, admit
-from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
@@ -62,6 +62,7 @@ def made() -> dict[str, JsonObject]:
         "service": changed(service(settings), spec__type="ClusterIP"),
         "secret": secret(settings),
         "policy": network_policy(settings, PolicyOptions("ops")),
+        "tokens": tokens_secret(settings, 0),
         "foreign": {"metadata": {"name": "db", "labels": {"app": "db"}}, "spec": {"containers": [{"name": "a"}]}},
         "node": {
             "metadata": {"name": "n", "labels": {"zone": "a"}, "annotations": {"x": "y"}},
@@ -73,6 +74,7 @@ def made() -> dict[str, JsonObject]:
 MADE = made()
 POD, SERVICE, SECRET, NODE, FOREIGN = (MADE[name] for name in ("trainer", "service", "secret", "node", "foreign"))
 POLICY = MADE["policy"]
+TOKENS = MADE["tokens"]
 TAINT = {"key": "unbroken.dev/quarantine", "effect": "NoSchedule"}
 MARKED = changed(
     NODE, spec__taints=[*NODE["spec"]["taints"], TAINT], metadata__annotations={"x": "y", TAINT["key"]: "t"}
@@ -124,7 +126,23 @@ CASES: dict[str, Case] = {
     "a token of a service account": (
         "secrets", "CREATE", changed(SECRET, type="kubernetes.io/service-account-token"), None, "Opaque Secrets"),
     "a Secret of another name": ("secrets", "CREATE", changed(SECRET, metadata__name="x"), None, "names this JOB-"),
-    "changing a Secret": ("secrets", "UPDATE", SECRET, SECRET, "changes and deletes no Secrets"),
+    "it makes Secrets of tokens": ("secrets", "CREATE", TOKENS, None, ""),
+    "it writes tokens of another key": (
+        "secrets", "UPDATE", changed(TOKENS, data={"digits-0": "bmV3"}),
+        changed(TOKENS, data={"digits-0": "b2xk"}), ""),
+    "it writes the token of readers": (
+        "secrets", "UPDATE", changed(SECRET, data={"job-key": "aw==", "token": "bmV3"}),
+        changed(SECRET, data={"job-key": "aw==", "token": "b2xk"}), ""),
+    "another key of a job": (
+        "secrets", "UPDATE", changed(SECRET, data={"job-key": "eA=="}), changed(SECRET, data={"job-key": "aw=="}),
+        "nothing in a Secret but tokens"),
+    "a certificate less": (
+        "secrets", "UPDATE", changed(SECRET, data={}), changed(SECRET, data={"ca.crt": "aw=="}),
+        "nothing in a Secret but tokens"),
+    "changing a foreign Secret": (
+        "secrets", "UPDATE", changed(FOREIGN, data={"a": "b"}), FOREIGN,
+        "changes and deletes objects of its jobs only"),
+    "deleting a Secret": ("secrets", "DELETE", None, SECRET, "deletes no Secrets"),
     "a load balancer": (
         "services", "CREATE", changed(SERVICE, spec__type="LoadBalancer"), None, "type ClusterIP only"),
     "an external address": (

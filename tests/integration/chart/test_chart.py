@@ -180,7 +180,7 @@ def test_an_operator_for_namespaces_has_rights_on_jobs_there_only(helm: str) -> 
     assert lease["metadata"]["namespace"] == "ops"
     assert {resource for rule in lease["rules"] for resource in rule["resources"]} == {"leases"}
     (secrets,) = (rule for rule in role["rules"] if rule["resources"] == ["secrets"])
-    assert secrets["verbs"] == ["get", "create"]
+    assert secrets["verbs"] == ["get", "create", "patch"]
 
 
 @pytest.mark.parametrize("namespaces", [(), ("ops", "a", "b")], ids=["cluster", "namespaces"])

@@ -28,6 +28,7 @@ from unbroken.standalone.messages import (
 )
 from unbroken.standalone.root import Root, bind
 from unbroken.standalone.root_search import RootSearch
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.settings import Timeouts
 
 LIMIT_S = 60.0
@@ -89,7 +90,7 @@ async def meeting(folder: Path, **changes: Any) -> AsyncIterator[Meeting]:
 
 
 def test_hosts_are_dealt_out_in_the_order_of_their_ranks(tmp_path: Path) -> None:
-    """2.5: whatever order they come in; all get one rendezvous, and one token."""
+    """2.5: whatever order they come in; all get one rendezvous, and each a token of its own."""
 
     async def run() -> None:
         async with meeting(tmp_path) as here:
@@ -99,7 +100,12 @@ def test_hosts_are_dealt_out_in_the_order_of_their_ranks(tmp_path: Path) -> None
             answers = [await asyncio.wait_for(task, LIMIT_S) for task in (first, second)]
             assigned = [answer for answer in answers if isinstance(answer, PodAssignment)]
             assert [answer.pod for answer in assigned] == ["host-0", "host-1"]
-            assert len({(answer.port, answer.token, answer.settings) for answer in assigned}) == 1
+            assert len({(answer.port, answer.settings) for answer in assigned}) == 1
+            # Only the owner may have to start another root: nobody else can make tokens.
+            job_key, of_others = (answer.job_key for answer in assigned)
+            assert (len(job_key), of_others) == (64, "")
+            tokens = [derive_token(job_key, Kind.AGENT, assigned[0].settings.uid, answer.pod) for answer in assigned]
+            assert [answer.token for answer in assigned] == tokens
 
     asyncio.run(run())
 

@@ -27,7 +27,7 @@ from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUn
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.api import layout
 from unbroken_operator.api.schema import custom_resource_definition, without_cel
-from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, token_of
+from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, identity_of
 
 JsonObject = dict[str, Any]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -137,8 +137,10 @@ class Bench:
         """Return what can stand in for the job's rendezvous."""
         secret = await self.secret(job)
         certificates = certificates_of(secret)
+        identity = identity_of(secret)
         assert certificates is not None
-        return Rendezvous(token_of(secret), certificates)
+        assert identity is not None
+        return Rendezvous(identity.operator_token(secret["metadata"]["ownerReferences"][0]["uid"]), certificates)
 
 
 @contextlib.asynccontextmanager

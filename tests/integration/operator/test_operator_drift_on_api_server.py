@@ -73,8 +73,8 @@ def test_what_people_change_by_hand_is_set_back_or_told(kubeconfig: Path, tmp_pa
                 await _pod_gets_its_owner_back(made)
                 await _pod_without_label_is_replaced(made)
             # A Secret is read when an operator starts, among other times.
-            await _edit(made, "secrets", "digits-rendezvous", {"data": {layout.TOKEN_KEY: None}})
+            await _edit(made, "secrets", "digits-rendezvous", {"data": {layout.JOB_KEY_KEY: None}})
             with operator(made):
-                await _told(made, "SecretDamaged", layout.TOKEN_KEY)
+                await _told(made, "SecretDamaged", layout.JOB_KEY_KEY)
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 from unbroken_operator.adapters.errors import KubeNotFound, KubeRefused
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.objects.credentials import token_of
+from unbroken_operator.decisions.objects.credentials import identity_of
 
 from .operator_bench import Bench, bench, operator, ready_node
 
@@ -118,11 +118,14 @@ def test_a_job_gets_its_objects_and_takes_them_along_while_no_operator_runs(kube
                 job = await made.job("digits")
                 assert "finalizers" not in job["metadata"]
                 assert "annotations" not in job["metadata"]
-                assert len(token_of(await made.secret("digits"))) == 64
+                identity = identity_of(await made.secret("digits"))
+                assert identity is not None
+                assert len(identity.job_key) == 64
                 owned = [*await made.pods(), *await made.pods(layout.RENDEZVOUS)]
                 owned.append(await made.kube.get(made.path("services", "digits-rendezvous")))
                 owned.append(await made.kube.get(made.path("secrets", "digits-rendezvous")))
-                assert len(owned) == 6
+                owned.append(await made.kube.get(made.path("secrets", "digits.agents-0-rendezvous")))
+                assert len(owned) == 7
                 for item in owned:
                     (owner,) = item["metadata"]["ownerReferences"]
                     assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import LIMIT_S, eventually
 
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.messages import Observation, PodObservation
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.wire import settings_to_json
@@ -43,7 +44,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def rendezvous(folder: Path, certificates: Certificates | None = None) -> Iterator[str]:
+def rendezvous(
+    folder: Path, certificates: Certificates | None = None, variable: str = "UNBROKEN_TOKEN_FILE"
+) -> Iterator[str]:
     """Run `python -m unbroken.rendezvous` for JOB on an address of its own; yields the address."""
     verdict = admit(JOB)
     assert isinstance(verdict, ValidSpec)
@@ -52,7 +55,7 @@ def rendezvous(folder: Path, certificates: Certificates | None = None) -> Iterat
     environment = {
         **os.environ,
         "UNBROKEN_SETTINGS": settings_to_json(verdict.settings),
-        "UNBROKEN_TOKEN_FILE": str(folder / "token"),
+        variable: str(folder / "token"),
         "UNBROKEN_LISTEN": f"{address}:{layout.API_PORT}",
         "UNBROKEN_METRICS_LISTEN": f"{address}:{layout.METRICS_PORT}",
     }
@@ -104,11 +107,46 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, 
         asyncio.run(scenario(address))
 
 
+def test_the_client_knows_by_the_answers_that_its_token_was_replaced(tmp_path: Path) -> None:
+    """So that the operator reads the Secret, and writes tokens of the new key, while the old ones are still good."""
+    certificates = make_certificates([HOST])
+
+    async def scenario(address: str) -> None:
+        await eventually(lambda: is_listening(address), "a rendezvous")
+
+        def target(key: str, kind: Kind = Kind.OPERATOR) -> RendezvousTarget:
+            token = derive_token(key, kind, "uid-of-digits")
+            return RendezvousTarget("uid", "digits-rendezvous-0", address, token, certificates.authority, HOST)
+
+        async with RendezvousApi() as client:
+            old, new = target(TOKEN), target("n" * 64)
+            await client.status(old, None)
+            await client.observe(old, Observation({}))
+            assert not client.is_token_old(old)
+            with pytest.raises(
+                RendezvousUnreachable, match=r"answered PUT /v1/observation with 403: want the token of"
+            ):
+                await client.observe(target(TOKEN, Kind.READER), Observation({}))
+            with pytest.raises(RendezvousUnreachable, match=r"refuses the operator's token \(401\)"):
+                await client.status(new, None)
+            assert client.is_token_old(new)
+            fresh = tmp_path / "fresh"
+            fresh.write_text("n" * 64)
+            fresh.replace(tmp_path / "token")
+            await client.status(old, None)
+            assert client.is_token_old(old)
+            await client.status(new, None)
+            assert not client.is_token_old(new)
+
+    with rendezvous(tmp_path, certificates, "UNBROKEN_JOB_KEY_FILE") as address:
+        asyncio.run(scenario(address))
+
+
 def test_a_wrong_token_is_named_as_the_reason(tmp_path: Path) -> None:
     async def scenario(address: str) -> None:
         await eventually(lambda: is_listening(address), "a rendezvous")
         async with RendezvousApi() as client:
-            with pytest.raises(RendezvousUnreachable, match="refuses the token"):
+            with pytest.raises(RendezvousUnreachable, match="refuses the operator's token"):
                 await client.status(RendezvousTarget("uid", "digits-rendezvous-0", address, "wrong"), None)
 
     with rendezvous(tmp_path) as address:

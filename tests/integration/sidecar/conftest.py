@@ -100,6 +100,11 @@ class RunningJob:
         (folder,) = self.temporary.glob("unbroken-*")
         return folder / name
 
+    @property
+    def uid(self) -> str:
+        """The job's uid."""
+        return f"local-{self.process.pid}"
+
     def request(self, path: str, token: str | None = None, data: bytes | None = None) -> tuple[int, bytes]:
         """Ask the rendezvous; `token` None means the right one."""
         listen = self.parts("unbroken.rendezvous")[0].environ()["UNBROKEN_LISTEN"]

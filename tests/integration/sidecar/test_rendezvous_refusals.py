@@ -201,7 +201,7 @@ def test_agent_with_a_wrong_token_counts_its_refusals_and_leaves_a_termination_m
 ) -> None:
     """`kubectl describe pod` shows it, and whoever looks at the agent's metrics."""
     log, token = tmp_path / "termination-log", tmp_path / "another-token"
-    token.write_text("of another job")
+    token.write_text("of-another-job-altogether")
     own = LoopbackBlock()
     environment = {
         **os.environ,

@@ -20,6 +20,8 @@ import psutil
 import pytest
 from tests.processes import is_gone
 
+from unbroken_core.conventions.tokens import Kind, derive_token
+
 Start = Callable[..., Any]
 BOTH = pytest.mark.parametrize("workload", ["bare", "wrapped"])
 
@@ -297,7 +299,9 @@ def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_jo
     before = job.status()
     assert job.request("/v1/status", token="wrong")[0] == 401
     assert job.request("/v1/agents", token="")[0] == 401
-    code, body = job.request("/v1/observation", data=b"not json")
+    assert job.request("/v1/observation", data=b"not json")[0] == 403
+    operator = derive_token(job.private("job-key").read_text(), Kind.OPERATOR, job.uid)
+    code, body = job.request("/v1/observation", operator, data=b"not json")
     assert (code, body) == (400, b"message: want JSON, got b'not json'\n")
     code, body = job.request("/v1/status?after=x")
     assert (code, body) == (400, b"after: want an integer, got 'x'\n")
@@ -308,6 +312,7 @@ def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_jo
         text = response.read().decode()
     assert 'unbroken_refused_total{reason="unauthorized"} 2.0' in text
     assert 'unbroken_refused_total{reason="malformed"} 2.0' in text
+    assert 'unbroken_refused_total{reason="forbidden"} 1.0' in text
     assert 'unbroken_ranks{role="active"} 1.0' in text
     assert job.complete() == 0
 

@@ -58,7 +58,7 @@ class Server:
 
     async def _serve(self) -> None:
         refusals = Refusals()
-        rounds, guard = Rounds(refusals), TokenGuard(FixedToken(TOKEN).accepts, refusals)
+        rounds, guard = Rounds(refusals), TokenGuard(FixedToken(TOKEN), refusals)
         app = web.Application(middlewares=[guard.guard])
         app.add_routes(rounds.routes())
         self._metrics = make_metrics(rounds, refusals)

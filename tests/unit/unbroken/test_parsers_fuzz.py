@@ -14,9 +14,10 @@ from unbroken.agent.adapters.memory_file import read_memory
 from unbroken.agent.adapters.stamp_page import read_stack
 from unbroken.agent.decisions.events import AgentMemory
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
-from unbroken.network.token import TokenFile
+from unbroken.network.token import Caller, JobKeyFile, TokenFile
 from unbroken.rendezvous.restored_state import TermFile
 from unbroken_core import wire
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
 from unbroken_core.messages import (
@@ -187,6 +188,28 @@ def test_only_the_token_is_accepted_whatever_the_file_becomes(folder: Path, head
     path.write_bytes(content)
     assert not token.accepts(header) or header.partition(" ")[2].strip().encode() == content.strip()
     assert token.accepts(f"Bearer {TOKEN}")
+
+
+@given(
+    header=texts | st.text().map(lambda text: f"Bearer {text}"),
+    kind=st.sampled_from(Kind),
+    pod=st.text(),
+    content=st.binary(max_size=60),
+)
+def test_only_tokens_of_the_key_are_accepted_whatever_the_file_becomes(
+    folder: Path, header: str, kind: Kind, pod: str, content: bytes
+) -> None:
+    path = folder / "job-key"
+    path.write_text(TOKEN)
+    keys = JobKeyFile(path, "uid")
+    assert keys.accepts(header) is None
+    mac = derive_token(TOKEN, kind, "uid", pod).rpartition("/")[2]
+    assert keys.accepts(f"Bearer {kind}/{pod}x/{mac}") is None
+    path.write_bytes(content)
+    own = Caller(kind, "digits-0" if kind is Kind.AGENT else "")
+    found = keys.accepts(f"Bearer {derive_token(TOKEN, kind, 'uid', own.pod)}")
+    assert found is not None
+    assert (found.kind, found.pod) == (own.kind, own.pod)
 
 
 @given(content=st.binary(max_size=300) | anything.map(lambda data: json.dumps(data).encode()))

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken import inprocess
+from unbroken import folders, inprocess
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.standalone import joining
 from unbroken.inprocess.standalone.hosting import Hosting, timeouts_of
-from unbroken.inprocess.standalone.launched import Launched, read_launched
-from unbroken.standalone import folders, root
+from unbroken.inprocess.standalone.launched import Launched, is_open_to_strangers, read_launched
+from unbroken.standalone import root
 from unbroken.standalone.local_ranks import local_places
 from unbroken.standalone.messages import (
     Attendance,
@@ -241,10 +241,43 @@ def test_jobs_and_calls_and_hosts_do_not_meet() -> None:
     assert (later.call, later.world_size, later.is_first) == (1, 1, True)
 
 
+@pytest.mark.parametrize(
+    ("master_host", "is_one_host", "secret", "is_open"),
+    [
+        pytest.param("10.0.0.1", False, "", True, id="hosts without a secret"),
+        pytest.param("10.0.0.1", False, "s", False, id="hosts with one"),
+        pytest.param("127.0.0.1", False, "", False, id="on loopback"),
+        pytest.param("10.0.0.1", True, "", False, id="one host: its key is random"),
+    ],
+)
+def test_hosts_that_strangers_could_join_are_known(
+    master_host: str, is_one_host: bool, secret: str, is_open: bool
+) -> None:
+    launched = replace(request().launched, master_host=master_host, is_one_host=is_one_host)
+    assert is_open_to_strangers(launched, secret) is is_open
+
+
+@pytest.mark.parametrize("is_one_host", [True, False])
+def test_key_of_a_job_on_one_host_is_random_and_lies_in_a_private_file(
+    is_one_host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "_spawn", lambda *_: None)
+    wanted = request(launched=replace(request().launched, is_one_host=is_one_host))
+    keys = []
+    for name in ("a", "b"):
+        assert joining._start_host(tmp_path / name, wanted, 0.0)
+        file = tmp_path / name / "config.json"
+        assert file.stat().st_mode & 0o777 == 0o600
+        keys.append(wire.decode(file.read_bytes(), StandaloneConfig).key)
+    assert (keys[0] != keys[1]) is is_one_host
+    assert (wanted.key in keys) is not is_one_host
+    assert {len(key) for key in keys} == {64}
+
+
 def test_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.5: sockets and token lie in it."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "t"))
-    monkeypatch.setattr(joining, "_MAX_FOLDER_CHARACTERS", 500)
+    monkeypatch.setattr(folders, "_MAX_FOLDER_CHARACTERS", 500)
     (tmp_path / "t").mkdir()
     folder = joining.base_folder()
     assert folder == tmp_path / "t" / f"unbroken-{os.getuid()}"

@@ -1,12 +1,15 @@
 """What a user says to torchrun's plug-in: `--rdzv-endpoint`, `--rdzv-conf`, the environment."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from unbroken import folders
 from unbroken.network.token import FixedToken
 from unbroken.rounds.restored_state import KnownRoundsFile, read_known_rounds
+from unbroken.standalone.messages import make_key
 from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken_core.errors import InputError
 from unbroken_core.torchrun_rounds.messages import Limits
@@ -49,7 +52,7 @@ def test_times_have_the_defaults_of_torch_and_are_whole_seconds() -> None:
         pytest.param({"last_call": "5"}, "want .*last_call_timeout.*, got 'last_call'", id="a word that is none"),
         pytest.param({"on_failure": "panic"}, "on_failure: want continue or close, got 'panic'", id="another word"),
         pytest.param({"certificate": "c.pem"}, "want certificate=FILE and key=FILE", id="half a certificate"),
-        pytest.param({"token_file": "/nowhere/token"}, "token file /nowhere/token: want the token", id="no token"),
+        pytest.param({"token_file": "/nowhere/token"}, "token file /nowhere/token: No such file", id="no token"),
     ],
 )
 def test_bad_option_is_told_with_its_name(config: dict[str, Any], said: str) -> None:
@@ -76,13 +79,45 @@ def test_token_is_that_of_the_file_then_the_environment_then_worked_out(tmp_path
     known = {"UNBROKEN_TOKEN": "token-of-the-environment"}
     options = _read(environment=known, token_file=str(file))
     assert options.token() == "token-of-the-file"
-    file.write_text("rotated")
-    assert options.token() == "rotated"
+    file.write_text("rotated-token-of-the-file")
+    assert options.token() == "rotated-token-of-the-file"
     assert _read(environment=known).token() == "token-of-the-environment"
     made = {_read(environment={"UNBROKEN_SECRET": secret}).token() for secret in ("", "one", "two")}
     assert len(made) == 3
     assert (_read().is_guessable, _read(environment={"UNBROKEN_SECRET": "s"}).is_guessable) == (True, False)
     assert all(FixedToken(token).accepts(f"Bearer {token}") for token in made)
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:4711", "127.0.0.1:4711", "[::1]:4711"])
+def test_nodes_of_one_host_share_a_random_secret_that_only_their_user_can_read(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever knows the run's name cannot work the token out."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(folders, "_MAX_FOLDER_CHARACTERS", 500)
+    first, second = _read(endpoint), _read(endpoint)
+    assert first.token() == second.token()
+    assert not first.is_guessable
+    assert first.token() != make_key("rounds", "run", "")
+    (kept,) = (tmp_path / f"unbroken-{os.getuid()}").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.unlink()
+    assert _read(endpoint).token() != first.token()
+    # Without a folder of this user's own the token follows from the name, as between hosts, and that is said.
+    kept.parent.chmod(0o777)
+    assert (_read(endpoint).token(), _read(endpoint).is_guessable) == (make_key("rounds", "run", ""), True)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "short", "a" * 600, "a" * 20 + "\n" + "b" * 20, "a" * 20 + "\x1b[2J", "é" * 20]
+)
+def test_a_token_that_no_request_can_carry_is_told_at_the_start(content: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(InputError, match=r"token file .*/token: want a token "):
+        _read(token_file=str(tmp_path / "token"))
+    if content:
+        with pytest.raises(InputError, match=r"UNBROKEN_TOKEN: want a token "):
+            _read(environment={"UNBROKEN_TOKEN": content})
 
 
 def test_domains_and_name_are_passed_on() -> None:

@@ -15,11 +15,13 @@ from unbroken_operator.decisions.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
+    CreateTokens,
     DeleteJob,
     DeletePod,
     PatchPod,
     PostEvent,
     PushObservation,
+    RepairTokens,
     Revert,
     WriteStatus,
 )
@@ -92,6 +94,8 @@ class World:
         self.pods: dict[str, JsonObject] = {}
         self.nodes = {item["metadata"]["name"]: item for item in nodes or [a_node("a", rack="r1", nvlink="n1")]}
         self.secret: SecretView | None = None
+        self.tokens: dict[int, SecretView] = {}
+        self.has_job_key = True
         self.service_object: JsonObject | None = None
         self.released: list[JsonObject] = []
         self.events: dict[str, JsonObject] = {}
@@ -123,6 +127,8 @@ class World:
             hosts=frozenset(self.hosts),
             nodes={name: node_view(item) for name, item in self.nodes.items()},
             secret=self.secret,
+            tokens=dict(self.tokens),
+            has_job_key=self.has_job_key,
             service=self.service,
             released=tuple(pod_view(pod) for pod in self.released),
             now=self.now,
@@ -172,6 +178,10 @@ class World:
             case WriteStatus(patch):
                 self.job["status"] = merge_patch(self.job.get("status") or {}, patch)
                 self.num_status_writes += 1
+            case CreateTokens(block, manifest):
+                self.tokens.setdefault(block, SecretView(*self._owned(manifest)))
+            case RepairTokens(block, _, uid):
+                self._repair(block, uid)
             case _:
                 self._apply_to_objects(action)
 
@@ -207,6 +217,12 @@ class World:
                 self._delete_job(action)
             case _:
                 assert_never(action)
+
+    def _repair(self, block: int | None, uid: str) -> None:
+        if block is None and self.secret is not None and self.secret.uid == uid:
+            self.secret = dataclasses.replace(self.secret, is_stale=False)
+        if block is not None and self.tokens[block].uid == uid:
+            self.tokens[block] = dataclasses.replace(self.tokens[block], is_stale=False)
 
     @staticmethod
     def _owned(manifest: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -1,5 +1,6 @@
 """The objects of a job, as docs/architecture.md describes them."""
 
+import base64
 import copy
 from typing import Any
 
@@ -9,8 +10,16 @@ from unbroken_core.reasons import Role
 from unbroken_core.wire import settings_from_json
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
-from unbroken_operator.decisions.objects.credentials import Certificates, certificates_of, token_of, with_credentials
-from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.credentials import (
+    Certificates,
+    Identity,
+    certificates_of,
+    identity_of,
+    missing_keys,
+    pod_tokens,
+    with_credentials,
+)
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.training_pods import launched_command, training_pod
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -214,17 +223,20 @@ def test_the_rendezvous_runs_where_the_user_wants_it() -> None:
     (container,) = spec["containers"]
     assert container["resources"] == {"requests": {"cpu": 1}}
     assert environment(container)["UNBROKEN_LISTEN"] == "$(UNBROKEN_POD_IP):29600"
-    assert environment(container)["UNBROKEN_TOKEN_FILE"] == "/etc/unbroken/token"
+    assert environment(container)["UNBROKEN_JOB_KEY_FILE"] == "/etc/unbroken/job-key"
+    assert "UNBROKEN_TOKEN_FILE" not in environment(container)
 
 
 def test_secret_and_service_belong_to_the_job() -> None:
     settings = admitted().settings
-    manifest = with_credentials(secret(settings), "abc", CERTIFICATES)
-    assert (token_of(manifest), certificates_of(manifest)) == ("abc", CERTIFICATES)
-    in_clear = with_credentials(secret(settings), "abc", None)
-    assert (token_of(in_clear), certificates_of(in_clear)) == ("abc", None)
-    for item in (manifest, service(settings)):
-        assert item["metadata"]["name"] == "digits-rendezvous"
+    identity = Identity("k" * 64)
+    manifest = with_credentials(secret(settings), identity, settings.uid, CERTIFICATES)
+    assert (identity_of(manifest), certificates_of(manifest)) == (identity, CERTIFICATES)
+    in_clear = with_credentials(secret(settings), identity, settings.uid, None)
+    assert (identity_of(in_clear), certificates_of(in_clear)) == (identity, None)
+    names = ["digits-rendezvous", "digits.agents-3-rendezvous", "digits-rendezvous"]
+    for item, name in zip((manifest, tokens_secret(settings, 3), service(settings)), names, strict=True):
+        assert item["metadata"]["name"] == name
         (owner,) = item["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (layout.KIND, "uid-of-digits", True)
     assert service(settings)["spec"]["selector"] == {
@@ -239,8 +251,10 @@ def test_only_the_rendezvous_gets_the_key_and_only_agents_the_authority(encrypts
     verdict = admitted()
     rendezvous = rendezvous_pod(verdict.spec, verdict.settings, 3, options)["spec"]
     trainer = pod_of(options=options)["spec"]
-    assert keys_in(rendezvous) == ["token", *(["tls.crt", "tls.key"] if encrypts else [])]
-    assert keys_in(trainer) == ["token", *(["ca.crt"] if encrypts else [])]
+    authority = [("digits-rendezvous", "ca.crt", "ca.crt")] if encrypts else []
+    assert keys_in(rendezvous) == ["job-key", *(["tls.crt", "tls.key"] if encrypts else [])]
+    # Of the tokens it sees its own only.
+    assert projected_in(trainer) == [("digits.agents-0-rendezvous", "digits-7", "token"), *authority]
     agent = environment(trainer["initContainers"][-1])
     scheme = "https" if encrypts else "http"
     assert agent["UNBROKEN_RENDEZVOUS_URL"] == f"{scheme}://digits-rendezvous.ml.svc:29600"
@@ -256,9 +270,70 @@ def keys_in(spec: dict[str, Any]) -> list[str]:
     return [item["key"] for item in volume["secret"]["items"]]
 
 
-@pytest.mark.parametrize("data", [{}, {"data": {"token": "???"}}, {"data": {"token": "/w=="}}])
-def test_a_secret_that_someone_broke_has_no_token(data: dict[str, Any]) -> None:
-    assert token_of(data) == ""
+def projected_in(spec: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what a pod gets of which Secrets: their names, keys, and the files."""
+    (volume,) = (volume for volume in spec["volumes"] if "projected" in volume)
+    secrets = [source["secret"] for source in volume["projected"]["sources"]]
+    return [(one["name"], item["key"], item["path"]) for one in secrets for item in one["items"]]
+
+
+def test_pods_of_a_job_that_an_earlier_release_began_share_its_token() -> None:
+    options = OperatorOptions("sidecar:1", has_job_key=False)
+    verdict = admitted()
+    rendezvous = rendezvous_pod(verdict.spec, verdict.settings, 3, options)["spec"]
+    assert keys_in(rendezvous) == ["token", "tls.crt", "tls.key"]
+    assert environment(rendezvous["containers"][0])["UNBROKEN_TOKEN_FILE"] == "/etc/unbroken/token"
+    assert keys_in(pod_of(options=options)["spec"]) == ["token", "ca.crt"]
+
+
+def test_tokens_of_a_block_are_those_of_its_pods_and_small() -> None:
+    """A Secret may have 1 MiB; a node's kubelet reads all of it for one pod."""
+    name = "a" * layout.MAX_JOB_NAME
+    last = layout.token_block(9_999_999)
+    tokens = pod_tokens("k" * 64, name, "uid", last)
+    assert len(tokens) == len(set(tokens.values())) == layout.TOKENS_PER_SECRET
+    assert layout.training_pod_name(name, 9_999_999) in tokens
+    assert layout.training_pod_name(name, last * layout.TOKENS_PER_SECRET - 1) not in tokens
+    assert sum(len(key) + len(text) for key, text in tokens.items()) < 16 << 10
+    assert not set(tokens.values()) & set(pod_tokens("k" * 64, name, "another uid", last).values())
+    assert len(layout.tokens_name(name, last)) <= 253
+
+
+def encoded(content: bytes) -> str:
+    """Return what a Secret has for this content."""
+    return base64.b64encode(content).decode()
+
+
+@pytest.mark.parametrize(
+    ("data", "lost"),
+    [
+        pytest.param({}, "token", id="nothing"),
+        pytest.param({"token": "???"}, "token", id="not base64"),
+        pytest.param({"token": "/w=="}, "token", id="not text"),
+        pytest.param({"token": encoded(b"short")}, "token", id="too short"),
+        pytest.param({"token": encoded(b"t" * 40 + b"\n" + b"t" * 40)}, "token", id="two lines"),
+        pytest.param({"token": encoded(b"reader//" + b"f" * 64)}, "job-key", id="readers' token alone"),
+        pytest.param({"token": encoded(b"t" * 64), "job-key": ""}, "job-key", id="empty key beside a token"),
+        pytest.param({"job-key": encoded(b"k" * 40 + b"\r\nX: y" * 9)}, "job-key", id="a header in the key"),
+        pytest.param({"job-key": encoded(b"k" * (1 << 20))}, "job-key", id="1 MB"),
+        pytest.param({"job-key": encoded(bytes(range(256)))}, "job-key", id="binary"),
+    ],
+)
+def test_a_secret_that_someone_broke_has_no_identity(data: dict[str, str], lost: str) -> None:
+    assert identity_of({"data": data}) is None
+    assert missing_keys({"data": data}, is_encrypted=False) == (lost,)
+
+
+def test_the_content_of_a_secret_decides_whether_its_job_has_a_key() -> None:
+    old = {"data": {"token": encoded(b"t" * 64)}}
+    assert identity_of(old) == Identity("", "t" * 64)
+    assert missing_keys(old, is_encrypted=False) == ()
+    identity = Identity("k" * 64)
+    new = with_credentials({}, identity, "uid", None)
+    assert identity_of(new) == identity
+    assert identity.operator_token("uid").startswith("operator//")
+    assert Identity("", "t" * 64).operator_token("uid") == "t" * 64
+    assert base64.b64decode(new["data"]["token"]).startswith(b"reader//")
 
 
 def test_the_longest_name_leaves_room_for_the_ordinals() -> None:

@@ -498,6 +498,7 @@ def test_pods_of_an_earlier_job_of_that_name_are_left_alone_and_their_ordinals_s
     world.job = a_job()
     world.job["metadata"]["uid"] = "another"
     world.secret = world.service_object = world.report = None
+    world.tokens = {}
     world.memory = PlanMemory()
     world.settle()
     assert world.deleted == []

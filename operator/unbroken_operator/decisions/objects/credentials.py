@@ -1,4 +1,4 @@
-"""What the Secret of a job holds: the token and the certificates."""
+"""What the Secrets of a job hold: its key and certificates; the tokens of its pods (docs/design/0019-identity.md)."""
 
 import base64
 import binascii
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken_core.conventions.tokens import Kind, checked_secret, derive_token
+from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.objects.manifests import Manifest
 
@@ -19,21 +21,66 @@ class Certificates:
     key: str
 
 
-def with_credentials(manifest: Mapping[str, Any], token: str, certificates: Certificates | None) -> Manifest:
-    """Return the Secret with this token, and with certificates unless the job's traffic is unencrypted."""
-    texts = {layout.TOKEN_KEY: token}
+@dataclass(frozen=True)
+class Identity:
+    """What the tokens of a job follow from."""
+
+    job_key: str
+    """"" in a job that an earlier release began: it has one token for all."""
+    token: str = ""
+    """That one; "" in other jobs."""
+
+    def operator_token(self, uid: str) -> str:
+        """Return what the operator shows to the job's rendezvous."""
+        return derive_token(self.job_key, Kind.OPERATOR, uid) if self.job_key else self.token
+
+    def reader_token(self, uid: str) -> str:
+        """Return what lies in the Secret for readers."""
+        return derive_token(self.job_key, Kind.READER, uid) if self.job_key else self.token
+
+
+def identity_of(item: Mapping[str, Any]) -> Identity | None:
+    """Return what a job's Secret says; None when that cannot be read, or can be neither key nor token."""
+    if layout.JOB_KEY_KEY in (item.get("data") or {}):
+        job_key = _secret_text(item, layout.JOB_KEY_KEY)
+        return Identity(job_key) if job_key else None
+    token = _secret_text(item, layout.TOKEN_KEY)
+    # The token of readers has slashes: the Secret of a job has lost its key then.
+    return Identity("", token) if token and "/" not in token else None
+
+
+def with_credentials(
+    manifest: Mapping[str, Any], identity: Identity, uid: str, certificates: Certificates | None
+) -> Manifest:
+    """Return the Secret with key and token, and with certificates unless the job's traffic is unencrypted."""
+    texts = {layout.TOKEN_KEY: identity.reader_token(uid)}
+    if identity.job_key:
+        texts |= {layout.JOB_KEY_KEY: identity.job_key}
     if certificates is not None:
         texts |= {
             layout.AUTHORITY_KEY: certificates.authority,
             layout.CERTIFICATE_KEY: certificates.certificate,
             layout.PRIVATE_KEY_KEY: certificates.key,
         }
-    return {**manifest, "data": {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}}
+    return {**manifest, "data": encoded(texts)}
 
 
-def token_of(item: Mapping[str, Any]) -> str:
-    """Return the token in a Secret, "" when it has none that can be read."""
-    return _text(item, layout.TOKEN_KEY).strip()
+def encoded(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the data of a Secret."""
+    return {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+
+
+def pod_tokens(job_key: str, job: str, uid: str, block: int) -> dict[str, str]:
+    """Return the token of each pod of a block by the pod's name."""
+    first = block * layout.TOKENS_PER_SECRET
+    names = [layout.training_pod_name(job, first + index) for index in range(layout.TOKENS_PER_SECRET)]
+    return {name: derive_token(job_key, Kind.AGENT, uid, name) for name in names}
+
+
+def wrong_keys(item: Mapping[str, Any], wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys of a Secret whose content is not what it has to be."""
+    data = item.get("data") or {}
+    return tuple(key for key, text in encoded(wanted).items() if data.get(key) != text)
 
 
 def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
@@ -44,10 +91,21 @@ def certificates_of(item: Mapping[str, Any]) -> Certificates | None:
 
 
 def missing_keys(item: Mapping[str, Any], *, is_encrypted: bool) -> tuple[str, ...]:
-    """Return the keys of a Secret that pods read and that are not there, or cannot be read."""
-    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY)
-    keys = (layout.TOKEN_KEY, *(certificates if is_encrypted else ()))
-    return tuple(key for key in keys if not _text(item, key).strip())
+    """Return the keys of a job's Secret that pods read and that are not there, or cannot be read."""
+    certificates = (layout.AUTHORITY_KEY, layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY) if is_encrypted else ()
+    lost = tuple(key for key in certificates if not _text(item, key).strip())
+    if identity_of(item) is not None:
+        return lost
+    data = item.get("data") or {}
+    is_new = layout.JOB_KEY_KEY in data or "/" in _secret_text(item, layout.TOKEN_KEY)
+    return (layout.JOB_KEY_KEY if is_new else layout.TOKEN_KEY, *lost)
+
+
+def _secret_text(item: Mapping[str, Any], key: str) -> str:
+    try:
+        return checked_secret(_text(item, key), key)
+    except InputError:
+        return ""
 
 
 def _text(item: Mapping[str, Any], key: str) -> str:

@@ -75,6 +75,16 @@ def secret(settings: JobSettings) -> Manifest:
     }
 
 
+def tokens_secret(settings: JobSettings, block: int) -> Manifest:
+    """Return the Secret with the nth block of pods' tokens, still without them."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": object_metadata(settings, layout.tokens_name(settings.job, block), layout.TOKENS),
+        "type": "Opaque",
+    }
+
+
 def service(settings: JobSettings) -> Manifest:
     """Return the Service that agents reach the rendezvous by."""
     return {
@@ -100,7 +110,9 @@ def rendezvous_pod(
     metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
     metadata["annotations"] |= {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
     rendezvous = spec.rendezvous
-    keys = [layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY] if options.encrypts else []
+    identity_key = layout.JOB_KEY_KEY if options.has_job_key else layout.TOKEN_KEY
+    identity_variable = "UNBROKEN_JOB_KEY_FILE" if options.has_job_key else "UNBROKEN_TOKEN_FILE"
+    keys = [identity_key, *([layout.CERTIFICATE_KEY, layout.PRIVATE_KEY_KEY] if options.encrypts else [])]
     probe = {"httpGet": {"path": "/healthz", "port": "metrics"}, "timeoutSeconds": 5}
     container: Manifest = {
         "name": layout.RENDEZVOUS,
@@ -109,7 +121,7 @@ def rendezvous_pod(
         "env": [
             *downward_variables(),
             variable("UNBROKEN_SETTINGS", settings_to_json(settings)),
-            variable("UNBROKEN_TOKEN_FILE", f"{layout.TOKEN_PATH}/{layout.TOKEN_KEY}"),
+            variable(identity_variable, f"{layout.TOKEN_PATH}/{identity_key}"),
             variable("UNBROKEN_LISTEN", f"$(UNBROKEN_POD_IP):{layout.API_PORT}"),
             variable("UNBROKEN_METRICS_LISTEN", f"$(UNBROKEN_POD_IP):{layout.METRICS_PORT}"),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
@@ -166,13 +178,13 @@ def _certificate_variables() -> list[Manifest]:
 
 
 def secret_volume(settings: JobSettings, keys: Sequence[str]) -> Manifest:
-    """Return the volume with the job's token and these other keys of its Secret."""
+    """Return the volume with these keys of the job's Secret."""
     return {
         "name": layout.TOKEN_VOLUME,
         "secret": {
             "secretName": layout.rendezvous_name(settings.job),
             "defaultMode": 0o444,
-            "items": [{"key": key, "path": key} for key in (layout.TOKEN_KEY, *keys)],
+            "items": [{"key": key, "path": key} for key in keys],
         },
     }
 

@@ -72,7 +72,7 @@ def training_pod(
         "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
-        "volumes": [*pod.get("volumes", []), *_volumes(settings, options.encrypts)],
+        "volumes": [*pod.get("volumes", []), *_volumes(settings, ordinal, options)],
         "affinity": away_from(affinity, avoided_nodes),
     }
     metadata = _metadata(template, settings, ordinal, role)
@@ -194,14 +194,29 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
     }
 
 
-def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
+def _volumes(settings: JobSettings, ordinal: int, options: OperatorOptions) -> list[dict[str, Any]]:
+    authority = [layout.AUTHORITY_KEY] if options.encrypts else []
     return [
         {"name": layout.LIB_VOLUME, "emptyDir": {}},
         {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
         # In memory: a plan is written before its workers enter it, and a slow disk must not hold them up.
         {"name": layout.PRIVATE_VOLUME, "emptyDir": {"medium": "Memory"}},
-        secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
+        _token_volume(settings, ordinal, authority)
+        if options.has_job_key
+        else secret_volume(settings, [layout.TOKEN_KEY, *authority]),
     ]
+
+
+def _token_volume(settings: JobSettings, ordinal: int, authority: list[str]) -> Manifest:
+    """Return the volume with this pod's token, and no other, and with the job's authority."""
+    pod, job = layout.training_pod_name(settings.job, ordinal), settings.job
+    tokens = {
+        "name": layout.tokens_name(job, layout.token_block(ordinal)),
+        "items": [{"key": pod, "path": layout.TOKEN_KEY}],
+    }
+    others = {"name": layout.rendezvous_name(job), "items": [{"key": key, "path": key} for key in authority]}
+    sources = [{"secret": tokens}, *([{"secret": others}] if authority else [])]
+    return {"name": layout.TOKEN_VOLUME, "projected": {"defaultMode": 0o444, "sources": sources}}
 
 
 def template_digest(spec: Spec) -> str:

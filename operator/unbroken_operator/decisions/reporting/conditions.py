@@ -60,11 +60,8 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     if verdict.refused is not None:
         message = _with_meanwhile(verdict.refused.message, "the spec before it stays in force")
         return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
-    names = [
-        f"{kind} {item.name}"
-        for kind, item in (("Secret", snapshot.secret), ("Service", snapshot.service))
-        if item is not None and item.owner_uid != snapshot.uid
-    ]
+    named = [("Secret", item) for item in snapshot.secrets] + [("Service", snapshot.service)]
+    names = [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
     if names:
         message = (
             f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "

@@ -6,6 +6,7 @@ from unbroken_core.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import UpdatePolicy
 from unbroken_operator.api.status_models import ConditionType
+from unbroken_operator.decisions.actions import RepairTokens
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.circles import NUM_FREE, pause_s
@@ -53,6 +54,10 @@ def _unstartable(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | 
     if snapshot.secret is not None and snapshot.secret.lacks:
         lacking = f"Secret {snapshot.secret.name} has lost {listed(snapshot.secret.lacks)}"
         return Reason.SECRET_DAMAGED, f"{lacking}: starting pods cannot go on; delete it, and the operator recreates it"
+    for block, secret in snapshot.tokens.items():
+        if secret.is_stale and RepairTokens(block, secret.name, secret.uid).key in snapshot.memory.reverts:
+            stale = f"Secret {secret.name} holds tokens of an earlier key of the job, and could not be written"
+            return Reason.SECRET_DAMAGED, f"{stale}: delete it, and the operator recreates it"
     return None
 
 

@@ -185,10 +185,11 @@ class Uplink:
 
     def _explain(self, status: int) -> str:
         """Return what an answer other than 101 means."""
-        if status != HTTPStatus.UNAUTHORIZED:
+        if status not in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return f"{self._url} answered {status}: want 101"
         self.num_unauthorized += 1
-        return f"token file {self._token_file}: want this job's token, got one that {self._url} refuses (401)"
+        whose = "job's" if status == HTTPStatus.UNAUTHORIZED else "pod's"
+        return f"token file {self._token_file}: want this {whose} token, got one that {self._url} refuses ({status})"
 
 
 def _abort(connection: aiohttp.ClientWebSocketResponse) -> None:

@@ -9,7 +9,7 @@ from unbroken.inprocess.loop import entry
 from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.pod.environment import PodContext, read_pod_context
 from unbroken.inprocess.standalone.joining import JoinRequest, Registration, join, next_request
-from unbroken.inprocess.standalone.launched import read_launched
+from unbroken.inprocess.standalone.launched import is_open_to_strangers, read_launched
 from unbroken_core.settings import Timeouts
 
 logger = logging.getLogger(__name__)
@@ -79,13 +79,21 @@ def _request(options: WrapperOptions, environment: Mapping[str, str]) -> JoinReq
             "nor a pod's UNBROKEN_DIR are set. Start the script with `torchrun --nproc-per-node N script.py` or "
             "`unbroken run --pods N --ranks-per-pod M script.py`, or as a ResilientTrainingJob"
         )
+    secret = environment.get("UNBROKEN_SECRET", "")
+    if launched.rank == 0 and is_open_to_strangers(launched, secret):
+        logger.warning(
+            "anyone who reaches port %d of %s and knows the numbers of this job can join it: set UNBROKEN_SECRET to "
+            "the same random text on all hosts, such as that of `openssl rand -hex 32`",
+            launched.ports[0],
+            launched.master_host,
+        )
     return JoinRequest(
         launched=launched,
         call=0,
         world_size=launched.world_size,
         timeouts=timeouts_of(options),
         limit_s=limit_s,
-        secret=environment.get("UNBROKEN_SECRET", ""),
+        secret=secret,
         address=environment.get("UNBROKEN_POD_IP", ""),
         log_folder=environment.get("UNBROKEN_LOG_DIR", ""),
     )

@@ -10,12 +10,11 @@ import builtins
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unbroken.folders import lock_folder
+from unbroken.folders import lock_folder, user_folder
 from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.standalone.launched import Launched
@@ -41,7 +40,7 @@ from unbroken.standalone.messages import (
     make_key,
 )
 from unbroken_core import wire
-from unbroken_core.errors import WireError
+from unbroken_core.errors import InputError, WireError
 from unbroken_core.settings import Timeouts
 
 RETRY_S = 0.05
@@ -52,7 +51,6 @@ LAST_MESSAGE_S = 5.0
 NOTICE_S = 10.0
 """How often a worker that waits says what for."""
 _LOOK_S = 1.0
-_MAX_FOLDER_CHARACTERS = 50
 
 logger = logging.getLogger(__name__)
 
@@ -168,20 +166,10 @@ def base_folder() -> Path:
 
     Its path is short: that of a Unix socket has 107 bytes at most. Raises NoAgentError when others may write to it.
     """
-    chosen = tempfile.gettempdir()
-    parent = Path(chosen if len(chosen) <= _MAX_FOLDER_CHARACTERS else "/tmp")
-    folder = parent / f"unbroken-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise NoAgentError(f"{folder} cannot be made for sockets: {error.strerror}; set TMPDIR") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise NoAgentError(
-            f"{folder}: must be a folder of user {os.getuid()} with mode 700, but has owner {found.st_uid} and mode "
-            f"{stat.S_IMODE(found.st_mode):o}; set TMPDIR"
-        )
-    return folder
+        return user_folder()
+    except InputError as error:
+        raise NoAgentError(str(error)) from error
 
 
 # ------------------------------------------------------------------------------------------------------------ internals
@@ -280,7 +268,8 @@ def _start_host(folder: Path, request: JoinRequest, deadline_s: float) -> bool:
         launched = request.launched
         log_file = f"standalone-{socket.gethostname()}-{launched.host or 0}-{request.call}.log"
         config = StandaloneConfig(
-            key=request.key,
+            # The root is this host's as well, and reads the same file: nobody else needs the key.
+            key=secrets.token_hex(32) if launched.is_one_host else request.key,
             world_size=request.world_size,
             master_host=launched.master_host,
             ports=launched.ports,

@@ -57,6 +57,8 @@ class Launched:
     """Tells the job's hosts apart, should several of them be one machine."""
     run: tuple[str, ...]
     """Tells jobs apart; the same on all hosts."""
+    is_one_host: bool = False
+    """Whether the launcher says that all workers are on this host."""
 
 
 def read_launched(environment: Mapping[str, str], base_port: int | None = None, host: str = "") -> Launched | None:
@@ -83,7 +85,14 @@ def read_launched(environment: Mapping[str, str], base_port: int | None = None, 
         ports=ports,
         host=_host(environment, rank, local_size),
         run=(str(ports[0]), *(environment.get(variable, "") for variable in _RUNS)),
+        is_one_host=local_size == world_size,
     )
+
+
+def is_open_to_strangers(launched: Launched, secret: str) -> bool:
+    """Return whether hosts of other machines can join who know nothing but the launcher's variables."""
+    is_loopback = launched.master_host.startswith("127.") or launched.master_host in ("localhost", "::1")
+    return not (secret or launched.is_one_host or is_loopback)
 
 
 def _family(environment: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:

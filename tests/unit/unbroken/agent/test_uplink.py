@@ -20,7 +20,14 @@ URL = "http://127.0.0.1:9"
 
 @pytest.mark.parametrize(
     ("content", "seen"),
-    [pytest.param(None, "No such file", id="missing"), pytest.param(b"\xff\xfe", "can't decode", id="not UTF-8")],
+    [
+        pytest.param(None, "No such file or directory", id="missing"),
+        pytest.param(b"", "want a token of at least 16 characters, got 0", id="empty"),
+        pytest.param(b"t" * 40 + b"\n" + b"t" * 40, "want a token in one line", id="two lines"),
+        pytest.param(b"t" * (1 << 20), "want a token of at most 512 characters, got more", id="1 MB"),
+        pytest.param(b"\xff\xfe" * 20, "want a token in one line", id="not text"),
+        pytest.param(b"t" * 20 + b"\x1b[2J", "want a token in one line", id="control characters"),
+    ],
 )
 def test_token_file_that_cannot_be_read_is_named_and_asked_for_again(
     content: bytes | None, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -40,8 +47,8 @@ def test_token_file_that_cannot_be_read_is_named_and_asked_for_again(
 
     asyncio.run(asyncio.wait_for(until_told(), 60))
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"rendezvous: token file {file}: want the job's token in UTF-8, got ")
-    assert seen in message
+    assert message.startswith(f"rendezvous: token file {file}: {seen}")
+    assert len(message) < 400
     assert events == []
 
 
@@ -114,6 +121,9 @@ class Refusing:
         pytest.param(
             HTTPStatus.UNAUTHORIZED, "token file {file}: want this job's token, got one that {url} refuses (401)", 2
         ),
+        pytest.param(
+            HTTPStatus.FORBIDDEN, "token file {file}: want this pod's token, got one that {url} refuses (403)", 2
+        ),
         pytest.param(HTTPStatus.BAD_GATEWAY, "{url} answered 502: want 101", 0),
     ],
 )
@@ -127,7 +137,7 @@ def test_refusal_is_counted_and_stands_in_the_termination_message_until_all_is_w
 ) -> None:
     monkeypatch.setattr(uplink, "_SILENT_S", 0.0)
     file, log = tmp_path / "token", tmp_path / "termination-log"
-    file.write_text("of another job")
+    file.write_text("of-another-job-altogether")
     log.touch()
 
     async def refuse() -> uplink.Uplink:

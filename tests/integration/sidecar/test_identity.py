@@ -1,0 +1,294 @@
+"""Over TLS: each caller is who its token says, may do that much, and no more; a replaced key ends its connections."""
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.waiting import eventually
+
+from unbroken.network.certificate import ServerCertificate
+from unbroken.network.refusals import Refusal, Refusals
+from unbroken.network.token import GRACE_S, JobKeyFile, TokenFile, Verifier
+from unbroken.rendezvous.server import Server
+from unbroken.rendezvous.service import Service
+from unbroken.run.certificates import CertificateFiles, write_certificates
+from unbroken.run.loopback_block import LoopbackBlock
+from unbroken_core import wire
+from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import Kind, derive_token
+from unbroken_core.coordinator.coordinator import Coordinator
+from unbroken_core.messages import PROTOCOL, Hello, JobStatus, Observation, RendezvousMessage, Welcome
+from unbroken_core.settings import JobSettings
+
+KEY, UID = "k" * 64, "uid-of-the-job"
+SETTINGS = JobSettings("digits", uid=UID, replicas=2)
+LIMIT_S = 60.0
+
+
+def hello(pod: str) -> str:
+    """Return the first message of a pod's agent."""
+    return wire.encode(Hello(PROTOCOL, "digits", pod, f"uid-of-{pod}", "s", "node-0", 1))
+
+
+def bearer(kind: Kind, pod: str = "", key: str = KEY, uid: str = UID) -> dict[str, str]:
+    """Return the header with a token."""
+    return {"Authorization": f"Bearer {derive_token(key, kind, uid, pod)}"}
+
+
+AGENT_A, OPERATOR, READER = bearer(Kind.AGENT, "digits-0"), bearer(Kind.OPERATOR), bearer(Kind.READER)
+
+
+@dataclass
+class Reached:
+    """A rendezvous that listens with TLS."""
+
+    url: str
+    session: aiohttp.ClientSession
+
+    async def ask(self, headers: dict[str, str], path: str = "/v1/status", method: str = "GET") -> int:
+        """Return the status of an answer."""
+        data = wire.encode(Observation({})) if method == "PUT" else None
+        async with self.session.request(method, self.url + path, headers=headers, data=data) as response:
+            await response.read()
+            return response.status
+
+    async def enter(self, headers: dict[str, str], pod: str) -> RendezvousMessage:
+        """Say Hello as this pod, and return the answer. Raises WSServerHandshakeError."""
+        async with self.session.ws_connect(f"{self.url}/v1/agents", headers=headers) as connection:
+            await connection.send_str(hello(pod))
+            answer: RendezvousMessage = wire.decode(await connection.receive_str(timeout=LIMIT_S), RendezvousMessage)
+            return answer
+
+    async def status(self) -> JobStatus:
+        """Return the job's status."""
+        async with self.session.get(f"{self.url}/v1/status", headers=READER) as response:
+            status: JobStatus = wire.decode(await response.read(), JobStatus)
+            return status
+
+    async def upgrade_status(self, headers: dict[str, str]) -> int:
+        """Return how an agent's connection is answered that is not accepted."""
+        with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+            await self.enter(headers, "digits-0")
+        return caught.value.status
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> CertificateFiles:
+    """Of the rendezvous of the job, at 127.0.0.1 as well."""
+    return write_certificates(tmp_path, "127.0.0.1", "digits", "default")
+
+
+@contextlib.asynccontextmanager
+async def rendezvous(
+    verifier: Verifier, certificates: CertificateFiles, refusals: Refusals
+) -> AsyncIterator[tuple[Reached, Service]]:
+    """Serve in this process."""
+    service = Service(Coordinator(SETTINGS, asyncio.get_running_loop().time()), refusals)
+    server = Server(service, verifier, refusals)
+    runner = web.AppRunner(server.application(), access_log=None)
+    await runner.setup()
+    context = ServerCertificate(certificates.certificate, certificates.key).context
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust(certificates))) as session:
+            yield Reached(f"https://127.0.0.1:{port}", session), service
+    finally:
+        service.close()
+        await runner.cleanup()
+
+
+def trust(certificates: CertificateFiles) -> ssl.SSLContext:
+    """Return what a client of this rendezvous trusts."""
+    return client_context(certificates.authority.read_text())
+
+
+@pytest.fixture
+def process(tmp_path: Path, certificates: CertificateFiles) -> Iterator[str]:
+    """Start a rendezvous as in a pod; return its URL."""
+    (tmp_path / "job-key").write_text(KEY)
+    block = LoopbackBlock()
+    files = write_certificates(tmp_path, block.rendezvous, "digits", "default")
+    environment = {
+        **os.environ,
+        "UNBROKEN_SETTINGS": wire.settings_to_json(SETTINGS),
+        "UNBROKEN_JOB_KEY_FILE": str(tmp_path / "job-key"),
+        "UNBROKEN_LISTEN": f"{block.rendezvous}:29600",
+        "UNBROKEN_TLS_CERTIFICATE": str(files.certificate),
+        "UNBROKEN_TLS_KEY": str(files.key),
+    }
+    started = subprocess.Popen([sys.executable, "-m", "unbroken.rendezvous"], env=environment)
+    yield f"https://{block.rendezvous}:29600"
+    started.terminate()
+    assert started.wait(LIMIT_S) == 0
+    block.release()
+
+
+def test_each_caller_does_what_its_own_token_allows_and_nothing_else(
+    process: str, certificates: CertificateFiles
+) -> None:
+    """2.8"""
+    context = client_context(certificates.authority.read_text())
+    another_job = bearer(Kind.AGENT, "digits-0", uid="uid-of-another-job")
+    renamed = {"Authorization": AGENT_A["Authorization"].replace("digits-0", "digits-1")}
+    promoted = {"Authorization": AGENT_A["Authorization"].replace("agent/digits-0", "operator/")}
+    unknown: tuple[dict[str, str], ...] = (
+        another_job,
+        renamed,
+        promoted,
+        bearer(Kind.OPERATOR, key="x" * 64),
+        {},
+        {"Authorization": f"Bearer {KEY}"},
+    )
+
+    async def scenario() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+            reached = Reached(process, session)
+
+            async def is_up() -> bool:
+                with contextlib.suppress(aiohttp.ClientConnectionError):
+                    return await reached.ask(READER) == 200
+                return False
+
+            await eventually(is_up, "a rendezvous")
+            before = await reached.status()
+            # An agent is its own pod, and no operator.
+            refused = await reached.enter(AGENT_A, "digits-1")
+            assert json.loads(wire.encode(refused)) == {
+                "type": "Refused",
+                "reason": "token: want that of pod 'digits-1', got that of pod 'digits-0'",
+            }
+            for path, method in (
+                ("/v1/observation", "PUT"),
+                ("/v1/status", "GET"),
+                ("/v1/topology", "GET"),
+                ("/page/", "GET"),
+            ):
+                assert await reached.ask(AGENT_A, path, method) == 403
+            # Operator and reader are no agents; a reader changes nothing.
+            for headers in (OPERATOR, READER):
+                assert await reached.upgrade_status(headers) == 403
+            assert await reached.ask(READER, "/v1/observation", "PUT") == 403
+            for headers in unknown:
+                assert await reached.upgrade_status(headers) == 401
+                assert await reached.ask(headers, "/v1/observation", "PUT") == 401
+                assert await reached.ask(headers) == 401
+            assert (await reached.status()).pods == before.pods == ()
+            # What each may do.
+            assert isinstance(await reached.enter(AGENT_A, "digits-0"), Welcome)
+            assert await reached.ask(OPERATOR, "/v1/observation", "PUT") == 204
+            assert [await reached.ask(headers) for headers in (OPERATOR, READER)] == [200, 200]
+
+    asyncio.run(scenario())
+
+
+def test_connections_of_a_replaced_key_are_closed_after_its_grace(
+    tmp_path: Path, certificates: CertificateFiles
+) -> None:
+    now_s, new_key = [0.0], "n" * 64
+    path = tmp_path / "job-key"
+    path.write_text(KEY)
+
+    async def scenario() -> None:
+        verifier, refusals = JobKeyFile(path, UID, lambda: now_s[0]), Refusals()
+        async with rendezvous(verifier, certificates, refusals) as (reached, service):
+            url = f"{reached.url}/v1/agents"
+            renewed = bearer(Kind.AGENT, "digits-1", new_key)
+            async with reached.session.ws_connect(url, headers=AGENT_A) as old:
+                await old.send_str(hello("digits-0"))
+                assert isinstance(wire.decode(await old.receive_str(timeout=LIMIT_S), RendezvousMessage), Welcome)
+                put(path, new_key)
+                async with reached.session.ws_connect(url, headers=renewed) as new:
+                    await new.send_str(hello("digits-1"))
+                    assert isinstance(wire.decode(await new.receive_str(timeout=LIMIT_S), RendezvousMessage), Welcome)
+                    # Within the grace all is as before, and whoever comes with the old key is told so.
+                    async with reached.session.get(f"{reached.url}/v1/status", headers=OPERATOR) as response:
+                        assert (response.status, response.headers.get("Unbroken-Token")) == (200, "replaced")
+                    fresh = bearer(Kind.OPERATOR, key=new_key)
+                    async with reached.session.get(f"{reached.url}/v1/status", headers=fresh) as response:
+                        assert (response.status, response.headers.get("Unbroken-Token")) == (200, None)
+                    now_s[0] += GRACE_S - 1.0
+                    assert await reached.ask(OPERATOR) == 200
+                    assert service.num_agents == 2
+                    now_s[0] += 1.0
+                    async for _ in old:
+                        pass
+                    assert await reached.upgrade_status(AGENT_A) == 401
+                    assert await reached.ask(OPERATOR) == 401
+                    await eventually(lambda: as_awaited(service.num_agents == 1), "the end of the old connection")
+                    assert not new.closed
+                    assert isinstance(await reached.enter(bearer(Kind.AGENT, "digits-0", new_key), "digits-0"), Welcome)
+
+    asyncio.run(asyncio.wait_for(scenario(), 3 * LIMIT_S))
+
+
+def test_a_job_that_an_earlier_release_has_begun_goes_on_with_its_one_token(
+    tmp_path: Path, certificates: CertificateFiles
+) -> None:
+    """Its pods mount the old Secret; so does a rendezvous of this release."""
+    path = tmp_path / "token"
+    path.write_text("0" * 64)
+    headers = {"Authorization": f"Bearer {'0' * 64}"}
+
+    async def scenario() -> None:
+        async with rendezvous(TokenFile(path), certificates, Refusals()) as (reached, _):
+            assert isinstance(await reached.enter(headers, "digits-0"), Welcome)
+            assert await reached.ask(headers, "/v1/observation", "PUT") == 204
+            assert await reached.ask(headers) == 200
+            assert await reached.ask(AGENT_A) == 401
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"a" * 64 + b"\n" + b"b" * 64, id="two lines"),
+        pytest.param(b"a" * (1 << 20), id="1 MB"),
+        pytest.param(bytes(range(256)), id="binary"),
+        pytest.param(b"\xff\xfe" + "k".encode("utf-16-le") * 64, id="UTF-16"),
+    ],
+)
+def test_a_hostile_secret_is_told_once_and_changes_nothing(
+    content: bytes, tmp_path: Path, certificates: CertificateFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "job-key"
+    path.write_text(KEY)
+
+    async def scenario() -> None:
+        refusals = Refusals()
+        async with rendezvous(JobKeyFile(path, UID), certificates, refusals) as (reached, _):
+            put(path, content.decode("latin-1"))
+            for _ in range(3):
+                assert await reached.ask(READER) == 200
+            assert isinstance(await reached.enter(AGENT_A, "digits-0"), Welcome)
+            assert refusals.counts[Refusal.UNAUTHORIZED] == 0
+
+    asyncio.run(scenario())
+    (told,) = [text for record in caplog.records if (text := record.getMessage()).startswith("job key kept")]
+    assert f"job key file {path}: want a token" in told
+    assert len(told) < 400
+
+
+def put(path: Path, text: str) -> None:
+    """Replace the file as a kubelet does."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(text.encode("latin-1"))
+    fresh.replace(path)
+
+
+async def as_awaited(value: bool) -> bool:
+    """Return the value."""
+    return value
