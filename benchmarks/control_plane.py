@@ -63,8 +63,13 @@ class Objects:
         self.items: dict[str, Json] = {}
         self.changed = asyncio.Event()
 
-    def replace(self, items: list[Json], _version: str) -> None:
+    def mark(self) -> int:
+        """Return what a list is to be compared with: nothing is kept across lists here."""
+        return 0
+
+    def replace(self, items: list[Json], version: str, mark: int, namespace: str | None) -> None:
         """Hold exactly these."""
+        del version, mark, namespace
         self.items = {item["metadata"]["name"]: item for item in items}
         self.changed.set()
 
@@ -204,14 +209,14 @@ class AllRendezvous:
         return web.Response(status=204)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serving(self, address: str = RENDEZVOUS) -> AsyncIterator[None]:
         """Serve while the context lasts."""
         application = web.Application(client_max_size=64 * 2**20)
         application.add_routes([web.get("/v1/status", self._get), web.put("/v1/observation", self._put)])
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
-            await web.TCPSite(runner, RENDEZVOUS, layout.API_PORT, backlog=4096).start()
+            await web.TCPSite(runner, address, layout.API_PORT, backlog=4096).start()
             yield
         finally:
             await runner.cleanup()

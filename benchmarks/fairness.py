@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 import socket
 import statistics
@@ -26,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from control_plane import RENDEZVOUS, Bench, Operator, Pods, Row, install_crd
+from control_plane import Bench, Operator, Pods, Row, install_crd
 from fairness_rendezvous import KINDS, address_of
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound
 from unbroken_operator.adapters.informer import Informer
@@ -40,6 +41,9 @@ REPLICAS = 2
 KUBELET_S = 0.05
 """Between two looks of the process that stands in for all kubelets."""
 BAR_S = 1.0
+NETWORK = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
+"""Others on this machine may measure at the same time."""
+HONEST = f"{NETWORK}.200"
 BASE = "/api/v1/namespaces"
 Json = dict[str, Any]
 
@@ -85,7 +89,7 @@ class Kubelets:
                 self.num_deleted += 1
                 await self._bench.kube.delete(self._bench.path("pods", name), item["metadata"]["uid"], is_forced=True)
                 return
-            address = RENDEZVOUS if kind is None else address_of(kind)
+            address = HONEST if kind is None else address_of(NETWORK, kind)
             ready = {"type": "Ready", "status": "True"}
             status = {"phase": "Running", "podIP": address, "conditions": [ready]}
             await self._bench.kube.merge(self._bench.path("pods", f"{name}/status"), {"status": status})
@@ -115,7 +119,9 @@ async def operator(bench: Bench) -> AsyncIterator[tuple[Operator, int]]:
 async def hostile_rendezvous() -> AsyncIterator[None]:
     """Run the process with the hostile ones."""
     program = Path(__file__).with_name("fairness_rendezvous.py")
-    process = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(program), NETWORK, stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
@@ -176,7 +182,7 @@ async def compare(bench: Bench, arguments: argparse.Namespace) -> tuple[list[Row
     seen = Seen()
     num_honest, num_hostile = arguments.honest, arguments.hostile
     num_lost = min(NUM_LOST, num_honest)
-    async with bench.rendezvous.serving(), hostile_rendezvous(), operator(bench) as (running, port):
+    async with bench.rendezvous.serving(HONEST), hostile_rendezvous(), operator(bench) as (running, port):
         tasks = [asyncio.create_task(Kubelets(bench).run()), asyncio.create_task(watch_lease(bench, seen))]
         try:
             await bench.each(range(num_honest), lambda index: bench.apply(f"honest-{index}", REPLICAS))

@@ -1,6 +1,8 @@
 """Rendezvous that mean harm, in a process of their own: one address for each kind. `fairness.py` starts it.
 
-    python benchmarks/fairness_rendezvous.py
+    python benchmarks/fairness_rendezvous.py NETWORK
+
+NETWORK is the first three bytes of their addresses, such as 127.77.78.
 
 Prints "ready" once all listen, and runs until it is ended.
 """
@@ -9,6 +11,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -144,12 +147,12 @@ KINDS: tuple[Callable[[], AsyncIterator[bytes]], ...] = (
 )
 
 
-def address_of(kind: int) -> str:
+def address_of(network: str, kind: int) -> str:
     """Return where a kind is served."""
-    return f"127.77.78.{kind + 1}"
+    return f"{network}.{kind + 1}"
 
 
-async def _serve(answer: Callable[[], AsyncIterator[bytes]], kind: int) -> asyncio.Server:
+async def _serve(answer: Callable[[], AsyncIterator[bytes]], address: str) -> asyncio.Server:
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await reader.readuntil(b"\r\n\r\n"):
@@ -162,14 +165,14 @@ async def _serve(answer: Callable[[], AsyncIterator[bytes]], kind: int) -> async
         finally:
             writer.close()
 
-    return await asyncio.start_server(take, address_of(kind), layout.API_PORT, backlog=1024)
+    return await asyncio.start_server(take, address, layout.API_PORT, backlog=1024)
 
 
-async def _main() -> None:
-    servers = [await _serve(answer, kind) for kind, answer in enumerate(KINDS)]
+async def _main(network: str) -> None:
+    servers = [await _serve(answer, address_of(network, kind)) for kind, answer in enumerate(KINDS)]
     print("ready", flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(_main(sys.argv[1]))

@@ -19,7 +19,7 @@ LIMIT_S = 400
 @pytest.mark.timeout(LIMIT_S + 30)
 @pytest.mark.parametrize("kubeconfig", [pytest.param("full", marks=pytest.mark.cluster)], indirect=True)
 def test_beside_hostile_jobs_all_lost_pods_are_replaced_and_the_lease_is_kept(kubeconfig: Path) -> None:
-    """Each pod that an honest job loses is waited for. Without its limits the operator did not even end on SIGTERM."""
+    """Each pod that an honest job loses is waited for, and each hostile kind has what it was made for refused."""
     command = [sys.executable, str(ROOT / "benchmarks" / "fairness.py"), "--kubeconfig", str(kubeconfig)]
     numbers = ["--honest", "5", "--hostile", str(NUM_KINDS), "--seconds", "6", "--without-bars"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
