@@ -38,6 +38,8 @@ class Fault:
     """Top Python frames of the culprit, innermost last; empty when unknown."""
     exit_code: int | None = None
     """Of the worker's process, when that ended by itself with another one than 0."""
+    is_certain: bool = False
+    """Of a soft-timeout: whether the worker hangs itself; else it may wait for one that does."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class WorkerState:
     """To the last question that it was asked, while it is READY."""
     halted: Halted | None = None
     """Its answer to the last Halt, while it is RUNNING."""
+    has_ended: bool = False
+    """Whether its process has ended well after COMPLETED."""
 
 
 @dataclass(frozen=True)

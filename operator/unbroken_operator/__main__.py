@@ -22,6 +22,7 @@ from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.adapters.webhook import reviewing
 from unbroken_operator.config import Config, parse
 from unbroken_operator.decisions.quarantine import QuarantineMode
@@ -142,7 +143,7 @@ async def _work(
     keeping = None
     try:
         await jobs.start()
-        keeping = asyncio.create_task(quarantine.run(), name="quarantine")
+        keeping = asyncio.create_task(keep_running("quarantine", quarantine.run), name="quarantine")
         await run_operator(
             jobs,
             config.kubeconfig,

@@ -13,6 +13,7 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import JobsView
 from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
@@ -58,12 +59,12 @@ class Jobs:
     async def start(self) -> None:
         """Start the watches and wait until each has listed once: no plan is made from half of the cluster."""
         self._tasks = [
-            asyncio.create_task(informer.run(), name=f"informer {index}")
+            asyncio.create_task(keep_running(f"informer {index}", informer.run), name=f"informer {index}")
             for index, informer in enumerate(self._informers)
         ]
         for informer in self._informers:
             await informer.synced.wait()
-        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        self._tasks.append(asyncio.create_task(keep_running("sweep", self._sweep), name="sweep"))
         logger.info("watching namespaces=%s", ",".join(self._namespaces) or "*")
 
     async def stop(self) -> None:
@@ -97,7 +98,8 @@ class Jobs:
         if running is not None:
             self._end(key)
         worker = JobWorker(job, self._shared)
-        task = asyncio.create_task(worker.run(), name=f"job {key[0]}/{key[1]}")
+        name = f"job {key[0]}/{key[1]}"
+        task = asyncio.create_task(keep_running(name, worker.run, self._shared.metrics.reconcile_errors.inc), name=name)
         task.add_done_callback(lambda ended: self._ended(key, worker, ended))
         self._workers[key] = (worker, task)
 

@@ -47,6 +47,8 @@ class FaultRecord:
     domain: str = ""
     detail: str = ""
     stack: tuple[str, ...] = ()
+    is_certain: bool = False
+    """Of a soft-timeout: whether the worker hangs itself."""
 
 
 @dataclass
@@ -73,7 +75,10 @@ class Incident:
 
     @property
     def culprit(self) -> FaultRecord:
-        """The fault with the strongest evidence, then the earliest. Raises RuntimeError before the first."""
+        """The fault with the strongest evidence, then the earliest (of soft-timeouts: the first that was reported).
+
+        Raises RuntimeError before the first.
+        """
         # Kept, not searched for: thousands of ranks may report one fault.
         if self._culprit is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
@@ -128,8 +133,13 @@ class Incident:
         )
 
 
-def _weight(fault: FaultRecord) -> tuple[int, float]:
-    return fault.cause.severity, -fault.at_s
+def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
+    if fault.cause is not Cause.SOFT_TIMEOUT:
+        return fault.cause.severity, False, -fault.at_s, 0.0
+    # Its instant is that of the last progress: whoever waits for the one that hangs may have stopped before that one.
+    # What is reported after the interruption is a consequence, unless it is more certain.
+    reported_s = round(fault.at_s + fault.detect_s, 6)
+    return fault.cause.severity, fault.is_certain, -reported_s, -fault.at_s
 
 
 class History:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,8 @@ from unbroken_operator.decisions.actions import (
     WriteStatus,
     lost_fields,
 )
+from unbroken_operator.decisions.limits.rollouts import Rollouts
 from unbroken_operator.decisions.memory import JobMemory
-from unbroken_operator.decisions.rollouts import Rollouts
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
     PodView,
@@ -101,6 +102,8 @@ class Executor:
         """The job as the last write of the status returned it."""
         self.num_done = 0
         """Actions that succeeded."""
+        self.attempts: Counter[type] = Counter()
+        """Actions that were tried, by kind; emptied by the worker."""
         self.released: dict[str, PodView] = {}
         """Training pods, by name, that live without the job's label."""
         self._unsure: set[str] = set()
@@ -151,6 +154,7 @@ class Executor:
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
             raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
+        self.attempts[type(action)] += 1
         await self._dispatch(action)
         self.num_done += 1
         self._shared.metrics.actions.labels(type(action).__name__).inc()

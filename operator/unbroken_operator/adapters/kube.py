@@ -270,7 +270,8 @@ async def _error(response: aiohttp.ClientResponse, what: str) -> KubeError:
     status = response.status
     try:
         text = (await asyncio.wait_for(response.text(), REQUEST_TIMEOUT_S))[:4000]
-    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError, LookupError):
+        # LookupError: an encoding that Python does not know.
         text = ""
     finally:
         response.release()

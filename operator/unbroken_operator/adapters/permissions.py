@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from unbroken_operator.adapters.errors import KubeError
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import LeaseName
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.api import layout
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,10 @@ async def report_missing_rights(kube: Kube, wanted: tuple[Right, ...]) -> None:
 @contextlib.asynccontextmanager
 async def reporting_missing_rights(kube: Kube, wanted: Iterable[Right]) -> AsyncIterator[None]:
     """Do so in the background while the context lasts."""
-    telling = asyncio.create_task(report_missing_rights(kube, tuple(wanted)), name="permissions")
+    all_wanted = tuple(wanted)
+    telling = asyncio.create_task(
+        keep_running("permissions", lambda: report_missing_rights(kube, all_wanted)), name="permissions"
+    )
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -55,6 +56,12 @@ class InvalidSpec:
     violations: tuple[str, ...]
 
     @property
+    def counted(self) -> frozenset[Refusal]:
+        """What of it is counted."""
+        has_keys = any(layout.RESERVED_KEYS in violation for violation in self.violations)
+        return frozenset((Refusal.RESERVED_KEYS,)) if has_keys else frozenset()
+
+    @property
     def message(self) -> str:
         """All violations in one sentence, or the first ones and how many there are."""
         shown = list(self.violations[:MAX_SHOWN])
@@ -81,6 +88,11 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     except InputError:
         found += _settings_violations(spec, metadata["name"])
         settings = None
+    if spec.topology.preset is not None and spec.topology.layers:
+        found.append(
+            f"spec.topology.preset: {spec.topology.preset.value} is a list of layers, and spec.topology.layers is one, "
+            "too: leave one of them out"
+        )
     found += _template_violations(spec)
     found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
     return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
@@ -125,7 +137,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "ranks_per_pod": spec.ranks_per_pod,
         "layers": tuple(
             Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
-            for layer in spec.topology.layers
+            for layer in spec.topology.all_layers
         ),
         "divisible_by": spec.world.divisible_by,
         "max_ranks": spec.world.max_ranks,
@@ -159,7 +171,7 @@ def accepted_facts(spec: Spec) -> dict[str, Any]:
     """Return status.accepted: what cannot change after admission."""
     return {
         "ranksPerPod": spec.ranks_per_pod,
-        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.layers],
+        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.all_layers],
         "isInProcess": any(rung.name is Rung.IN_PROCESS for rung in spec.restart.rungs),
     }
 

@@ -167,8 +167,8 @@ def _stamps(settings: JobSettings, assessment: Assessment) -> Iterator[PatchPod]
         role = assessment.role(pod).value
         labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
         annotations = {}
-        if names and pod.node in assessment.domains:
-            topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
+        if names and pod.uid in assessment.domains.by_pod:
+            topology = json.dumps(dict(zip(names, assessment.domains.by_pod[pod.uid], strict=True)))
             annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
         if (labels or annotations) and not pod.is_terminal:
             yield PatchPod(pod.name, pod.uid, labels, annotations)

@@ -12,7 +12,7 @@ Doing the actions again, or stopping after any of them and planning again, ends 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from unbroken_core.reasons import Role
+from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
@@ -56,7 +56,7 @@ def plan(snapshot: Snapshot) -> Decision:
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, InvalidSpec):
         status = next_status(snapshot, verdict, None, ordinals)
-        return Decision(tuple(_reports(snapshot, status)))
+        return Decision(tuple(_reports(snapshot, status)), counted=verdict.counted)
     assessment = assess(snapshot, verdict)
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
@@ -70,7 +70,8 @@ def plan(snapshot: Snapshot) -> Decision:
     sound_spec = None if verdict.refused else snapshot.job["spec"]
     is_waiting = assessment.is_rendezvous_outdated and assessment.outcome is None and not assessment.is_suspended
     actions = (*push, *_reports(snapshot, status), *objects.actions)
-    return Decision(actions, check_after_s, sound_spec, is_waiting)
+    counted = frozenset() if verdict.refused is None else verdict.refused.counted
+    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
 
 
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
@@ -87,7 +88,8 @@ def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
     for manifest in (*events(snapshot, status), *notices(snapshot)):
-        yield PostEvent(manifest)
+        if manifest["metadata"]["name"] not in snapshot.memory.posted:
+            yield PostEvent(manifest)
     patch = status_patch(snapshot.status, status)
     if patch:
         yield WriteStatus(patch)
@@ -134,8 +136,13 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.service is None:
         actions.append(CreateService(service(verdict.settings)))
     wait_s = _hold_off_s(snapshot)
-    num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
+    # Once the training function has returned, no pod is worth replacing: nobody would give it a rank.
+    is_ending = assessment.report is not None and assessment.report.phase is JobPhase.ENDING
+    num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
     needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
+    num_held = _num_held(snapshot, num_missing + needs_rendezvous)
+    needs_rendezvous = needs_rendezvous and num_held <= num_missing
+    num_missing -= min(num_held, num_missing)
     options = snapshot.options_of_job
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
@@ -151,7 +158,15 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.memory.num_circles > NUM_FREE:
         # Nothing happens when pods last, and that is when it is over.
         checks.append(YOUNG_S)
-    return Objects(tuple(actions), ordinals, min(checks, default=None))
+    if num_held:
+        checks.append(snapshot.memory.creation_wait_s)
+    return Objects(tuple(actions), ordinals, min(checks, default=None), num_held)
+
+
+def _num_held(snapshot: Snapshot, num_wanted: int) -> int:
+    """Return how many of the wanted pods the job's budget does not allow now."""
+    allowed = snapshot.memory.creations_left
+    return 0 if allowed is None else max(0, num_wanted - allowed)
 
 
 def foreign_objects(snapshot: Snapshot) -> list[str]:

@@ -63,7 +63,7 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     new = tuple(violation for violation in found if violation not in known)
     if new:
         return ReviewAnswer(request["uid"], words, InvalidSpec(new))
-    return ReviewAnswer(request["uid"], words, warnings=_warnings((*found, *warned)))
+    return ReviewAnswer(request["uid"], words, warnings=(*_warnings(found), *warned))
 
 
 def _request(review: Any) -> dict[str, Any]:

@@ -5,10 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.keeper.config import read_limit
 from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_from_json
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Where a pod's keeper has its slots, and how much they may take."""
+
+    root: Path
+    limit_bytes: int
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,16 @@ class AgentConfig:
     pod_ip: str
     domains: tuple[str, ...]
     directory: Path
+    """Shared with launcher and workers: whatever is in it, they may have written."""
+    private_directory: Path
+    """The agent's own: it believes what it finds there. The same as `directory` where nobody has made another."""
     termination_log: Path | None = None
     """File in which the kubelet finds why this container ended."""
     waits_for_workers: bool = False
     """Join the job only once every living worker is READY: without a launcher nobody says how many will come, and the
     first plan would leave out the late ones."""
+    memory: MemoryConfig | None = None
+    """None: a job without checkpoints in memory, and without a keeper."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
@@ -51,6 +65,7 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
     is_encrypted = url.startswith("https://")
     listen = source.get("UNBROKEN_METRICS_LISTEN", "")
     domains = source.get("UNBROKEN_DOMAINS", "")
+    directory = Path(want("UNBROKEN_DIR"))
     termination_log = source.get("UNBROKEN_TERMINATION_LOG", "")
     return AgentConfig(
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),
@@ -63,6 +78,15 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         node=source.get("UNBROKEN_NODE", ""),
         pod_ip=want("UNBROKEN_POD_IP"),
         domains=tuple(domains.split("/")) if domains else (),
-        directory=Path(want("UNBROKEN_DIR")),
+        directory=directory,
+        private_directory=Path(source.get("UNBROKEN_PRIVATE_DIR") or directory),
         termination_log=Path(termination_log) if termination_log else None,
+        memory=_read_memory(source),
     )
+
+
+def _read_memory(source: Mapping[str, str]) -> MemoryConfig | None:
+    root = source.get("UNBROKEN_MEMORY_DIR", "")
+    if not root:
+        return None
+    return MemoryConfig(Path(root), read_limit("UNBROKEN_MEMORY_LIMIT", source.get("UNBROKEN_MEMORY_LIMIT", "")))

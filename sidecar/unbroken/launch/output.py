@@ -12,6 +12,8 @@ import re
 import stat
 from pathlib import Path
 
+from unbroken_core.conventions.printable import printable
+
 _READ_BYTES = 64 << 10
 _MAX_LINE_BYTES = 16 << 10
 """A longer line is cut for the console; the log file has it whole."""
@@ -202,7 +204,7 @@ class Stream:
 
 def complain(console: Console, message: str) -> None:
     """Print a message of the launcher itself."""
-    console.put(f"[unbroken.launch] {message}\n".encode(errors="replace"))
+    console.put(f"[unbroken.launch] {printable(message)}\n".encode(errors="replace"))
 
 
 def _create_new(parent: Path, stem: str) -> tuple[Path, int]:

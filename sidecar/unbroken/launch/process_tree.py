@@ -1,6 +1,7 @@
 """Ties children to their parent, adopts orphans, signals process groups. Partly Linux only."""
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -13,19 +14,20 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
+def die_with(parent: int) -> None:
+    """Get SIGKILL when this process, the caller's parent, ends; end at once if it has ended already."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def die_with_parent() -> Callable[[], None]:
     """Return what a child runs between fork and exec, so that it gets SIGKILL when the calling process ends."""
     parent = os.getpid()
 
-    def in_child() -> None:
-        if _libc is None:
-            return
-        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            # The parent ended before the tie was made.
-            os._exit(1)
-
-    return in_child
+    return functools.partial(die_with, parent)
 
 
 def adopt_orphans() -> None:

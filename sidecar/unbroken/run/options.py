@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from unbroken.run.memory_folder import read_size
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
@@ -42,6 +43,8 @@ class RunOptions:
     is_quiet: bool
     is_encrypted: bool
     """Whether agents and rendezvous speak TLS."""
+    memory_bytes: int | None = None
+    """How much checkpoints in memory may take in each pod; None: there are none."""
 
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
@@ -65,6 +68,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         min_ranks_per_pod=parsed.min_ranks_per_pod,
         rungs=_rungs(parsed.rungs),
         max_faults_per_rank=parsed.max_faults_per_rank,
+        no_progress_limit=parsed.no_progress_limit,
         grow_back_s=parsed.grow_back,
         timeouts=_timeouts(parsed),
     )
@@ -76,6 +80,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         max_replacements=parsed.max_replacements,
         is_quiet=parsed.quiet,
         is_encrypted=_is_encrypted(parsed.tls),
+        memory_bytes=read_size("--memory", parsed.memory) if parsed.memory else None,
     )
 
 
@@ -113,7 +118,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R,...",
         help="ladder, each rung as NAME, NAME:LIMIT or NAME:LIMIT/SECONDS (in-process,process,pod,world,job)",
     )
-    recovery.add_argument("--max-faults-per-rank", type=int, metavar="N")
+    recovery.add_argument(
+        "--max-faults-per-rank",
+        type=int,
+        metavar="N",
+        help="a worker with more faults gets no rank any more (no limit)",
+    )
+    recovery.add_argument(
+        "--no-progress-limit",
+        type=int,
+        metavar="N",
+        help="give up after more faults in a row than this without a new step, or 60 s of training if the script "
+        "reports no steps (no limit)",
+    )
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
     recovery.add_argument(
         "--grow-back", type=float, metavar="S", help="take in pods that are ready for missing ranks after so long"
@@ -127,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     other = parser.add_argument_group("other")
     other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
     other.add_argument("--log-dir", metavar="DIR", help="keep DIR/<pod>/rank-<local>/<incarnation>.log")
+    other.add_argument(
+        "--memory", metavar="SIZE", help="keep checkpoints in memory (unbroken.memory), at most SIZE a pod: 2Gi"
+    )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
     parser.add_argument(

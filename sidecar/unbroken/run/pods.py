@@ -38,6 +38,11 @@ class Pod:
     is_over: bool = False
 
     @property
+    def private_folder(self) -> Path:
+        """What its agent writes for itself; its processes are not told of it."""
+        return self.folder.with_name(f"{self.folder.name}.agent")
+
+    @property
     def observation(self) -> PodObservation:
         """The pod as an operator would see it."""
         return PodObservation(self.name, self.node, self.domains, self.role)
@@ -54,6 +59,8 @@ class Recipes:
     """None: plain http."""
     base: Mapping[str, str]
     """The user's environment."""
+    memory: Path | None
+    """Folder for checkpoints in memory; None: a job without them."""
 
     @property
     def rendezvous_command(self) -> list[str]:
@@ -97,6 +104,8 @@ class Recipes:
             **self._common(),
             **self._identity(pod),
             **trust,
+            "UNBROKEN_PRIVATE_DIR": str(pod.private_folder),
+            **self._memory(),
             "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
             "UNBROKEN_METRICS_LISTEN": f"{pod.address}:{AGENT_METRICS_PORT}",
             "UNBROKEN_DOMAINS": "/".join(pod.domains),
@@ -124,6 +133,11 @@ class Recipes:
         """Return the user's environment without variables of another job."""
         return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_") or name in _USERS}
 
+    def _memory(self) -> dict[str, str]:
+        if self.memory is None:
+            return {}
+        return {"UNBROKEN_MEMORY_DIR": str(self.memory), "UNBROKEN_MEMORY_LIMIT": str(self.options.memory_bytes)}
+
     def _common(self) -> dict[str, str]:
         return {
             **self._user(),
@@ -144,7 +158,11 @@ class Recipes:
 
 
 def make_recipes(
-    options: RunOptions, token_file: Path, rendezvous_host: str, certificates: CertificateFiles | None
+    options: RunOptions,
+    token_file: Path,
+    rendezvous_host: str,
+    certificates: CertificateFiles | None,
+    memory: Path | None,
 ) -> Recipes:
     """Return the recipes for this process' environment."""
-    return Recipes(options, token_file, rendezvous_host, certificates, dict(os.environ))
+    return Recipes(options, token_file, rendezvous_host, certificates, dict(os.environ), memory)

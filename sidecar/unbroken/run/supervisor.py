@@ -12,12 +12,15 @@ from pathlib import Path
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
+from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
@@ -25,6 +28,9 @@ _PATIENCE_S = 1.0
 _BAD_INPUT = 2
 _STORM_STARTS = 5
 _STORM_S = 30.0
+_SIGNALS = 128
+"""Exit codes from here on are those of a launcher that a signal has ended."""
+_LAST_REPORT_S = 2.0
 _GRACE_S = 10.0
 """How long a part may take to end, beyond the termination grace."""
 
@@ -32,7 +38,7 @@ _GRACE_S = 10.0
 class Supervisor:
     """One run. All of it in one event loop, in the main thread."""
 
-    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock) -> None:
+    def __init__(self, options: RunOptions, folder: Path, block: LoopbackBlock, memory: Path | None) -> None:
         self._options = options
         self._folder = folder
         self._block = block
@@ -45,7 +51,7 @@ class Supervisor:
             settings = options.settings
             certificates = write_certificates(folder, block.rendezvous, settings.job, settings.namespace)
             context = client_context(certificates.authority.read_text())
-        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates)
+        self._recipes = make_recipes(options, self._token_file, block.rendezvous, certificates, memory)
         self._children = Children()
         self._client = StatusClient(self._recipes.rendezvous_url, token, context)
         self._rendezvous: Child | None = None
@@ -82,7 +88,7 @@ class Supervisor:
             code = await self._end
             if self._is_over:
                 await self._wait_for_workers()
-            return code
+            return code if code != 1 else self._failed_code()
         finally:
             await self._clean_up()
 
@@ -153,7 +159,7 @@ class Supervisor:
         """Show what the job does, until it is over."""
         shown = ""
         while True:
-            is_stuck = self._status is not None and self._status.phase is JobPhase.INTERRUPTED
+            is_stuck = self._status is not None and self._status.phase in (JobPhase.INTERRUPTED, JobPhase.ENDING)
             is_news = is_stuck and self._status is not None and self._status.message != shown
             status = await self._client.newer_status(self._status, _PATIENCE_S if is_news else 30.0)
             if status is None:
@@ -220,6 +226,9 @@ class Supervisor:
 
     async def _end_pod(self, pod: Pod, code: int) -> None:
         """A pod is over: replace it, unless the job is over as well."""
+        if pod.agent is not None and 0 <= code < _SIGNALS:
+            # The pod's last report says how its workers ended: it is to come before the pod's end.
+            await asyncio.wait([pod.agent.ended], timeout=_LAST_REPORT_S)
         pod.is_over = True
         self._is_news.set()
         if pod.agent is not None:
@@ -240,19 +249,24 @@ class Supervisor:
     async def _is_job_over(self) -> bool:
         """Ask the rendezvous whether the job is over: pods end before the last status is read."""
         status = await self._client.newer_status(None)
-        return status is not None and status.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+        return status is not None and status.phase in (JobPhase.ENDING, JobPhase.COMPLETE, JobPhase.FAILED)
 
     # ------------------------------------------------------------------------------------------------------------- end
 
     async def _wait_for_workers(self) -> None:
         """Wait for the launchers, which end by themselves after the job, once their workers have."""
         timeouts = self._options.settings.timeouts
-        limit_s = max(timeouts.completion_s, timeouts.startup_s) + timeouts.termination_grace_s + _GRACE_S
+        limit_s = ending_limit_s(timeouts) + timeouts.termination_grace_s + _GRACE_S
         alive = [pod.launcher.ended for pod in self._pods if pod.launcher is not None and pod.launcher.is_alive]
         until_s = time.monotonic() + limit_s
         while alive and time.monotonic() < until_s and self._num_interrupts == 0:
             _, waiting = await asyncio.wait(alive, timeout=0.5)
             alive = list(waiting)
+
+    def _failed_code(self) -> int:
+        """Return the exit code of the first pod that says why the job has failed."""
+        ended = (pod.launcher.ended for pod in self._pods if pod.launcher is not None)
+        return next((code.result() for code in ended if code.done() and code.result() > 1), 1)
 
     async def _clean_up(self) -> None:
         if not self._end.done():
@@ -273,7 +287,8 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
-            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {text}", file=sys.stderr, flush=True)
+            since_s = time.monotonic() - self._started_s
+            print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
 
 
 def _is_storm(starts_s: list[float]) -> bool:

@@ -9,7 +9,6 @@ All in one event loop. The folder's lock, which was inherited, lives as long as 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -17,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from unbroken.standalone.messages import (
 )
 from unbroken.standalone.root_search import RootSearch
 from unbroken.standalone.worker_watch import WorkerWatch
+from unbroken.tasks import Tasks
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 
@@ -80,7 +79,8 @@ class Host:
         self._has_root = False
         self._waiting_for = Waiting("no worker has registered")
         self._failure: asyncio.Future[Failed] = self._loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._on_failure)
+        self._pod: Agent | None = None
 
     async def run(self) -> None:
         """Run until no worker of this host needs it."""
@@ -95,9 +95,7 @@ class Host:
                 await self._serve(assignment)
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------------------------ gathering
 
@@ -154,10 +152,7 @@ class Host:
             write_message(worker.writer, message)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.adopt("connection of a worker", asyncio.current_task())
         try:
             register = await read_message(reader, Register, _REGISTER_TIMEOUT_S)
             if register is not None:
@@ -166,6 +161,8 @@ class Host:
             logger.warning("worker refused: %s", str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
             pass
+        except Exception:
+            logger.exception("worker's connection failed")
         finally:
             writer.close()
 
@@ -210,7 +207,7 @@ class Host:
     def _start_root(self) -> None:
         if not self._has_root:
             self._has_root = True
-            self._keep(self._run_root())
+            self._tasks.start("start of the root", self._run_root())
 
     async def _run_root(self) -> None:
         """Start the root; fail the job if it does not come up."""
@@ -223,10 +220,13 @@ class Host:
         self._search.root_port = port
         self._search.note_change()
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _on_failure(self, what: str, error: BaseException) -> None:
+        """End with a reason: the job before it has formed, this host's part of it later."""
+        message = f"{what}: {type(error).__name__}: {error}"
+        if self._pod is not None:
+            self._pod.give_up(message)
+        elif not self._failure.done():
+            self._failure.set_result(Failed(message))
 
     # -------------------------------------------------------------------------------------------------------- serving
 
@@ -237,9 +237,10 @@ class Host:
         watch = self._watch = WorkerWatch(self._folder, pids, num_places)
         if self._has_root:
             _write_private(self._folder / ASSIGNMENT_NAME, wire.encode(assignment))
-        pod = Agent(self._agent_config(assignment))
+        pod = self._pod = Agent(self._agent_config(assignment))
         agent = asyncio.create_task(pod.run())
-        self._keep(self._keep_in_touch(pod, assignment.settings.timeouts.barrier_s))
+        limit_s = assignment.settings.timeouts.barrier_s
+        self._tasks.start("watch on the rendezvous", self._keep_in_touch(pod, limit_s))
         try:
             await watch.attach()
             is_first = self._has_root
@@ -259,8 +260,12 @@ class Host:
                 signal.raise_signal(signal.SIGTERM)
             await asyncio.wait((agent,), timeout=_RELEASE_S)
             agent.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
+            try:
                 await agent
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                logger.exception("agent failed: pod=%s", assignment.pod)
 
     async def _keep_in_touch(self, agent: Agent, limit_s: float) -> None:
         """Restart a killed root; release the workers when no rendezvous answers for too long."""
@@ -312,6 +317,7 @@ class Host:
             pod_ip=self._address(assignment),
             domains=(),
             directory=self._folder,
+            private_directory=self._folder,
             waits_for_workers=True,
         )
 
@@ -327,7 +333,13 @@ def _start_root(folder: Path) -> int:
     command = [sys.executable, *safe, "-m", "unbroken.standalone", "root", str(folder)]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"root did not start: {error}") from error

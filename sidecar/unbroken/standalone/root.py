@@ -38,6 +38,7 @@ from unbroken.standalone.messages import (
     Waiting,
     prove,
 )
+from unbroken.tasks import Tasks
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.reasons import JobPhase, Rung
@@ -102,6 +103,8 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         ranks_per_pod=max(host.num_places for host in hosts),
         min_ranks_per_pod=1,
         rungs=_RUNGS,
+        # Nobody pays for a cluster here, and a script need not ping: whoever started it ends it.
+        no_progress_limit=None,
         timeouts=hosts[0].timeouts,
     )
 
@@ -119,7 +122,8 @@ class Root:
         self._owner: str | None = None
         self._formed: asyncio.Future[bool] = self._loop.create_future()
         """False if the owner has gone."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(lambda _what, _error: None)
+        """Of hosts that talk to it, which come again."""
 
     async def run(self) -> None:
         """Form the job, and run until it is over or all hosts have gone."""
@@ -147,17 +151,12 @@ class Root:
             await work
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.stop()
 
     # -------------------------------------------------------------------------------------------------------- forming
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.adopt(f"host at {writer.get_extra_info('peername')}", asyncio.current_task())
         try:
             await self._converse(reader, writer)
         except (WireError, OSError, asyncio.TimeoutError) as error:

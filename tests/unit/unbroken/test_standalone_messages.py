@@ -155,6 +155,7 @@ def present(uid: str, ranks: tuple[int, ...], num_places: int) -> Attendance:
 def test_settings_let_every_worker_go_on_alone() -> None:
     """2.24: pods may be split, and nobody can start a process."""
     settings = root.settings_for([present("a", (0, 1), 2), present("b", (2,), 1)])
+    assert settings.no_progress_limit is None
     assert (settings.replicas, settings.ranks_per_pod) == (2, 2)
     assert (settings.minimum_replicas, settings.minimum_ranks_per_pod) == (1, 1)
     assert [budget.rung.value for budget in settings.rungs] == ["in-process", "pod", "world"]

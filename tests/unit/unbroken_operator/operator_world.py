@@ -99,6 +99,7 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.is_report_refused = False
         self.unheard_for_s = 0.0
         self.heard_at = ""
         self.memory = PlanMemory()
@@ -128,6 +129,7 @@ class World:
             report_from=self.report_from,
             is_reachable=self.is_reachable,
             unreachable_because=self.unreachable_because,
+            is_report_refused=self.is_report_refused,
             unheard_for_s=self.unheard_for_s,
             heard_at=self.heard_at,
             memory=self.memory,

@@ -315,7 +315,7 @@ def test_a_label_that_a_node_lacks_is_an_empty_domain_a_condition_and_one_event(
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     (event,) = [item for item in world.events.values() if item["reason"] == "TopologyLabelMissing"]
-    assert "label example.com/nvlink on a" in event["message"]
+    assert "label example.com/nvlink on node a" in event["message"]
     assert world.pushed[-1][2].pods[world.uid_of("digits-0")].domains == ("r1", "")
 
 
@@ -350,11 +350,11 @@ def test_a_missing_label_is_no_contradiction_and_both_are_told_together() -> Non
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     message = world.job["status"]["conditions"][2]["message"]
-    assert message == "missing: label example.com/rack on b. Such nodes count as one domain without a name"
+    assert message == "missing: label example.com/rack on node b. Their pods count as one domain without a name"
     world.pods["digits-2"]["spec"]["nodeName"] = "c"
     world.settle()
     message = world.job["status"]["conditions"][2]["message"]
-    assert message.startswith("missing: label example.com/rack on b. ")
+    assert message.startswith("missing: label example.com/rack on node b. ")
     assert "; contradicting: example.com/nvlink=n1: must be in one rack, but has " in message
 
 
@@ -393,6 +393,16 @@ def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() ->
     world = running_world()
     world.end_pod("digits-0", "Succeeded")
     assert not [action for action in world.actions() if isinstance(action, CreatePod)]
+
+
+def test_no_pod_is_replaced_once_the_training_has_returned() -> None:
+    world = running_world()
+    world.rendezvous_says(JobPhase.ENDING, ["digits-0", "digits-1"], ["digits-2"])
+    world.end_pod("digits-0", "Succeeded")
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    assert world.names() == ["digits-0", "digits-1", "digits-2"]
+    assert world.condition("Complete") == ("False", "NotFinished")
 
 
 def test_a_complete_job_keeps_its_pods_and_loses_its_rendezvous_after_the_last_word() -> None:

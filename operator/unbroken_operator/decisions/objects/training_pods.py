@@ -1,7 +1,7 @@
 """Pure: a training pod, made from the user's template.
 
 The user's containers stay as they are, but for the first one's command, which the launcher starts, and its
-environment and mounts. An agent, an install container and three volumes are added.
+environment and mounts. An agent, an install container and four volumes are added.
 """
 
 import hashlib
@@ -177,13 +177,18 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
             variable("UNBROKEN_RENDEZVOUS_URL", address),
             *([authority] if is_encrypted else []),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
+            variable("UNBROKEN_PRIVATE_DIR", layout.PRIVATE_PATH),
             variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
         ],
         # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
         "terminationMessagePath": layout.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
-        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
+        "volumeMounts": [
+            {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
+            {"name": layout.PRIVATE_VOLUME, "mountPath": layout.PRIVATE_PATH},
+            secret_mount(),
+        ],
         "securityContext": container_security(),
         **sidecar_pull_policy(spec),
         **dumped("resources", spec.sidecar.resources),
@@ -194,6 +199,8 @@ def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
     return [
         {"name": layout.LIB_VOLUME, "emptyDir": {}},
         {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        # In memory: a plan is written before its workers enter it, and a slow disk must not hold them up.
+        {"name": layout.PRIVATE_VOLUME, "emptyDir": {"medium": "Memory"}},
         secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
     ]
 

@@ -20,6 +20,7 @@ _WARNINGS = {
     ("SparesExhausted", "True"),
     ("SparesSpread", "False"),
     ("Failed", "True"),
+    ("Throttled", "True"),
 }
 _GOOD_NEWS = ("Complete", "Suspended")
 _ORDINARY_WAITS = (
@@ -49,6 +50,8 @@ def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, 
 def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     sign = (condition["type"], condition["status"])
     if condition["type"] == "Suspended":
+        return True
+    if condition["type"] == "Running" and condition["reason"] == Reason.REPORT_REFUSED.value:
         return True
     if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
         return True

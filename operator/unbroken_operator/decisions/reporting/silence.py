@@ -51,7 +51,7 @@ def look_again_s(snapshot: Snapshot) -> float | None:
 def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
     """Yield the conditions of such a job: Unknown for all that only its rendezvous knows."""
     stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
-    report, reason = snapshot.report, Reason.WAITING_FOR_RENDEZVOUS
+    report, reason = snapshot.report, silent_reason(snapshot)
     if snapshot.is_reachable and report is not None:
         reason, because = report.reason, f"a new rendezvous waits for the pods: {report.message}"
         message = f"{because}. Training may go on meanwhile"
@@ -63,6 +63,11 @@ def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Findi
             yield Finding(kind, None, reason, cut(message))
         elif kind.value in stored:
             yield Finding(kind, None, reason, cut(because))
+
+
+def silent_reason(snapshot: Snapshot) -> Reason:
+    """Return in one word why there is no report that counts."""
+    return Reason.REPORT_REFUSED if snapshot.is_report_refused else Reason.WAITING_FOR_RENDEZVOUS
 
 
 def why_silent(snapshot: Snapshot, assessment: Assessment | None) -> str:

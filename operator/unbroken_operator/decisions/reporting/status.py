@@ -23,6 +23,7 @@ _STATES = {
     JobPhase.RUNNING: JobState.RUNNING,
     JobPhase.INTERRUPTED: JobState.RECOVERING,
     JobPhase.PLANNED: JobState.RECOVERING,
+    JobPhase.ENDING: JobState.RUNNING,
     JobPhase.COMPLETE: JobState.COMPLETE,
     JobPhase.FAILED: JobState.FAILED,
 }

@@ -27,6 +27,7 @@ def environment(settings: JobSettings, plan: Plan, part: RankPlan) -> dict[str, 
         "TORCHELASTIC_MAX_RESTARTS": str(_max_restarts(settings)),
         "TORCHELASTIC_RUN_ID": settings.uid or settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "UNBROKEN_TERM": str(plan.term),
         # A wrapper in the script must not restart in its process: this job does not.
         "UNBROKEN_IN_PROCESS": "0",
     }

@@ -77,6 +77,9 @@ def variables(place: PodContext, plan: Enter, run_id: str) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(plan.iteration),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.iteration),
         "TORCHELASTIC_RUN_ID": run_id,
+        "UNBROKEN_TERM": str(plan.term),
+        # Also where the wrapper found its agent by itself: checkpoints in memory ask its keeper.
+        "UNBROKEN_POD_FOLDER": str(place.folder),
     }
 
 

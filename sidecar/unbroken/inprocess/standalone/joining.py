@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unbroken.folders import lock_folder
 from unbroken.inprocess.exception import NoAgentError, RestartError, TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.environment import PodContext
 from unbroken.inprocess.standalone.launched import Launched
-from unbroken.standalone.folders import lock_folder
 from unbroken.standalone.messages import (
     CONFIG_NAME,
     MAX_LINE_BYTES,

@@ -791,6 +791,12 @@ def test_the_job_is_complete_when_all_active_workers_are() -> None:
         ("p0", "p1", "p2"), JobPhase.COMPLETE
     )
     assert sent(bench.join("p9"), Finish)["p9"].outcome is JobPhase.COMPLETE
+    assert bench.status().phase is JobPhase.ENDING
+    for pod in ("p0", "p1"):
+        for local_rank in range(2):
+            assert bench.coordinator.next_deadline_s() is not None
+            bench.worker(pod, local_rank, COMPLETED, has_ended=True)
+    assert bench.status().phase is JobPhase.COMPLETE
     assert bench.coordinator.next_deadline_s() is None
 
 

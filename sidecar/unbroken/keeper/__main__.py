@@ -1,0 +1,30 @@
+"""`python -m unbroken.keeper`: started by the pod's agent."""
+
+import os
+import sys
+
+from unbroken.keeper.config import read_config
+from unbroken.keeper.server import Keeper
+from unbroken.launch.process_tree import die_with
+from unbroken.logs import read_level, start_log
+from unbroken_core.errors import InputError
+
+_NICE = 19
+
+
+def main() -> int:
+    """Run the keeper; return 2 for bad input."""
+    try:
+        start_log("unbroken.keeper", read_level(os.environ), with_time=False)
+        if sys.argv[1:2] == ["--parent"]:
+            die_with(int(sys.argv[2]))
+        os.nice(_NICE)
+        Keeper(read_config()).serve()
+    except InputError as error:
+        print(f"unbroken.keeper: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The keeper's settings. No other module of this package reads the environment."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken_core.errors import InputError
+from unbroken_core.pod.memory_slots import DIGEST_BYTES
+from unbroken_core.settings import MAX_RANKS_PER_POD
+from unbroken_core.wire import settings_from_json
+
+MAX_LIMIT_BYTES = 1 << 50
+
+
+@dataclass(frozen=True)
+class KeeperConfig:
+    """Everything that a keeper needs to start."""
+
+    socket_folder: Path
+    """The pod's folder, with the agent's socket."""
+    root: Path
+    """Folder on a tmpfs; one folder below it is this pod's."""
+    pod_uid: str
+    limit_bytes: int
+    """What the slots of this pod may take in all."""
+    ranks_per_pod: int
+    job: bytes
+    """Digest of the job's uid."""
+
+
+def read_config(environment: Mapping[str, str] | None = None) -> KeeperConfig:
+    """Read the environment. Raises InputError that names the variable."""
+    source = os.environ if environment is None else environment
+
+    def want(name: str) -> str:
+        value = source.get(name, "")
+        if not value:
+            raise InputError(f"{name}: want a value in the environment, got nothing")
+        return value
+
+    settings = settings_from_json(want("UNBROKEN_SETTINGS"))
+    uid = want("UNBROKEN_POD_UID")
+    if uid in (".", "..") or "/" in uid or "\0" in uid or len(uid) > 200:
+        raise InputError(f"UNBROKEN_POD_UID: want a name for a folder, got {uid[:200]!r}")
+    return KeeperConfig(
+        socket_folder=Path(want("UNBROKEN_DIR")),
+        root=Path(want("UNBROKEN_MEMORY_DIR")),
+        pod_uid=uid,
+        limit_bytes=read_limit("UNBROKEN_MEMORY_LIMIT", want("UNBROKEN_MEMORY_LIMIT")),
+        ranks_per_pod=min(settings.ranks_per_pod, MAX_RANKS_PER_POD),
+        job=hashlib.sha256((settings.uid or settings.job).encode()).digest()[:DIGEST_BYTES],
+    )
+
+
+def read_limit(name: str, text: str) -> int:
+    """Return the bytes that `text` says. Raises InputError with the name of the variable."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and 0 < int(text) <= MAX_LIMIT_BYTES):
+        raise InputError(f"{name}: want 1 to {MAX_LIMIT_BYTES} bytes, got {text[:100]!r}")
+    return int(text)

@@ -1,0 +1,154 @@
+"""The keeper's socket: one thread a connection, and one that digests what was sealed."""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from unbroken.keeper.arena import Arena
+from unbroken.keeper.config import KeeperConfig
+from unbroken_core import wire
+from unbroken_core.errors import InputError, WireError, assert_never
+from unbroken_core.pod.memory_messages import (
+    KEEPER_SOCKET,
+    MAX_LINE_BYTES,
+    MAX_SLOTS_FOUND,
+    Done,
+    Find,
+    Found,
+    FromKeeper,
+    NoRoom,
+    Reserve,
+    Reserved,
+    Restored,
+    Sealed,
+    ToKeeper,
+)
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, Moment, slot_name
+
+logger = logging.getLogger(__name__)
+
+_MAX_CONNECTIONS = 256
+_MAX_PATH_BYTES = 107
+_SEND_TIMEOUT_S = 30.0
+
+
+class Keeper:
+    """One keeper. `serve` runs until the process ends."""
+
+    def __init__(self, config: KeeperConfig) -> None:
+        """Take the pod's folder and listen. Raises InputError."""
+        self._config = config
+        self._arena = Arena(config)
+        self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._news = threading.Condition()
+        self._sealed: set[Path] = set()
+        self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
+
+    def serve(self) -> None:
+        """Accept workers for ever."""
+        threading.Thread(target=self._digest, name="digests", daemon=True).start()
+        # What was sealed while no keeper lived.
+        self._note({sealed.path for sealed in self._arena.sealed() if sealed.path.parent == self._arena.folder})
+        while True:
+            connection, _ = self._listener.accept()
+            if not self._places.acquire(blocking=False):
+                logger.warning("connection refused: %d are open", _MAX_CONNECTIONS)
+                connection.close()
+                continue
+            threading.Thread(target=self._serve_worker, args=(connection,), daemon=True).start()
+
+    def _note(self, paths: set[Path]) -> None:
+        with self._news:
+            self._sealed |= paths
+            self._news.notify()
+
+    def _digest(self) -> None:
+        """Digest what was sealed, in a thread of its own."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._sealed)
+                path = self._sealed.pop()
+            try:
+                self._arena.digest(path)
+                self._arena.drop_left_folders()
+            except OSError as error:
+                logger.warning("slot not digested: slot=%s error=%s", path, error)
+
+    def _serve_worker(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                for line in _lines(connection):
+                    answer = self._answer(wire.decode(line, ToKeeper))
+                    if answer is not None:
+                        connection.settimeout(_SEND_TIMEOUT_S)
+                        connection.sendall(wire.encode(answer).encode() + b"\n")
+                        connection.settimeout(None)
+        except WireError as error:
+            logger.warning("worker refused: %s", error)
+        except OSError as error:
+            logger.debug("connection ended: %s", error)
+        finally:
+            self._places.release()
+
+    def _answer(self, message: ToKeeper) -> FromKeeper | None:
+        match message:
+            case Reserve(local_rank=local_rank, num_bytes=num_bytes):
+                return self._reserve(self._checked(local_rank), num_bytes)
+            case Sealed(local_rank=local_rank, index=index):
+                if not 0 <= index < NUM_SLOTS:
+                    raise WireError(f"Sealed.index: want 0 to {NUM_SLOTS - 1}, got {index}")
+                self._note({self._arena.folder / slot_name(self._checked(local_rank), index)})
+            case Find():
+                found = self._arena.find()
+                return Found(found.slots[:MAX_SLOTS_FOUND], found.bad)
+            case Restored(term=term, iteration=iteration, step=step):
+                self._arena.void_newer(Moment(term, iteration, step))
+                return Done()
+            case _:
+                assert_never(message)
+        return None
+
+    def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
+        if not CONTENT_OFFSET < num_bytes <= 1 << 50:
+            raise WireError(f"Reserve.num_bytes: want {CONTENT_OFFSET + 1} to {1 << 50}, got {num_bytes}")
+        return self._arena.reserve(local_rank, num_bytes)
+
+    def _checked(self, local_rank: int) -> int:
+        if not 0 <= local_rank < self._config.ranks_per_pod:
+            raise WireError(f"local_rank: want 0 to {self._config.ranks_per_pod - 1}, got {local_rank}")
+        return local_rank
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen, replacing the socket file of an earlier keeper. Raises InputError."""
+    length = len(os.fsencode(path))
+    if length > _MAX_PATH_BYTES:
+        raise InputError(f"UNBROKEN_DIR: want a path with {_MAX_PATH_BYTES} bytes at most, got {length}: {path}")
+    part = path.with_name(f"{KEEPER_SOCKET}.{os.getpid()}")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+        listener.bind(str(part))
+        may_write = path.parent.stat().st_mode & 0o022
+        part.chmod(0o600 | may_write | may_write << 1)
+        listener.listen(_MAX_CONNECTIONS)
+        # Last: whoever finds the socket can connect.
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"UNBROKEN_DIR: cannot listen at {path}: {error.strerror}") from error
+    return listener
+
+
+def _lines(connection: socket.socket) -> Iterator[bytes]:
+    """Yield whole lines. Raises WireError when one is too long, OSError when the connection breaks."""
+    buffer = b""
+    while data := connection.recv(1 << 16):
+        *lines, buffer = (buffer + data).split(b"\n")
+        if len(buffer) > MAX_LINE_BYTES:
+            raise WireError(f"line: want at most {MAX_LINE_BYTES} bytes, got more")
+        yield from lines

@@ -1,0 +1,172 @@
+"""What this process has of its keeper's memory. One for all checkpointers, writers and readers of a process."""
+
+import logging
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.memory.client import KeeperClient
+from unbroken.memory.place import Place
+from unbroken.memory.shard import Shard
+from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
+from unbroken_core.pod.memory_messages import (
+    Done,
+    Find,
+    Found,
+    NoRoom,
+    Reserve,
+    Reserved,
+    Restored,
+    Sealed,
+)
+from unbroken_core.pod.memory_slots import Head, Moment, SlotState
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 10.0
+"""How long a keeper may take that only has to be asked; it may just be started again."""
+_ALLOCATION_S = 120.0
+_DIGESTION_S = 120.0
+_BUSY_S = 30.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The state is in memory."""
+
+    step: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The state was not saved, and why; what was saved before stays."""
+
+    step: int
+    reason: str
+
+
+@dataclass
+class Arena:
+    """Slots of one place in one pod."""
+
+    folder: Path
+    local_rank: int
+    client: KeeperClient
+    _slots: list[Slot] = field(default_factory=list)
+    _job: bytes = b""
+    _populating: Populating | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who writes a slot."""
+    _iteration: tuple[int, int] = (0, 0)
+    _kept: int | None = None
+    """Index of the slot with the checkpoint that was sealed or restored last."""
+
+    def enter(self, place: Place) -> None:
+        """Begin an iteration of the job: writers of earlier ones end."""
+        self._iteration = max(self._iteration, (place.iteration, place.term))
+
+    def reserve(self, shard: Shard) -> str:
+        """Have slots in which a shard has room; return why there are none, "" when there are."""
+        if self._slots and all(fits(slot, shard) for slot in self._slots):
+            return ""
+        answer = self.client.ask_any(Reserve(self.local_rank, needed_bytes(shard)), _ALLOCATION_S)
+        if isinstance(answer, NoRoom):
+            return (
+                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker), but "
+                f"its limit is {answer.limit_bytes}: {answer.detail}"
+            )
+        if not isinstance(answer, Reserved):
+            return f"no keeper answers at {self.folder}: start the job with a size for its memory (--memory SIZE)"
+        self._map(answer)
+        return ""
+
+    def wait_until_populated(self) -> None:
+        """Wait for the page tables; without it the first save pays for them."""
+        if self._populating is not None:
+            self._populating.wait()
+
+    def write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+        """Copy a shard into the slot that is not kept."""
+        if not self._lock.acquire(timeout=_BUSY_S):
+            return Skipped(step, f"another save of this process has not ended within {_BUSY_S:g} s")
+        try:
+            problem = self.reserve(shard)
+            return Skipped(step, problem) if problem else self._write(place, step, shard)
+        finally:
+            self._lock.release()
+
+    def _write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+        iteration = (place.iteration, place.term)
+
+        def may_go_on() -> bool:
+            return self._iteration == iteration
+
+        if not may_go_on():
+            return Skipped(step, "another iteration of the job has begun")
+        index = self._target()
+        slot = self._slots[index]
+        author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
+        head = slot.begin(author, shard)
+        try:
+            samples = slot.copy(shard, may_go_on)
+        except SlotChangedError as error:
+            slot.void(head)
+            return Skipped(step, str(error))
+        slot.seal(head, samples)
+        self._kept = index
+        self.client.tell(Sealed(self.local_rank, index))
+        return Saved(step, head.content_bytes)
+
+    def find(self) -> Found | None:
+        """Ask what can be read on this host; None without a keeper."""
+        return self.client.ask(Find(), Found, _DIGESTION_S)
+
+    def restored(self, moment: Moment) -> bool:
+        """All ranks went back to this checkpoint; return whether the keeper knows."""
+        with self._lock:
+            self._kept = next((i for i, slot in enumerate(self._slots) if _holds(slot.head, moment)), None)
+        return self.client.ask(Restored(moment.term, moment.iteration, moment.step), Done, ANSWER_S) is not None
+
+    def _target(self) -> int:
+        if self._kept is None:
+            # A new process: the newest one is the one to keep.
+            order = [(_order(slot.head), index) for index, slot in enumerate(self._slots)]
+            return min(order)[1]
+        return 1 - self._kept
+
+    def _map(self, answer: Reserved) -> None:
+        if self._populating is not None:
+            self._populating.stop()
+        for slot in self._slots:
+            slot.close()
+        self._slots = [Slot(path) for path in answer.paths]
+        self._job = bytes.fromhex(answer.job)
+        self._populating = Populating(list(self._slots))
+
+
+_arena: Arena | None = None
+_owner = 0
+
+
+def arena_of(place: Place) -> Arena | None:
+    """Return this process' arena; None outside of a job."""
+    global _arena, _owner
+    if place.folder is None:
+        return None
+    is_other = _arena is None or (_arena.folder, _arena.local_rank) != (place.folder, place.local_rank)
+    if is_other or _owner != os.getpid():
+        _arena, _owner = Arena(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
+    if _arena is not None:
+        _arena.enter(place)
+    return _arena
+
+
+def _holds(head: Head | None, moment: Moment) -> bool:
+    return head is not None and head.state is SlotState.SEALED and head.moment == moment
+
+
+def _order(head: Head | None) -> tuple[int, int, int]:
+    """Return how new what a slot holds is; nothing is older than a slot without a whole checkpoint."""
+    return head.moment.order if head is not None and head.state is SlotState.SEALED else (-1, -1, -1)

@@ -1,0 +1,117 @@
+"""What training loops use: load once an iteration, save after steps."""
+
+import logging
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from unbroken.memory.arena import Arena, Saved, Skipped, arena_of
+from unbroken.memory.disk import load_from_disk, newest_step
+from unbroken.memory.place import Place, read_place
+from unbroken.memory.restoring import Restoration, apply
+from unbroken.memory.shard import ShardReader
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointer:
+    """Checkpoints of this rank's part of a state, in memory that outlives the training process.
+
+    `state` is a dictionary of tensors, DTensors and objects with `state_dict` and `load_state_dict`, the same on all
+    ranks. Make one in each iteration, inside the wrapped function, and call it in the main thread.
+
+    Args:
+        every: `save` saves steps that this divides, and skips all others.
+        disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to.
+
+    Raises ValueError when `every` is not a number from 1 on.
+    """
+
+    def __init__(self, *, every: int = 1, disk: str | Path | None = None) -> None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"every: want a number of steps from 1 on, got {every!r}")
+        self._every = every
+        self._disk = None if disk is None else Path(disk)
+        self._reader = ShardReader()
+        self._place: Place | None = None
+        self._told: set[str] = set()
+        self.num_skipped = 0
+        """How many saves that were due were not made."""
+
+    def reserve(self, state: MutableMapping[str, Any]) -> str:
+        """Have memory for checkpoints of this state before the first save; return why there is none, "" if there is.
+
+        It waits until the memory is mapped. Without it the first save does all this.
+        """
+        arena = self._enter()
+        if arena is None:
+            return _NO_JOB
+        problem = arena.reserve(self._reader.read(state))
+        if problem:
+            self._tell(problem)
+        else:
+            arena.wait_until_populated()
+        return problem
+
+    def save(self, state: MutableMapping[str, Any], step: int) -> Saved | Skipped:
+        """Copy this rank's part of the state into memory, after step number `step`. Waits for nobody.
+
+        Raises TypeError for what could not be loaded again, ValueError for a step below 0.
+        """
+        if not isinstance(step, int) or not 0 <= step < 1 << 62:
+            raise ValueError(f"step: want a number from 0 on, got {step!r}")
+        if step % self._every:
+            return Skipped(step, f"not due: every {self._every} steps")
+        arena = self._enter()
+        if arena is None or self._place is None:
+            return self._skip(step, _NO_JOB)
+        result = arena.write(self._place, step, self._reader.read(state))
+        return self._skip(step, result.reason) if isinstance(result, Skipped) else result
+
+    def load(self, state: MutableMapping[str, Any]) -> int | None:
+        """Bring the state back to the newest step that every rank can read; return it, None when there is none.
+
+        All ranks of the default group call it together, with their state as it is in a new process. They agree on one
+        step; if any rank cannot read it, all take an older one, then the newest on the disk.
+        """
+        arena = self._enter()
+        place = self._place or read_place()
+        on_disk = newest_step(self._disk)
+        restoration = Restoration(arena, place)
+        try:
+            chosen = restoration.choose(state, on_disk)
+            if chosen is not None:
+                apply(chosen, state)
+                for name, value in chosen.values.items():
+                    if not hasattr(state[name], "load_state_dict"):
+                        state[name] = value
+                if arena is not None and not arena.restored(chosen.moment):
+                    logger.warning("the keeper does not know that step %d was restored", chosen.moment.step)
+                return chosen.moment.step
+        finally:
+            restoration.close()
+        return None if self._disk is None or on_disk is None else load_from_disk(self._disk, state, on_disk)
+
+    def _enter(self) -> Arena | None:
+        place = read_place()
+        if place != self._place:
+            # Offsets and meshes belong to one iteration.
+            self._place, self._reader = place, ShardReader()
+        return arena_of(place)
+
+    def _skip(self, step: int, reason: str) -> Skipped:
+        self.num_skipped += 1
+        self._tell(reason)
+        return Skipped(step, reason)
+
+    def _tell(self, problem: str) -> None:
+        """Log each problem once: it may come back at every step."""
+        if problem not in self._told and len(self._told) < 100:
+            self._told.add(problem)
+            logger.warning("not saved in memory: %s", problem)
+
+
+_NO_JOB = (
+    "this process belongs to no job with a keeper: start it with `unbroken run --memory SIZE`, or with `memory` in "
+    "the spec of a ResilientTrainingJob"
+)

@@ -1,0 +1,40 @@
+"""Which checkpoint all ranks go back to. Pure: the same on all ranks, since all see the same offers."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unbroken_core.pod.memory_slots import Moment
+
+MAX_CANDIDATES = 32
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One shard that some host can read."""
+
+    moment: Moment
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint of which every shard can be read somewhere."""
+
+    moment: Moment
+    world_size: int
+
+
+def candidates(offers: Iterable[Offer]) -> list[Candidate]:
+    """Return the whole checkpoints, the newest first: those of later iterations before later steps of earlier ones.
+
+    A checkpoint with a missing rank is none, even if others have the same tensors: that rank's own objects, such as the
+    state of its random numbers, would be another's.
+    """
+    ranks: defaultdict[Candidate, set[int]] = defaultdict(set)
+    for offer in offers:
+        if 0 <= offer.rank < offer.world_size:
+            ranks[Candidate(offer.moment, offer.world_size)].add(offer.rank)
+    whole = [one for one, held in ranks.items() if len(held) == one.world_size]
+    return sorted(whole, key=lambda one: (*one.moment.order, one.world_size), reverse=True)[:MAX_CANDIDATES]

@@ -1,0 +1,103 @@
+"""A worker's connection to its pod's keeper. Every wait has an end, and a keeper that is away is no error."""
+
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, FromKeeper, Sealed, ToKeeper
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.05
+_SEND_S = 1.0
+T = TypeVar("T")
+
+
+class KeeperClient:
+    """Belongs to one thread at a time. Connects when it is asked, and again after the keeper was started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / KEEPER_SOCKET
+        self._connection: socket.socket | None = None
+        self._pid = os.getpid()
+
+    def ask(self, message: ToKeeper, expected: type[T], limit_s: float) -> T | None:
+        """Return the answer; None when there is none in time. A request may be repeated: a keeper may die under it."""
+        until_s = time.monotonic() + limit_s
+        while True:
+            try:
+                answer = self._ask_once(message, until_s)
+            except (OSError, WireError) as error:
+                logger.debug("keeper has not answered: error=%s", error)
+            else:
+                if not isinstance(answer, expected):
+                    # It has answered something else: the caller must say why it goes on without.
+                    logger.warning("keeper refuses: %s", answer)
+                    return None
+                return answer
+            if time.monotonic() >= until_s:
+                return None
+            time.sleep(_RETRY_S)
+
+    def ask_any(self, message: ToKeeper, limit_s: float) -> FromKeeper | None:
+        """Return whatever the keeper answers."""
+        return self.ask(message, object, limit_s)  # type: ignore[return-value]  # the union is what is decoded
+
+    def tell(self, message: Sealed) -> None:
+        """Send without an answer, if there is a keeper: one that is started later finds out by itself."""
+        try:
+            self._connect(_SEND_S).sendall(wire.encode(message).encode() + b"\n")
+        except OSError as error:
+            logger.debug("keeper is away: error=%s", error)
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection; harmless when repeated."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _ask_once(self, message: ToKeeper, until_s: float) -> FromKeeper:
+        try:
+            connection = self._connect(_left(until_s))
+            connection.sendall(wire.encode(message).encode() + b"\n")
+            buffer = b""
+            while not buffer.endswith(b"\n"):
+                connection.settimeout(_left(until_s))
+                data = connection.recv(1 << 20)
+                if not data:
+                    raise ConnectionResetError("the keeper has ended")
+                buffer += data
+                if len(buffer) > MAX_LINE_BYTES:
+                    raise WireError(f"answer: want at most {MAX_LINE_BYTES} bytes, got more")
+            answer: FromKeeper = wire.decode(buffer, FromKeeper)
+            return answer
+        except BaseException:
+            # An interruption, too: the rest of the answer must not be taken for the next one.
+            self.close()
+            raise
+
+    def _connect(self, limit_s: float) -> socket.socket:
+        if self._pid != os.getpid():
+            # Forked: the connection is the parent's.
+            self._connection, self._pid = None, os.getpid()
+        if self._connection is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(limit_s)
+                connection.connect(str(self._path))
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        self._connection.settimeout(limit_s)
+        return self._connection
+
+
+def _left(until_s: float) -> float:
+    return max(until_s - time.monotonic(), 0.01)

@@ -1,0 +1,58 @@
+"""Ordinary checkpoints of torch.distributed.checkpoint in a folder, to fall back to."""
+
+import logging
+import re
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from unbroken.memory.agreement import gather
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"step-([0-9]{1,18})")
+
+
+def steps_on_disk(folder: Path) -> list[int]:
+    """Return the steps of whole checkpoints, the newest first; torch writes `.metadata` last."""
+    try:
+        found = [
+            int(match[1])
+            for entry in folder.iterdir()
+            if (match := _NAME.fullmatch(entry.name)) and (entry / ".metadata").is_file()
+        ]
+    except OSError:
+        return []
+    return sorted(found, reverse=True)
+
+
+def newest_step(folder: Path | None) -> int | None:
+    """Return the newest step that all ranks see on the disk; None when there is none. A collective of all ranks."""
+    own = [] if folder is None else steps_on_disk(folder)[:1000]
+    seen = [{row[0] for row in of_rank} for of_rank in gather([[step] for step in own], 1)]
+    common = set.intersection(*seen)
+    return max(common, default=None)
+
+
+def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> int:
+    """Load on all ranks together. Raises CheckpointException when a rank cannot: its state may be half loaded."""
+    logger.warning("restored from the disk: step=%d folder=%s", step, folder)
+    # It replaces what has no state_dict of its own.
+    values = dict(state)
+    try:
+        load(values, checkpoint_id=folder / _name(folder, step))
+    except CheckpointException:
+        logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
+        raise
+    state.update(values)
+    return step
+
+
+def _name(folder: Path, step: int) -> str:
+    names = [
+        entry.name for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name)) and int(match[1]) == step
+    ]
+    return min(names)

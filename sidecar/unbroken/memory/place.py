@@ -1,0 +1,38 @@
+"""Where this worker stands: its pod, its place in it, and the iteration of the job. Read from the environment."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Place:
+    """One worker in one iteration."""
+
+    folder: Path | None
+    """The pod's folder, with the keeper's socket; None outside of a job."""
+    local_rank: int
+    term: int
+    iteration: int
+    rank: int
+    world_size: int
+
+
+def read_place(environment: Mapping[str, str] | None = None) -> Place:
+    """Return the place that wrapper, launcher or agent have exported; a lone process without them."""
+    source = os.environ if environment is None else environment
+    folder = source.get("UNBROKEN_POD_FOLDER") or source.get("UNBROKEN_DIR", "")
+    return Place(
+        folder=Path(folder) if folder else None,
+        local_rank=_number(source, "UNBROKEN_LOCAL_RANK", "LOCAL_RANK"),
+        term=_number(source, "UNBROKEN_TERM"),
+        iteration=_number(source, "TORCHELASTIC_RESTART_COUNT"),
+        rank=_number(source, "RANK"),
+        world_size=max(_number(source, "WORLD_SIZE"), 1),
+    )
+
+
+def _number(source: Mapping[str, str], *names: str) -> int:
+    text = next((source[name] for name in names if source.get(name)), "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

@@ -1,0 +1,132 @@
+"""Reads one checkpoint out of slots: of the own shard where it suffices, else of all shards that this host has."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.tensor import DTensor
+
+from unbroken.memory.layout import Entry
+from unbroken.memory.sources import Source, UnreadableError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a shard, and the slot that holds it."""
+
+    source: Source
+    entry: Entry
+
+
+class Contents:
+    """What some shards of one checkpoint hold together. Earlier ones win where two hold the same."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        """Raises UnreadableError."""
+        self._pieces: dict[tuple[str, tuple[int, ...]], Piece] = {}
+        self._objects: dict[str, Source] = {}
+        self._whole: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        for source in sources:
+            for entry in source.layout.entries:
+                is_same = self._whole.setdefault(entry.name, (entry.size, entry.dtype)) == (entry.size, entry.dtype)
+                if not is_same:
+                    raise UnreadableError(f"{entry.name}: its shards differ in shape or type")
+                self._pieces.setdefault((entry.name, entry.offsets), Piece(source, entry))
+            for name in source.objects:
+                self._objects.setdefault(name, source)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The same in the words of torch.distributed.checkpoint."""
+        found: dict[str, Any] = {name: BytesStorageMetadata() for name in self._objects}
+        for name, (size, dtype) in self._whole.items():
+            found[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), [])
+        for (name, offsets), piece in self._pieces.items():
+            found[name].chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(piece.entry.sizes)))
+        return Metadata(found)
+
+    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Copy everything that a plan wants. All of it should have been verified."""
+        with torch.no_grad():
+            for item in plan.items:
+                if item.type is LoadItemType.BYTE_IO:
+                    file = io.BytesIO()
+                    name = item.storage_index.fqn
+                    # It was read with weights_only, so these bytes can be read without running code.
+                    torch.save(self._objects[name].objects[name], file)
+                    file.seek(0)
+                    planner.load_bytes(item, file)
+                    continue
+                piece = self._piece(item.storage_index)
+                part = piece.source.tensor(piece.entry)
+                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    part = part.narrow(dim, start, length)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(part)
+                planner.commit_tensor(item, target)
+
+    def verify(self, plan: LoadPlan) -> None:
+        """Compare what a plan wants with its digests. Raises UnreadableError."""
+        ranges: dict[int, tuple[Source, list[tuple[int, int]]]] = {}
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                # Verified when it was listed.
+                continue
+            piece = self._piece(item.storage_index)
+            of_source = ranges.setdefault(id(piece.source), (piece.source, []))[1]
+            of_source.append(_range_of(piece.entry, item))
+        for source, wanted in ranges.values():
+            source.verify(wanted)
+
+    def _piece(self, index: MetadataIndex) -> Piece:
+        return self._pieces[index.fqn, tuple(index.offset or ())]
+
+
+def missing(plan: LoadPlan, flat: dict[str, Any], metadata: Metadata) -> str:
+    """Return which tensor a plan would leave without all of its values, "" when there is none."""
+    covered: dict[str, int] = {}
+    for item in plan.items:
+        if item.type is LoadItemType.TENSOR:
+            covered[item.dest_index.fqn] = covered.get(item.dest_index.fqn, 0) + torch.Size(item.lengths).numel()
+    for name, one in flat.items():
+        if not isinstance(one, torch.Tensor):
+            continue
+        local = one
+        if isinstance(one, DTensor):
+            if one.device_mesh.get_coordinate() is None:
+                continue
+            local = one.to_local()
+        about = metadata.state_dict_metadata[name]
+        if not isinstance(about, TensorStorageMetadata) or about.properties.dtype != one.dtype:
+            return f"{name} was saved as {about}, and is {one.dtype} now"[:500]
+        if covered.get(name, 0) != local.numel():
+            return f"{name}: {covered.get(name, 0)} of {local.numel()} values are on this host"
+    return ""
+
+
+def _range_of(entry: Entry, item: ReadItem) -> tuple[int, int]:
+    """Return the bytes (start, length) of the content from the first to the last value that an item reads."""
+    strides = [entry.dtype.itemsize]
+    for size in reversed(entry.sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    if not entry.sizes:
+        return entry.start, entry.num_bytes
+    if 0 in tuple(item.lengths):
+        return entry.start, 0
+    first = sum(at * stride for at, stride in zip(item.storage_offsets, strides, strict=True))
+    last = sum(
+        (at + length - 1) * stride
+        for at, length, stride in zip(item.storage_offsets, item.lengths, strides, strict=True)
+    )
+    return entry.start + first, last - first + entry.dtype.itemsize

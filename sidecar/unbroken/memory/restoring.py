@@ -1,0 +1,164 @@
+"""How all ranks find and read the same checkpoint.
+
+ask the keeper -> gather what each host has -> which can I read? -> newest that all can -> verify -> all right? -> copy
+                                                    ^                                        │
+                                                    └────────── no: the next older ──────────┘
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.optim import Optimizer
+
+from unbroken.memory.agreement import all_true, gather
+from unbroken.memory.arena import Arena
+from unbroken.memory.choosing import Candidate, Offer, candidates
+from unbroken.memory.lazy_state import make_lazy_state
+from unbroken.memory.place import Place
+from unbroken.memory.reading import Contents, missing
+from unbroken.memory.shard import state_dicts
+from unbroken.memory.sources import Source, UnreadableError, open_source
+from unbroken_core.pod.memory_messages import Found, FoundSlot
+from unbroken_core.pod.memory_slots import Moment
+
+logger = logging.getLogger(__name__)
+
+_OFFER_NUMBERS = 5
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A checkpoint that every rank can read, and this rank's part in it."""
+
+    moment: Moment
+    contents: Contents
+    plan: LoadPlan
+    planner: DefaultLoadPlanner
+    values: dict[str, Any]
+    """Dictionaries of the state, which the plan fills."""
+
+
+class Restoration:
+    """One `load`. Every rank of the default group makes the same calls in the same order."""
+
+    def __init__(self, arena: Arena | None, place: Place) -> None:
+        self._place = place
+        found = None if arena is None else arena.find()
+        self._slots: tuple[FoundSlot, ...] = () if found is None else _newest_of_each(found)
+        if found is not None and found.bad:
+            logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
+        rows = [(one.term, one.iteration, one.step, one.rank, one.world_size) for one in self._slots]
+        offers = [
+            Offer(Moment(term, iteration, step), rank, world_size)
+            for of_rank in gather(rows, _OFFER_NUMBERS)
+            for term, iteration, step, rank, world_size in of_rank
+        ]
+        self._is_any = bool(offers)
+        self.candidates = candidates(offers)
+        self._sources: dict[FoundSlot, Source] = {}
+        self._refused: dict[Candidate, str] = {}
+
+    def choose(self, state: Mapping[str, Any], newer_than: int | None) -> Chosen | None:
+        """Return the newest checkpoint that all ranks can read whole; None when there is none.
+
+        `newer_than`: a step that is on the disk; older checkpoints are no use then.
+        """
+        whole = [one for one in self.candidates if newer_than is None or one.moment.step >= newer_than]
+        if whole:
+            for one in state.values():
+                if isinstance(one, Optimizer):
+                    make_lazy_state(one)
+        for candidate in whole:
+            chosen = self._try(candidate, state)
+            if all_true(chosen is not None):
+                self._explain(whole, candidate)
+                return chosen
+            self._refused.setdefault(candidate, "another rank cannot read it")
+        self._explain(whole, None)
+        return None
+
+    def close(self) -> None:
+        """Unmap all that was opened."""
+        for source in self._sources.values():
+            source.close()
+        self._sources.clear()
+
+    def _try(self, candidate: Candidate, state: Mapping[str, Any]) -> Chosen | None:
+        """Plan how this rank would read a candidate; None when it cannot."""
+        slots = {
+            one.rank: one
+            for one in self._slots
+            if Moment(one.term, one.iteration, one.step) == candidate.moment and one.world_size == candidate.world_size
+        }
+        own = slots.get(self._place.rank) if candidate.world_size == self._place.world_size else None
+        # The own shard alone is one layout to read; the others have to be read when the world has changed.
+        choices: list[list[FoundSlot]] = [[own]] if own is not None else []
+        choices.append(
+            ([own] if own is not None else []) + [slots[rank] for rank in sorted(slots) if slots[rank] != own]
+        )
+        for choice in choices:
+            try:
+                return self._plan(candidate.moment, choice, state)
+            except UnreadableError as error:
+                self._refused[candidate] = str(error)
+        return None
+
+    def _plan(self, moment: Moment, slots: Sequence[FoundSlot], state: Mapping[str, Any]) -> Chosen:
+        contents = Contents([self._open(slot) for slot in slots])
+        metadata = contents.metadata
+        values = state_dicts(state)
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(values, metadata)
+        try:
+            plan = planner.create_local_plan()
+        except (RuntimeError, ValueError) as error:
+            # A name that was not saved, or another size.
+            raise UnreadableError(str(error)[:500]) from error
+        lacking = missing(plan, planner.state_dict, metadata)
+        if lacking:
+            raise UnreadableError(lacking)
+        # All of it, before anything is overwritten: a state is never half restored.
+        contents.verify(plan)
+        return Chosen(moment, contents, plan, planner, values)
+
+    def _open(self, slot: FoundSlot) -> Source:
+        if slot not in self._sources:
+            self._sources[slot] = open_source(slot)
+        return self._sources[slot]
+
+    def _explain(self, whole: Sequence[Candidate], chosen: Candidate | None) -> None:
+        """Log what is lost, if anything: nobody shall fall back in silence."""
+        passed = [one for one in whole if one == chosen or one in self._refused]
+        for one in passed:
+            if one == chosen:
+                return
+            reason = self._refused[one]
+            logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
+        if self._is_any and not whole:
+            logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+
+
+def apply(chosen: Chosen, state: Mapping[str, Any]) -> None:
+    """Copy a checkpoint into the state."""
+    chosen.contents.read(chosen.plan, chosen.planner)
+    for name, one in state.items():
+        if isinstance(one, Stateful):
+            one.load_state_dict(chosen.values[name])
+
+
+def _newest_of_each(found: Found) -> tuple[FoundSlot, ...]:
+    """Return one slot for each shard: one may lie in two places, after a pod was replaced."""
+    shards: dict[tuple[int, int, int, int, int], FoundSlot] = {}
+    for one in found.slots:
+        shards.setdefault((one.term, one.iteration, one.step, one.rank, one.world_size), one)
+    by_moment: defaultdict[tuple[int, int, int], list[FoundSlot]] = defaultdict(list)
+    for one in shards.values():
+        by_moment[one.iteration, one.term, one.step].append(one)
+    newest = sorted(by_moment, reverse=True)
+    return tuple(one for moment in newest for one in by_moment[moment])

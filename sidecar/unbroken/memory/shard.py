@@ -1,0 +1,139 @@
+"""What this rank has of a state: its tensors, each with its place in the whole, and its other objects."""
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+from unbroken.memory.layout import Layout, Shape, make_layout
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Sources of one save, in the order of the layout's entries."""
+
+    layout: Layout
+    sources: tuple[torch.Tensor, ...]
+    objects: bytes
+    """torch.save of {name: object}."""
+
+
+class ShardReader:
+    """Turns states into shards. It keeps the layout of the last one, and finds out at each save whether it still fits.
+
+    One is for one iteration: what DTensors say of their offsets belongs to it.
+    """
+
+    def __init__(self) -> None:
+        self._signature: tuple[Any, ...] = ()
+        self._layout: Layout | None = None
+
+    def read(self, state: Mapping[str, Any]) -> Shard:
+        """Return the shard of this rank. Raises TypeError that names what cannot be restored from memory."""
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state_dicts(state))
+        flat: dict[str, Any] = planner.state_dict
+        tensors = {name: one for name, one in flat.items() if isinstance(one, torch.Tensor)}
+        objects = {name: one for name, one in flat.items() if not isinstance(one, torch.Tensor)}
+        signature, sources = _signature(tensors)
+        if self._layout is None or (*signature, *objects) != self._signature:
+            plan = planner.create_local_plan()
+            self._layout, sources = _lay_out(plan, planner)
+            _refuse_unreadable(objects)
+            self._signature = (*signature, *objects)
+        return Shard(self._layout, sources, _dump(objects))
+
+
+def shard_of_plan(plan: SavePlan, planner: SavePlanner) -> Shard:
+    """Return the shard that a local plan of torch.distributed.checkpoint describes. Raises TypeError."""
+    layout, sources = _lay_out(plan, planner)
+    objects = {}
+    for item in plan.items:
+        if item.type is WriteItemType.BYTE_IO:
+            data = planner.resolve_data(item)
+            if not isinstance(data, io.BytesIO):
+                raise TypeError(f"{item.index.fqn}: want its bytes from the planner, got {type(data).__name__}")
+            data.seek(0)
+            objects[item.index.fqn] = torch.load(data, weights_only=True)
+    return Shard(layout, sources, _dump(objects))
+
+
+def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what torch.distributed.checkpoint saves of a state: the dictionaries of its stateful objects."""
+    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
+
+
+def _signature(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """Return what a layout depends on, and this rank's parts."""
+    parts: list[Any] = []
+    sources: list[torch.Tensor] = []
+    first_at: dict[tuple[Any, ...], int] = {}
+    for name, tensor in tensors.items():
+        where: Any = None
+        local = tensor
+        if isinstance(tensor, DTensor):
+            coordinate = tensor.device_mesh.get_coordinate()
+            if coordinate is None:
+                continue
+            local = tensor.to_local()
+            where = (tuple(tensor.shape), tensor.placements, tuple(coordinate), tuple(tensor.device_mesh.shape))
+        alias = first_at.setdefault(_memory_of(local, len(sources)), len(sources))
+        parts.append((name, local.dtype, tuple(local.shape), where, alias))
+        sources.append(local.detach())
+    return tuple(parts), tuple(sources)
+
+
+def _memory_of(tensor: torch.Tensor, index: int) -> tuple[Any, ...]:
+    """Return what two tensors share when they are the same memory; something unique for one without memory."""
+    if tensor.numel() == 0:
+        return (index,)
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+
+
+def _lay_out(plan: SavePlan, planner: SavePlanner) -> tuple[Layout, tuple[torch.Tensor, ...]]:
+    shapes: list[Shape] = []
+    sources: list[torch.Tensor] = []
+    first_at: dict[tuple[Any, ...], int] = {}
+    for item in plan.items:
+        if item.type is WriteItemType.BYTE_IO:
+            continue
+        data, about = planner.resolve_data(item), item.tensor_data
+        if isinstance(data, DTensor):
+            data = data.to_local()
+        if not isinstance(data, torch.Tensor) or about is None or data.layout is not torch.strided:
+            raise TypeError(f"{item.index.fqn}: want a dense tensor or a DTensor, got {type(data).__name__}")
+        if tuple(data.shape) != tuple(about.chunk.sizes):
+            raise TypeError(f"{item.index.fqn}: want a part of {tuple(about.chunk.sizes)}, got {tuple(data.shape)}")
+        alias = first_at.setdefault(_memory_of(data, len(shapes)), len(shapes))
+        offsets, sizes = tuple(about.chunk.offsets), tuple(about.chunk.sizes)
+        shapes.append(Shape(item.index.fqn, data.dtype, tuple(about.size), offsets, sizes, alias))
+        sources.append(data.detach())
+    return make_layout(tuple(shapes)), tuple(sources)
+
+
+def _dump(objects: Mapping[str, Any]) -> bytes:
+    file = io.BytesIO()
+    torch.save(dict(objects), file)
+    return file.getvalue()
+
+
+def _refuse_unreadable(objects: Mapping[str, Any]) -> None:
+    """Raise TypeError for what could be saved, but not loaded again with `weights_only=True`."""
+    try:
+        torch.load(io.BytesIO(_dump(objects)), weights_only=True)
+    except Exception:
+        for name, one in objects.items():
+            try:
+                torch.load(io.BytesIO(_dump({name: one})), weights_only=True)
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise TypeError(
+                    f"{name}: want tensors, numbers, text, lists and dictionaries, which can be read without running "
+                    f"code from a checkpoint, got {type(one).__name__}: {reason[:300]}"
+                ) from error

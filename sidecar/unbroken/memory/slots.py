@@ -1,0 +1,206 @@
+"""The slots of this worker: mapped once a process, written in turn.
+
+    FREE or older SEALED ──begin──> WRITING ──copy──> content whole ──seal──> SEALED
+
+The slot with the checkpoint that was sealed or restored last is never written.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import random
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from unbroken.memory.shard import Shard
+from unbroken_core.pod.memory_slots import (
+    CONTENT_OFFSET,
+    HEAD_BYTES,
+    Head,
+    Moment,
+    Sample,
+    SlotState,
+    pack_head,
+    read_head,
+)
+
+logger = logging.getLogger(__name__)
+
+_POPULATE_WRITE = 23
+_POPULATE_BYTES = 64 << 20
+_NUM_SAMPLES = 4
+_SAMPLE_BYTES = 64 << 10
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who writes a checkpoint, and when."""
+
+    job: bytes
+    moment: Moment
+    rank: int
+    world_size: int
+
+
+class SlotChangedError(Exception):
+    """The tensors changed while they were copied, or another iteration has begun."""
+
+
+class Slot:
+    """One mapped slot. Written by one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        """Map it. Raises OSError."""
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self.num_bytes = os.fstat(descriptor).st_size
+            self._map = mmap.mmap(descriptor, self.num_bytes)
+        finally:
+            os.close(descriptor)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._views: tuple[bytes, tuple[torch.Tensor, ...]] = (b"", ())
+
+    @property
+    def head(self) -> Head | None:
+        """What it says about itself."""
+        return read_head(self._map[:CONTENT_OFFSET], self.num_bytes)
+
+    def populate(self, is_over: Callable[[], bool]) -> None:
+        """Make this process' page tables ready, in pieces. Nothing is allocated: the keeper has done that."""
+        for start in range(0, self.num_bytes, _POPULATE_BYTES):
+            length = min(_POPULATE_BYTES, self.num_bytes - start)
+            # Through ctypes, which lets the other threads run meanwhile.
+            if is_over() or _libc.madvise(ctypes.c_void_p(self.bytes.data_ptr() + start), ctypes.c_size_t(length), 23):
+                return
+
+    def begin(self, author: Author, shard: Shard) -> Head:
+        """Declare that the content changes from now on."""
+        present = self.head
+        layout = shard.layout
+        head = Head(
+            SlotState.WRITING, 1 if present is None else present.serial + 1, author.job, author.moment, author.rank,
+            author.world_size, layout.digest, len(layout.text), layout.objects_offset, len(shard.objects),
+            layout.objects_offset + len(shard.objects),
+        )  # fmt: skip
+        self._write_head(head)
+        return head
+
+    def copy(self, shard: Shard, may_go_on: Callable[[], bool]) -> tuple[Sample, ...]:
+        """Copy a shard in; return samples of its source. Raises SlotChangedError."""
+        layout = shard.layout
+        samples = _take_samples(shard)
+        versions = _versions(shard.sources)
+        self._map[CONTENT_OFFSET : CONTENT_OFFSET + len(layout.text)] = layout.text
+        start = CONTENT_OFFSET + layout.objects_offset
+        self._map[start : start + len(shard.objects)] = shard.objects
+        with torch.no_grad():
+            for target, source in zip(self._targets(shard), shard.sources, strict=True):
+                if not may_go_on():
+                    raise SlotChangedError("another iteration has begun")
+                target.copy_(source)
+        if _versions(shard.sources) != versions:
+            raise SlotChangedError("the tensors changed while they were copied")
+        return samples
+
+    def seal(self, head: Head, samples: tuple[Sample, ...]) -> None:
+        """Declare the content whole: the last write of a save."""
+        self._write_head(replace(head, state=SlotState.SEALED, samples=samples))
+
+    def void(self, head: Head) -> None:
+        """Declare that there is nothing here."""
+        self._write_head(replace(head, state=SlotState.FREE))
+
+    def close(self) -> None:
+        """Unmap, unless somebody still has a tensor in it."""
+        self._views = (b"", ())
+        del self.bytes
+        try:
+            self._map.close()
+        except BufferError:
+            logger.debug("slot stays mapped until its tensors are dropped: %s", self.path)
+
+    def _write_head(self, head: Head) -> None:
+        packed = pack_head(head)
+        self._map[:HEAD_BYTES] = packed
+        self._map[HEAD_BYTES:CONTENT_OFFSET] = packed
+
+    def _targets(self, shard: Shard) -> tuple[torch.Tensor, ...]:
+        layout = shard.layout
+        if self._views[0] != layout.digest:
+            content = self.bytes[CONTENT_OFFSET:]
+            views = [
+                content[one.start : one.start + one.num_bytes].view(one.dtype).view(one.sizes) for one in layout.entries
+            ]
+            self._views = (layout.digest, tuple(views))
+        return self._views[1]
+
+
+class Populating:
+    """A thread that populates slots in the background; it ends with them."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(slots,), name="unbroken-populate", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all is done."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Stop after the present piece."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            slot.populate(self._is_over.is_set)
+
+
+def needed_bytes(shard: Shard) -> int:
+    """Return the size of a slot for a shard, with room for objects that grow."""
+    return CONTENT_OFFSET + shard.layout.objects_offset + 2 * len(shard.objects) + (64 << 10)
+
+
+def fits(slot: Slot, shard: Shard) -> bool:
+    """Return whether a shard has room in a slot."""
+    return CONTENT_OFFSET + shard.layout.objects_offset + len(shard.objects) <= slot.num_bytes
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return the CRC-32 of a contiguous tensor of bytes in this process' memory."""
+    if tensor.numel() == 0:
+        return 0
+    return zlib.crc32((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr()))
+
+
+def _take_samples(shard: Shard) -> tuple[Sample, ...]:
+    """Digest a few parts of the source, chosen at random: the keeper looks for the same in the copy."""
+    weights = [
+        one.num_bytes if source.is_contiguous() else 0
+        for one, source in zip(shard.layout.entries, shard.sources, strict=True)
+    ]
+    if not any(weights):
+        return ()
+    samples = []
+    # Not the user's random numbers: a save must not change what is trained.
+    chance = random.Random(os.urandom(8))
+    for index in chance.choices(range(len(weights)), weights, k=_NUM_SAMPLES):
+        entry = shard.layout.entries[index]
+        length = min(_SAMPLE_BYTES, entry.num_bytes)
+        at = chance.randrange(entry.num_bytes - length + 1)
+        part = shard.sources[index].reshape(-1).view(torch.uint8)[at : at + length].cpu()
+        samples.append(Sample(entry.start + at, length, checksum(part)))
+    return tuple(samples)
+
+
+def _versions(tensors: tuple[torch.Tensor, ...]) -> list[int]:
+    """Return how often each was changed in place."""
+    return [0 if one.is_inference() else one._version for one in tensors]

@@ -1,0 +1,139 @@
+"""Slots of other times and other workers, opened for reading; each byte is compared with its digest first."""
+
+import ctypes
+import io
+import mmap
+import os
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unbroken.keeper.digests import read_digests
+from unbroken.memory.layout import Entry, Layout, read_layout
+from unbroken_core.errors import WireError
+from unbroken_core.pod.memory_messages import FoundSlot
+from unbroken_core.pod.memory_slots import (
+    BLOCK_BYTES,
+    CONTENT_OFFSET,
+    Head,
+    SlotState,
+    digests_name,
+    read_head,
+)
+
+_MAX_THREADS = 4
+
+
+class UnreadableError(Exception):
+    """A slot cannot be read, or is not what was sealed; the message says which and why."""
+
+
+@dataclass
+class Source:
+    """One shard in memory."""
+
+    path: str
+    head: Head
+    content: torch.Tensor
+    """All of it, as bytes."""
+    checksums: list[int]
+    _mapped: mmap.mmap
+    _verified: set[int] = field(default_factory=set)
+    _layout: Layout | None = None
+    _objects: dict[str, Any] | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Where what lies. Raises UnreadableError."""
+        if self._layout is None:
+            self.verify([(0, self.head.layout_bytes)])
+            try:
+                self._layout = read_layout(bytes(self._bytes(0, self.head.layout_bytes)), self.head.objects_offset)
+            except WireError as error:
+                raise UnreadableError(f"{self.path}: {error}") from error
+            if self._layout.digest != self.head.layout_digest:
+                raise UnreadableError(f"{self.path}: its layout is not the one that its head names")
+        return self._layout
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """All that is not a tensor, read without running code of it. Raises UnreadableError."""
+        if self._objects is None:
+            start, length = self.head.objects_offset, self.head.objects_bytes
+            self.verify([(start, length)])
+            try:
+                found = torch.load(io.BytesIO(bytes(self._bytes(start, length))), weights_only=True)
+            except Exception as error:
+                raise UnreadableError(f"{self.path}: its objects cannot be read: {error!r}"[:500]) from error
+            if not isinstance(found, dict):
+                raise UnreadableError(f"{self.path}: want a dictionary of objects, got {type(found).__name__}")
+            self._objects = found
+        return self._objects
+
+    def tensor(self, entry: Entry) -> torch.Tensor:
+        """Return a tensor in the slot itself: for copying out of it only."""
+        return self.content[entry.start : entry.start + entry.num_bytes].view(entry.dtype).view(entry.sizes)
+
+    def verify(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Compare all blocks that the ranges (start, length) touch with their digests. Raises UnreadableError."""
+        wanted = {
+            block
+            for start, length in ranges
+            if length
+            for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
+        }
+        blocks = sorted(wanted - self._verified)
+        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1, max(len(blocks), 1))) as threads:
+            wrong = [
+                block
+                for block, is_right in zip(blocks, threads.map(self._is_right, blocks), strict=True)
+                if not is_right
+            ]
+        if wrong:
+            raise UnreadableError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
+        self._verified |= wanted
+
+    def close(self) -> None:
+        """Unmap it."""
+        del self.content
+        try:
+            self._mapped.close()
+        except BufferError:
+            # Somebody has kept a tensor of it; the mapping ends with that.
+            pass
+
+    def _is_right(self, block: int) -> bool:
+        start = block * BLOCK_BYTES
+        length = min(BLOCK_BYTES, self.head.content_bytes - start)
+        return length > 0 and zlib.crc32(self._bytes(start, length)) == self.checksums[block]
+
+    def _bytes(self, start: int, length: int) -> Any:
+        return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)
+
+
+def open_source(found: FoundSlot) -> Source:
+    """Map a slot that the keeper has found. Raises UnreadableError when it is another one by now."""
+    path = Path(found.path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # Copy-on-write: torch wants memory that may be written, and nothing here may change the slot.
+            mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"{path}: cannot be mapped: {error}") from error
+    head = read_head(mapped[:CONTENT_OFFSET], len(mapped))
+    digests = None if head is None else read_digests(path.with_name(digests_name(path.name)), head)
+    is_same = head is not None and head.state is SlotState.SEALED and head.serial == found.serial
+    if head is None or not is_same or head.moment.order != (found.iteration, found.term, found.step):
+        raise UnreadableError(f"{path}: was overwritten since the keeper found it")
+    if digests is None or digests.problem:
+        raise UnreadableError(f"{path}: has no digests")
+    content = torch.frombuffer(mapped, dtype=torch.uint8)[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes]
+    return Source(str(path), head, content, digests.checksums, mapped)

@@ -1,0 +1,197 @@
+"""Trains a small model of one kind with checkpoints in memory, and breaks as it is told.
+
+    memory_workload.py KIND FOLDER [FAULT...]        KIND: ddp, fsdp2, hsdp        FAULT: WHAT:ITERATION:RANK:STEP
+
+WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, or a point of the next
+save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; `corrupt` flips a bit of what was
+saved last and raises. Each rank writes a line a step to FOLDER/losses: "ITERATION
+RANK STEP LOSS", the loss as bits; and "restored ITERATION RANK STEP" to FOLDER/restored.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from unbroken import inprocess, memory
+from unbroken.keeper.digests import read_digests, read_slot_head
+from unbroken.memory.client import KeeperClient
+from unbroken.memory.slots import Slot
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Head, Sample, SlotState, pack_head
+
+KIND, FOLDER, *FAULTS = sys.argv[1:]
+NUM_STEPS = int(os.environ.get("TEST_STEPS", "12"))
+EVERY = int(os.environ.get("TEST_EVERY", "2"))
+DISK = os.environ.get("TEST_DISK")
+
+
+def note(name: str, *words: object) -> None:
+    """Append a line, whole."""
+    with (Path(FOLDER) / name).open("a") as file:
+        file.write(" ".join(map(str, words)) + "\n")
+
+
+def make_model() -> tuple[nn.Module, nn.Module]:
+    """Return the model that trains and the one that is saved: with dropout, tied weights and uneven shards."""
+    torch.manual_seed(0)
+    first, second, tied = nn.Linear(6, 17), nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = second.weight
+    plain = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 6), second, tied)
+    if KIND == "ddp":
+        return DistributedDataParallel(plain), plain
+    world_size = dist.get_world_size()
+    if KIND == "hsdp":
+        mesh = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world_size,))
+    fully_shard(plain, mesh=mesh)
+    return plain, plain
+
+
+class Randomness:
+    """State of this rank's random numbers, which dropout uses."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return {f"rank-{dist.get_rank()}": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it."""
+        torch.set_rng_state(state[f"rank-{dist.get_rank()}"])
+
+
+def break_if_due(iteration: int, step: int) -> None:
+    """Do what the arguments say of this iteration, rank and step."""
+    for fault in FAULTS:
+        what, *when = fault.split(":")
+        if [int(one) for one in when] != [iteration, dist.get_rank(), step]:
+            continue
+        if what == "raise":
+            raise ValueError("injected")
+        if what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "kill-pod":
+            os.kill(launcher_pid(), signal.SIGKILL)
+            signal.pause()
+        if what in ("kill-agent", "kill-keeper"):
+            kill_part(f"unbroken.{what.removeprefix('kill-')}")
+        if what == "corrupt":
+            corrupt()
+        if what in ("begun", "copied", "half-sealed", "sealed"):
+            die_at(what)
+
+
+def launcher_pid() -> int:
+    """Return the process that started this one, or whose fork server did."""
+    parents = psutil.Process().parents()
+    return next(one.pid for one in parents if "unbroken.launch" in one.cmdline())
+
+
+def kill_part(module: str) -> None:
+    """Kill a process of this pod, and wait for the next one, so that the next fault finds it."""
+    victim = part_of_pod(module)
+    if victim is None:
+        raise RuntimeError(f"no {module} in this pod")
+    victim.kill()
+    while (found := part_of_pod(module)) is None or found.pid == victim.pid or not is_listening(module):
+        time.sleep(0.02)
+    time.sleep(1.0)
+
+
+def part_of_pod(module: str) -> psutil.Process | None:
+    """Return this pod's agent or keeper."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words, environment = process.cmdline(), process.environ()
+            if module in words and environment.get("UNBROKEN_DIR") == os.environ["UNBROKEN_DIR"]:
+                return process
+    return None
+
+
+def is_listening(module: str) -> bool:
+    """Return whether a new part can be reached."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        name = f"{module.removeprefix('unbroken.')}.sock"
+        return connection.connect_ex(str(Path(os.environ["UNBROKEN_DIR"]) / name)) == 0
+
+
+def corrupt() -> None:
+    """Flip a bit of the newest checkpoint of this rank, once its digests are there, and raise."""
+    slots = Path("/dev/shm", f"unbroken-{os.getuid()}").glob(f"run-*/{os.environ['UNBROKEN_POD_UID']}/*.slot")
+    heads = {path: head for path in slots if (head := read_slot_head(path)) and head.rank == dist.get_rank()}
+    newest = max(heads, key=lambda path: heads[path].moment.order)
+    wait_for = newest.with_name(f"{newest.name}.digests")
+    while read_digests(wait_for, heads[newest]) is None:
+        time.sleep(0.01)
+    with newest.open("r+b") as file:
+        file.seek(CONTENT_OFFSET + heads[newest].objects_offset - 70)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    raise ValueError("a bit was flipped")
+
+
+def die_at(point: str) -> None:
+    """Be killed at a point of the next save."""
+
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def seal_half(slot: Slot, head: Head, samples: tuple[Sample, ...]) -> None:
+        half = pack_head(replace(head, state=SlotState.SEALED, samples=samples))[:100]
+        slot._map[: len(half)] = half
+        die()
+
+    owner, name, replacement = {
+        "begun": (Slot, "copy", die),
+        "copied": (Slot, "seal", die),
+        "half-sealed": (Slot, "seal", seal_half),
+        "sealed": (KeeperClient, "tell", die),
+    }[point]
+    setattr(owner, name, replacement)
+
+
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper) -> None:
+    """Train to the last step."""
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    model, saved = make_model()
+    optimizer = torch.optim.AdamW(saved.parameters(), lr=0.01)
+    torch.manual_seed(1000 + rank)
+    state: dict[str, Any] = {"model": saved, "optimizer": optimizer}
+    if os.environ.get("TEST_RESIZE") != "1":
+        state["random"] = Randomness()
+    checkpointer = memory.Checkpointer(every=EVERY, disk=DISK)
+    done = checkpointer.load(state)
+    note("restored", call.iteration, rank, world_size, done)
+    for step in range(0 if done is None else done + 1, NUM_STEPS):
+        break_if_due(call.iteration, step)
+        data = torch.rand(8, 6, generator=torch.Generator().manual_seed(step))[rank::world_size]
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        optimizer.step()
+        bits = struct.pack("<f", loss.item()).hex()
+        note("losses", call.iteration, rank, step, bits)
+        checkpointer.save(state, step)
+        call.ping(step=step)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    train()

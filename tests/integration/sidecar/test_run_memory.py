@@ -1,0 +1,105 @@
+"""Checkpoints in memory as a user sees them: jobs that break go on with the very numbers of one that did not."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.folders import lock_folder
+
+WORKLOAD = str(Path(__file__).with_name("memory_workload.py"))
+SHAPE = ("--pods", "2", "--ranks-per-pod", "2", "--memory", "8Mi", "--reconnect-timeout", "60")
+LIMIT_S = 400.0
+pytestmark = pytest.mark.timeout(600)
+
+
+def train(start_job: Callable[..., Any], folder: Path, kind: str, *faults: str, shape: tuple[str, ...] = SHAPE) -> Any:
+    """Run the workload to its end; return the job."""
+    folder.mkdir()
+    job = start_job(*shape, workload="wrapped", command=[WORKLOAD, kind, str(folder), *faults])
+    assert job.process.wait(LIMIT_S) == 0, job.text()
+    return job
+
+
+def losses(folder: Path) -> dict[tuple[int, int], set[str]]:
+    """Return all losses that were computed, by rank and step."""
+    found: dict[tuple[int, int], set[str]] = {}
+    for line in (folder / "losses").read_text().splitlines():
+        _, rank, step, bits = line.split()
+        found.setdefault((int(rank), int(step)), set()).add(bits)
+    return found
+
+
+def restored(folder: Path) -> dict[int, set[str]]:
+    """Return the steps that were restored in each iteration: one, if all ranks agreed."""
+    found: dict[int, set[str]] = {}
+    for line in (folder / "restored").read_text().splitlines():
+        iteration, _, _, step = line.split()
+        found.setdefault(int(iteration), set()).add(step)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
+def test_every_loss_is_that_of_a_run_without_faults(start_job: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    """Exception, killed worker, each point of a save, killed keeper: the losses are the same bit by bit."""
+    train(start_job, tmp_path / "calm", kind)
+    faults = ["raise:0:1:3", "kill:1:2:5", "begun:2:0:6", "copied:3:3:6", "half-sealed:4:1:6", "sealed:5:2:8"]
+    train(start_job, tmp_path / "broken", kind, *faults, "kill-keeper:6:0:9", "raise:6:1:11")
+    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    steps = restored(tmp_path / "broken")
+    assert steps.pop(0) == {"None"}
+    assert all(len(step) == 1 and step != {"None"} for step in steps.values()), steps
+    assert len(steps) >= 7
+
+
+def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    job = train(start_job, tmp_path / "broken", "fsdp2", "kill-agent:0:2:5", "raise:0:1:7")
+    assert "agent was killed by SIGKILL: started again" in job.text()
+    assert restored(tmp_path / "broken")[1] in ({"4"}, {"6"})
+
+
+def test_a_flipped_bit_sends_all_ranks_to_the_step_before(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    train(start_job, tmp_path / "calm", "fsdp2")
+    job = train(start_job, tmp_path / "broken", "fsdp2", "corrupt:0:1:7", "raise:1:0:11")
+    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert restored(tmp_path / "broken")[1] == {"4"}
+    assert "differ from what was sealed" in job.text()
+    # The step that was given up is void; what came after it counts.
+    assert restored(tmp_path / "broken")[2] == {"10"}
+
+
+def test_a_spare_reads_the_shards_of_a_lost_pod_on_the_same_host(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    train(start_job, tmp_path / "calm", "fsdp2")
+    train(start_job, tmp_path / "broken", "fsdp2", "kill-pod:0:2:7", shape=(*SHAPE, "--spares", "1"))
+    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert restored(tmp_path / "broken")[1] in ({"4"}, {"6"})
+
+
+def test_a_smaller_world_reads_the_shards_of_the_larger_one(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    shape = (*SHAPE, "--min-pods", "1", "--max-replacements", "0")
+    job = train(start_job, tmp_path / "broken", "fsdp2", "kill-pod:0:2:7", "raise:1:1:9", shape=shape)
+    worlds = [line.split() for line in (tmp_path / "broken" / "restored").read_text().splitlines()]
+    assert {(world, step) for iteration, _, world, step in worlds if iteration == "1"} <= {("2", "4"), ("2", "6")}
+    assert {(world, step) for iteration, _, world, step in worlds if iteration == "2"} <= {("2", "6"), ("2", "8")}
+    assert "the job is over" in job.text()
+
+
+def test_a_limit_that_is_too_small_is_told_with_the_size_needed(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    shape = ("--pods", "1", "--ranks-per-pod", "2", "--memory", "64Ki")
+    job = train(start_job, tmp_path / "small", "fsdp2", shape=shape)
+    assert "checkpoints in memory need" in job.text()
+    assert "its limit is 65536" in job.text()
+    assert restored(tmp_path / "small") == {0: {"None"}}
+
+
+def test_a_run_leaves_nothing_in_memory(start_job: Callable[..., Any], tmp_path: Path) -> None:
+    train(start_job, tmp_path / "calm", "ddp", shape=("--pods", "1", "--ranks-per-pod", "2", "--memory", "8Mi"))
+    # Those of runs that live are locked.
+    left = [
+        folder for folder in Path("/dev/shm", f"unbroken-{os.getuid()}").iterdir() if lock_folder(folder) is not None
+    ]
+    assert left == []
