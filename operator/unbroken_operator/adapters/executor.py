@@ -14,6 +14,7 @@ from unbroken_core.errors import assert_never
 from unbroken_operator.adapters.errors import (
     KubeConflict,
     KubeNotFound,
+    KubeNotServed,
     KubeRefused,
     KubeUnavailable,
     RendezvousUnreachable,
@@ -27,6 +28,7 @@ from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -173,6 +175,8 @@ class Executor:
                 await self._create_service(action)
             case CreatePod():
                 await self._create_pod(action)
+            case CreateNetworkPolicy():
+                await self._create_network_policy(action)
             case _:
                 await self._dispatch_change(action)
 
@@ -250,6 +254,16 @@ class Executor:
             self._shared.services.upsert(await self._shared.kube.create(self._path("services"), action.manifest))
         except KubeConflict:
             self.foreign_service = await self._read_service()
+
+    async def _create_network_policy(self, action: CreateNetworkPolicy) -> None:
+        path = collection_path("networkpolicies", self._key[0], action.manifest["apiVersion"])
+        try:
+            await self._shared.kube.create(path, action.manifest)
+        except KubeConflict:
+            pass
+        except (KubeRefused, KubeNotServed) as error:
+            # The token keeps strangers out as well: a job must not stop because a namespace takes no policies.
+            logger.warning("network policy was refused job=%s/%s error=%s", *self._key, error)
 
     async def _read_service(self) -> ServiceView | None:
         try:

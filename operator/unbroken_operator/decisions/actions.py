@@ -49,6 +49,13 @@ class CreateService:
 
 
 @dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Create the NetworkPolicy of the rendezvous, unless there is one of that name."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class CreatePod:
     """Create a pod."""
 
@@ -116,6 +123,7 @@ Action = Union[
     WriteStatus,
     CreateSecret,
     CreateService,
+    CreateNetworkPolicy,
     CreatePod,
     DeletePod,
     PatchPod,
