@@ -45,9 +45,9 @@ from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
 from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
+from unbroken_operator.decisions.limits.rollouts import RETRY_S
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
-from unbroken_operator.decisions.rollouts import RETRY_S
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -183,6 +183,20 @@ class JobWorker:
         waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
+    def _decide(self, snapshot: Snapshot) -> Decision:
+        """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
+        rollouts = self._shared.rollouts
+        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
+        if not decision.wants_new_rendezvous:
+            if snapshot.is_reachable:
+                rollouts.give_back(self.uid)
+        elif rollouts.take(self.uid, time.monotonic()):
+            decision = plan(snapshot)
+        else:
+            retry_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
+            decision = dataclasses.replace(decision, check_after_s=retry_s)
+        return without_lost_fields(decision, self._executor.lost_fields)
+
     def _afford(self, decision: Decision) -> Decision:
         """Hold back what the job's budgets do not allow; see that it is said, and tried later."""
         now_s, metrics = time.monotonic(), self._shared.metrics
@@ -210,20 +224,6 @@ class JobWorker:
         for kind, number in attempts.items():
             if kind in COSTS:
                 self._memory.spend(COSTS[kind], number, time.monotonic())
-
-    def _decide(self, snapshot: Snapshot) -> Decision:
-        """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
-        rollouts = self._shared.rollouts
-        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
-        if not decision.wants_new_rendezvous:
-            if snapshot.is_reachable:
-                rollouts.give_back(self.uid)
-        elif rollouts.take(self.uid, time.monotonic()):
-            decision = plan(snapshot)
-        else:
-            wait_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
-            decision = dataclasses.replace(decision, check_after_s=wait_s)
-        return without_lost_fields(decision, self._executor.lost_fields)
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()

@@ -43,8 +43,8 @@ from unbroken_operator.decisions.actions import (
     WriteStatus,
     lost_fields,
 )
+from unbroken_operator.decisions.limits.rollouts import Rollouts
 from unbroken_operator.decisions.memory import JobMemory
-from unbroken_operator.decisions.rollouts import Rollouts
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
     PodView,

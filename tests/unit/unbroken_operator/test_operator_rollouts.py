@@ -7,9 +7,9 @@ from unbroken_core.layers import Layer
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, Timeouts
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import CreatePod, DeletePod
+from unbroken_operator.decisions.limits.rollouts import MAX_AT_ONCE, MAX_S, Rollouts
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.plan import plan
-from unbroken_operator.decisions.rollouts import MAX_AT_ONCE, MAX_S, Rollouts
 
 from .operator_world import World, running_world
 
