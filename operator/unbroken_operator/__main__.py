@@ -133,8 +133,11 @@ async def _work(
         has_native_sidecars=is_native,
         force_delete_after_s=config.force_delete_after_s,
         encrypts=config.encrypts,
+        rendezvous_images=config.rendezvous_images,
         lease="" if config.lease is None else str(config.lease),
         network_policy=config.network_policy,
+        sidecar_resources=config.sidecar_resources,
+        rendezvous_resources=config.rendezvous_resources,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(

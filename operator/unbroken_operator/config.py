@@ -4,15 +4,19 @@ import argparse
 import json
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from unbroken_core.conventions.images import image_of
 from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
-from unbroken_operator.api.model_base import DAY_S, DNS_LABEL
+from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, Resources
+from unbroken_operator.decisions.limits.images import MAX_PATTERNS, pattern_fault
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
 from unbroken_operator.decisions.snapshot import PolicyOptions
 
@@ -35,8 +39,13 @@ class Config:
     is_json_log: bool
     log_level: str
     force_delete_after_s: float
+    rendezvous_images: tuple[str, ...] = ()
+    """Empty: any."""
     encrypts: bool = True
     """Whether the parts of new jobs use TLS among each other."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Of jobs that name none: `requests` and `limits`."""
     lease: LeaseName | None = None
     """None means that no other operator serves these namespaces."""
     lease_s: int = 8
@@ -60,7 +69,10 @@ def parse(arguments: list[str] | None = None) -> Config:
         is_json_log=options.log_format == "json",
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
+        rendezvous_images=tuple(options.rendezvous_image or ()),
         encrypts=not options.no_encryption,
+        sidecar_resources=_resources("--sidecar-resources", options.sidecar_resources),
+        rendezvous_resources=_resources("--rendezvous-resources", options.rendezvous_resources),
         lease=_lease(options.lease),
         lease_s=options.lease_seconds,
         webhook=_webhook(options),
@@ -82,6 +94,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--sidecar-image", default=DEFAULT_SIDECAR_IMAGE, help="image of agent and rendezvous in jobs that name none"
+    )
+    for name, what in (("sidecar", "the agent"), ("rendezvous", "the rendezvous")):
+        parser.add_argument(
+            f"--{name}-resources",
+            default="{}",
+            metavar="JSON",
+            help=f"requests and limits of {what} in jobs that name none, as in a container (default: {{}})",
+        )
+    parser.add_argument(
+        "--rendezvous-image",
+        action="append",
+        metavar="IMAGE",
+        help="jobs may have this image for their rendezvous, or those with this prefix, such as example.com/team/*; "
+        "may be repeated (default: any image)",
     )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="serve /metrics and /healthz there")
     parser.add_argument("--liveness", metavar="ADDRESS:PORT", help="serve /healthz and /readyz there")
@@ -145,10 +171,18 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
         raise InputError("--sidecar-image: must not be empty")
+    _check_images(options.rendezvous_image or ())
     if not options.force_delete_after_seconds >= 0:
         raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
         raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
+
+
+def _check_images(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise InputError(f"--rendezvous-image: must be given at most {MAX_PATTERNS} times, got {len(patterns)}")
+    for fault in filter(None, map(pattern_fault, patterns)):
+        raise InputError(f"--rendezvous-image: {fault}")
 
 
 def _add_quarantine(parser: argparse.ArgumentParser) -> None:
@@ -252,6 +286,17 @@ def _webhook(options: argparse.Namespace) -> Webhook | None:
     if address is None or not folder:
         raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
     return Webhook(address, Path(folder), Path(authority) if authority else None)
+
+
+def _resources(flag: str, text: str) -> Mapping[str, Mapping[str, str]]:
+    try:
+        found = Resources.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "JSON"
+        raise InputError(f"{flag}: {where}: {first['msg']}, got {text[:200]!r}") from error
+    resources: dict[str, dict[str, str]] = found.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return resources
 
 
 def _lease(text: str | None) -> LeaseName | None:

@@ -22,6 +22,9 @@ from unbroken_operator.api.model_base import (
 NO_PATTERN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
 
 
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+
+
 class SidecarMode(str, Enum):
     """How the agent runs in a training pod."""
 
@@ -85,6 +88,12 @@ class Rendezvous(Model):
     """Labels of the nodes where it may run, such as those of a pool of CPU nodes."""
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=32)] | None = None
     """Taints that it tolerates."""
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False, max_length=16)] | None = None
+    """Names of Secrets to pull its image with; empty means the template's imagePullSecrets."""
+    service_account_name: ObjectName | None = None
+    """Its service account, of which it gets no token; empty means the template's."""
+    priority_class_name: ObjectName | None = None
+    """Its priority class; empty means the template's."""
 
 
 class Logs(Model):

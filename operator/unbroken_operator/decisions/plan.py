@@ -28,7 +28,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
@@ -77,7 +77,7 @@ def plan(snapshot: Snapshot) -> Decision:
 
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
-    verdict = admit(snapshot.job)
+    verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
     if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
         return snapshot, verdict
     job = {**snapshot.job, "spec": snapshot.memory.sound_spec}

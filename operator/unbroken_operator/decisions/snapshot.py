@@ -172,10 +172,16 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    rendezvous_images: tuple[str, ...] = ()
+    """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
     network_policy: PolicyOptions | None = None
     """None: jobs get no NetworkPolicy."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`requests` and `limits` of agents in jobs that name none."""
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Likewise of the rendezvous."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "prometheusRule.runbookUrl=https://example.com/books/",
     ),
     "dashboards": ("dashboards.enabled=true", "dashboards.annotations.grafana_folder=Unbroken"),
+    "rendezvous-images": ("rendezvousImages={example.com/team/*,example.com/rendezvous:1}",),
     "without-disruption-budget": ("podDisruptionBudget.enabled=false",),
     "without-encryption": ("encryption=false",),
     "without-job-network-policy": ("jobNetworkPolicy.enabled=false",),

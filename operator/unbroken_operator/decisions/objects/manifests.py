@@ -10,6 +10,8 @@ from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import Model
 from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.objects.rendezvous_place import rendezvous_place
+from unbroken_operator.decisions.objects.resources import rendezvous_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]
@@ -104,7 +106,7 @@ def rendezvous_pod(
         "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
         "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", rendezvous.resources),
+        **rendezvous_resources(spec, options),
     }
     pod: Manifest = {
         "restartPolicy": "Always",
@@ -114,12 +116,7 @@ def rendezvous_pod(
         "containers": [container],
         "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, secret_volume(settings, keys)],
     }
-    if rendezvous.node_selector:
-        pod["nodeSelector"] = dict(rendezvous.node_selector)
-    if rendezvous.tolerations:
-        pod["tolerations"] = [
-            item.model_dump(by_alias=True, exclude_none=True, mode="json") for item in rendezvous.tolerations
-        ]
+    pod |= rendezvous_place(spec, settings.job)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 

@@ -27,13 +27,13 @@ from unbroken_operator.decisions.objects.manifests import (
     Manifest,
     container_security,
     downward_variables,
-    dumped,
     object_metadata,
     secret_mount,
     secret_volume,
     sidecar_pull_policy,
     variable,
 )
+from unbroken_operator.decisions.objects.resources import sidecar_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 _DEFAULT_GRACE_S = 30
@@ -60,8 +60,9 @@ def training_pod(
     affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     image = spec.sidecar.image or options.sidecar_image
-    init_containers = [_install_container(spec, image)]
-    agent = _agent_container(spec, settings, image, options.encrypts)
+    resources = sidecar_resources(spec, options)
+    init_containers = [_install_container(spec, image) | resources]
+    agent = _agent_container(spec, settings, image, options.encrypts) | resources
     if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
@@ -157,7 +158,6 @@ def _install_container(spec: Spec, image: str) -> Manifest:
         "volumeMounts": [{"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH}],
         "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", spec.sidecar.resources),
     }
 
 
@@ -191,7 +191,6 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
         ],
         "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", spec.sidecar.resources),
     }
 
 
