@@ -135,9 +135,9 @@ async def _work(
         encrypts=config.encrypts,
         rendezvous_images=config.rendezvous_images,
         lease="" if config.lease is None else str(config.lease),
-        network_policy=config.network_policy,
         sidecar_resources=config.sidecar_resources,
         rendezvous_resources=config.rendezvous_resources,
+        network_policy=config.network_policy,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(

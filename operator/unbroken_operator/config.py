@@ -15,7 +15,7 @@ from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
-from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, Resources
+from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, LABEL_KEY, Resources
 from unbroken_operator.decisions.limits.images import MAX_PATTERNS, pattern_fault
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
 from unbroken_operator.decisions.snapshot import PolicyOptions
@@ -23,6 +23,7 @@ from unbroken_operator.decisions.snapshot import PolicyOptions
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
 MAX_PEERS = 100
 DEFAULT_LIMITS = QuarantineLimits()
+MAX_LABEL_KEY = 317
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,9 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
         raise InputError(f"--quarantine-min-namespaces: must be 1 to 100, got {options.quarantine_min_namespaces}")
     if not 1 <= options.quarantine_max_percent <= 100:
         raise InputError(f"--quarantine-max-percent: must be 1 to 100, got {options.quarantine_max_percent}")
+    label = options.quarantine_domain_label
+    if label and (len(label) > MAX_LABEL_KEY or not re.fullmatch(LABEL_KEY, label)):
+        raise InputError(f"--quarantine-domain-label: must be the key of a label, got {label[:MAX_LABEL_KEY]!r}")
     return QuarantineLimits(
         options.quarantine_score,
         options.quarantine_max_nodes,

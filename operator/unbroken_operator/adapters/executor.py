@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken_core.errors import assert_never
@@ -42,6 +42,7 @@ from unbroken_operator.decisions.actions import (
     lost_fields,
 )
 from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.rollouts import Rollouts
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
     PodView,
@@ -82,6 +83,7 @@ class Services:
     metrics: OperatorMetrics
     may_act: Callable[[], bool] = lambda: True
     """Whether this process is the one operator that writes."""
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 class Executor:

@@ -70,9 +70,10 @@ def plan(snapshot: Snapshot) -> Decision:
     )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
     sound_spec = None if verdict.refused else snapshot.job["spec"]
+    is_waiting = assessment.is_rendezvous_outdated and assessment.outcome is None and not assessment.is_suspended
     actions = (*push, *_reports(snapshot, status), *objects.actions)
     counted = frozenset() if verdict.refused is None else verdict.refused.counted
-    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec)
+    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
 
 
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:

@@ -176,12 +176,12 @@ class OperatorOptions:
     """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
-    network_policy: PolicyOptions | None = None
-    """None: jobs get no NetworkPolicy."""
     sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """`requests` and `limits` of agents in jobs that name none."""
     rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Likewise of the rendezvous."""
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +258,8 @@ class Snapshot:
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
+    may_replace_rendezvous: bool = True
+    """Whether one that works may be replaced now because its settings are others: not all jobs do so at once."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
 

@@ -103,7 +103,7 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         ranks_per_pod=max(host.num_places for host in hosts),
         min_ranks_per_pod=1,
         rungs=_RUNGS,
-        # Nobody pays for a cluster here, and a script need not ping: whoever started it ends it.
+        # A script need not ping: only the very same fault again and again ends the job.
         no_progress_limit=None,
         timeouts=hosts[0].timeouts,
     )

@@ -128,7 +128,12 @@ def test_every_snapshot_belongs_to_a_switch() -> None:
 def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: Objects) -> None:
     pods = [plain["Pod ops/unbroken-test"]["spec"], plain["Deployment ops/unbroken"]["spec"]["template"]["spec"]]
     for pod in pods:
-        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         assert all(volume.keys() == {"name", "emptyDir"} for volume in pod.get("volumes", ()))
         for container in pod["containers"]:

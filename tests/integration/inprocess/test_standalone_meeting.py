@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -224,3 +227,25 @@ def test_hosts_meet_while_strangers_hold_all_connections_that_the_root_takes(
                     await writer.wait_closed()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.timeout(200)
+def test_wait_for_an_address_that_does_not_resolve_is_told_again_and_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from datetime import timedelta\n"
+        "from unbroken import inprocess\n"
+        "from unbroken.inprocess.standalone import joining\n"
+        "joining.NOTICE_S = 0.5\n"
+        "limits = {'soft_timeout': 2, 'hard_timeout': 4, 'heartbeat_timeout': 4, 'barrier_timeout': 8}\n"
+        "limits = {name: timedelta(seconds=seconds) for name, seconds in limits.items()}\n"
+        "inprocess.Wrapper(**limits)(lambda: None)()\n"
+    )
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "no-such-host.invalid"}
+    environment = {**os.environ, **place, "MASTER_PORT": "29500", "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    told = [line for line in ended.stderr.splitlines() if "the wrapped call waits for the job to form, for" in line]
+    assert len(told) > 1, ended.stderr
+    assert "waits for rank 0 on no-such-host.invalid, ports 29502 to 29509 (" in told[-1]
+    assert "(barrier_timeout)" in told[-1]
