@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken import inprocess
+from unbroken import folders, inprocess
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.standalone import joining
 from unbroken.inprocess.standalone.hosting import Hosting, timeouts_of
 from unbroken.inprocess.standalone.launched import Launched, read_launched
-from unbroken.standalone import folders, root
+from unbroken.standalone import root
 from unbroken.standalone.local_ranks import local_places
 from unbroken.standalone.messages import (
     Attendance,
