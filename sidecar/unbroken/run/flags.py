@@ -16,23 +16,24 @@ _FLAGS = {
     "restart.maxFaultsPerRank": "--max-faults-per-rank",
     "maxFaultsPerRank": "--max-faults-per-rank",
     "restart.growBackSeconds": "--grow-back",
-    "timeouts.soft": "--soft-timeout",
-    "timeouts.hard": "--hard-timeout",
-    "timeouts.barrier": "--barrier-timeout",
-    "timeouts.heartbeat": "--heartbeat-timeout",
-    "timeouts.completion": "--completion-timeout",
-    "timeouts.startup": "--startup-timeout",
-    "timeouts.reconnect": "--reconnect-timeout",
-    "timeouts.terminationGrace": "--termination-grace",
-    "timeouts.lastCall": "--last-call",
-    "timeouts.drain": "--drain-timeout",
+    "timeouts.softSeconds": "--soft-timeout",
+    "timeouts.hardSeconds": "--hard-timeout",
+    "timeouts.barrierSeconds": "--barrier-timeout",
+    "timeouts.heartbeatSeconds": "--heartbeat-timeout",
+    "timeouts.completionSeconds": "--completion-timeout",
+    "timeouts.startupSeconds": "--startup-timeout",
+    "timeouts.reconnectSeconds": "--reconnect-timeout",
+    "timeouts.terminationGraceSeconds": "--termination-grace",
+    "timeouts.lastCallSeconds": "--last-call",
+    "timeouts.drainSeconds": "--drain-timeout",
 }
+_SECONDS = "Seconds"
+_BY_STEM = {name.removesuffix(_SECONDS): flag for name, flag in _FLAGS.items()}
+_STEMS = "|".join(sorted(map(re.escape, _BY_STEM), key=len, reverse=True))
 # Not within a longer name, such as that of a Python attribute or a file.
-_FIELD = re.compile(
-    rf"(?<![\w./-])({'|'.join(sorted(map(re.escape, _FLAGS), key=len, reverse=True))})(?:Seconds)?(?![\w-]|\.\w)"
-)
+_FIELD = re.compile(rf"(?<![\w./-])({_STEMS})(?:{_SECONDS})?(?![\w-]|\.\w)")
 
 
 def in_flags(text: str) -> str:
     """Return the text with the options of `unbroken run` instead of fields of a spec."""
-    return _FIELD.sub(lambda found: _FLAGS[found[1]], text)
+    return _FIELD.sub(lambda found: _BY_STEM[found[1]], text)
