@@ -1,9 +1,11 @@
-"""Write requirements-dev.lock: the exact version of everything that development needs, but torch.
+"""Write requirements-dev.lock: the exact version of everything that development needs, but torch, with its hashes.
 
-    python tools/lock.py [--check]
+    python tools/lock.py [--check | --keep]
 
 pip resolves pyproject's [dev] and what torch needs; torch itself stays out, because a machine may bring its own build
-(tools/setup.sh chooses). --check changes nothing and fails when the lock does not hold all that pyproject asks for.
+(tools/setup.sh chooses). uv adds the hashes of all files of each version, for every platform. What each image needs of
+it goes to images/*/requirements.lock. --check changes nothing and fails when a lock does not hold all that is asked
+for, or an image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
 """
 
 import argparse
@@ -11,11 +13,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -26,19 +29,68 @@ LEFT_OUT = {"torch", "unbroken", "pip"}
 HEADER = """\
 # Every package of the development environment but torch, exact; made by `make lock`. tools/setup.sh installs it.
 """
+IMAGE_HEADER = """\
+# Every package of this image, exact, and setuptools, which builds ours; `make lock` makes it of requirements-dev.lock.
+"""
+IMAGES: Mapping[str, tuple[str, ...]] = {
+    "operator": ("unbroken[operator]", "setuptools"),
+    "sidecar": ("unbroken[sidecar]", "setuptools"),
+    # What torch needs is listed, since torch is installed by itself.
+    "trainer-example": (
+        *("scikit-learn", "numpy", "filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"),
+        "setuptools",
+    ),
+}
+"""What each image is made of; its own packages come from the repository."""
 
 
-def render_lock(report: Mapping[str, Any]) -> str:
-    """Return the text of the lock file from the report of `pip install --report`."""
+def versions(report: Mapping[str, Any]) -> dict[str, str]:
+    """Return version by canonical package name, from the report of `pip install --report`."""
     pinned = {canonicalize_name(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
-    lines = (f"{name}=={pinned[name]}\n" for name in sorted(pinned) if name not in LEFT_OUT)
-    return HEADER + "".join(lines)
+    return {name: version for name, version in pinned.items() if name not in LEFT_OUT}
+
+
+def render_lock(header: str, pinned: Mapping[str, str], hashes: Mapping[str, Sequence[str]]) -> str:
+    """Return the text of a lock file. Raises KeyError for a package without hashes."""
+    parts = (" \\\n".join([f"{name}=={pinned[name]}", *hashes[name]]) + "\n" for name in sorted(pinned))
+    return header + "".join(parts)
 
 
 def parse_lock(text: str) -> dict[str, str]:
     """Return version by canonical package name."""
-    lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if line}
+    lines = (line.split("#")[0].strip(" \\") for line in text.splitlines())
+    pins = (line.split("==") for line in lines if line and not line.startswith("--hash="))
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def parse_hashes(text: str) -> dict[str, list[str]]:
+    """Return the lines with hashes by canonical package name; none for one without."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if "==" in line and not line.startswith("#"):
+            name = canonicalize_name(line.split("==")[0])
+            found[name] = []
+        elif name and re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line):
+            found[name].append(line.removesuffix(" \\"))
+    return found
+
+
+def closure(pinned: Mapping[str, str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return what these requirements need, they included, by the installed packages, in the locked versions."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    waiting = [Requirement(text) for text in wanted]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if str(requirement) in seen or not _applies(requirement):
+            continue
+        seen.add(str(requirement))
+        if name in pinned:
+            found[name] = pinned[name]
+        waiting += _requirements_of(requirement)
+    return found
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -46,6 +98,19 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     names = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
     lines = [f"{name}: {before.get(name, 'nothing')} -> {after.get(name, 'nothing')}" for name in names]
     return lines or [f"all {len(after)} packages are as they were"]
+
+
+def unhashed(text: str) -> list[str]:
+    """Return one message for each package of a lock without a hash, and each line that is none of a lock's."""
+    lines = re.compile(r"(#.*|[a-z0-9.-]+==[^ ]+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?|)")
+    found = [
+        f"want NAME==VERSION and its hashes, got {line[:80]!r}"
+        for line in text.splitlines()
+        if not lines.fullmatch(line)
+    ]
+    return found + [
+        f"{name}: want at least one hash, got none" for name, hashes in parse_hashes(text).items() if not hashes
+    ]
 
 
 def violations(pinned: Mapping[str, str], wanted: Iterable[Requirement]) -> list[str]:
@@ -78,8 +143,11 @@ def _requirements_of(requirement: Requirement) -> list[Requirement]:
     except PackageNotFoundError:
         return []
     found = [Requirement(text) for text in needed]
-    extras = requirement.extras or {""}
-    return [item for item in found if item.marker is None or any(item.marker.evaluate({"extra": e}) for e in extras)]
+    extras = requirement.extras | {""}
+    needed_here = [item for item in found if not item.marker or any(item.marker.evaluate({"extra": e}) for e in extras)]
+    for item in needed_here:
+        item.marker = None  # it applies
+    return needed_here
 
 
 def _direct() -> list[Requirement]:
@@ -99,6 +167,49 @@ def _resolve() -> Mapping[str, Any]:
     return report
 
 
+def _newest() -> dict[str, str]:
+    print("lock: asking the package index for the newest versions (minutes, without output)", flush=True)
+    return versions(_resolve())
+
+
+def _write(pinned: Mapping[str, str]) -> None:
+    """Write all locks; asks the index for hashes."""
+    text = "".join(f"{name}=={version}\n" for name, version in pinned.items())
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--no-deps", "--generate-hashes", "--quiet"]
+    command += ["--no-header", "--no-annotate", "--python", sys.executable, "-"]
+    done = subprocess.run(command, input=text, check=True, stdout=subprocess.PIPE, text=True)
+    hashes = parse_hashes(done.stdout)
+    LOCK.write_text(render_lock(HEADER, pinned, hashes), encoding="utf-8")
+    for image in IMAGES:
+        _lock_of(image).write_text(_image_lock(image, pinned, hashes), encoding="utf-8")
+
+
+def _lock_of(image: str) -> Path:
+    return ROOT / "images" / image / "requirements.lock"
+
+
+def _image_lock(image: str, pinned: Mapping[str, str], hashes: Mapping[str, Sequence[str]]) -> str:
+    return render_lock(IMAGE_HEADER, closure(pinned, IMAGES[image]), hashes)
+
+
+def _of_images(text: str) -> list[str]:
+    """Return one message for each image whose lock is not that part of the lock which it needs."""
+    pinned, hashes = parse_lock(text), parse_hashes(text)
+    files = {_lock_of(image): _image_lock(image, pinned, hashes) for image in IMAGES}
+    return [
+        f"{path.relative_to(ROOT)}: differs from {LOCK.name}; `.venv/bin/python tools/lock.py --keep` writes it again"
+        for path, wanted in files.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != wanted
+    ]
+
+
+def _of_build(pinned: Mapping[str, str]) -> list[str]:
+    """Return a message unless an isolated build takes the locked setuptools."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    wanted = [f"setuptools=={pinned.get('setuptools')}"]
+    return [] if required == wanted else [f"pyproject.toml: build-system.requires: want {wanted}, got {required}"]
+
+
 def _not_installed(pinned: Mapping[str, str]) -> list[str]:
     """Return one message for each pinned package of which this environment has another version, or none."""
     found = []
@@ -115,18 +226,19 @@ def _not_installed(pinned: Mapping[str, str]) -> list[str]:
 def main() -> int:
     """Write or check the lock; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when the lock is not up to date")
-    if not parser.parse_args().check:
-        before = parse_lock(LOCK.read_text(encoding="utf-8")) if LOCK.exists() else {}
-        print("lock: asking the package index for the newest versions (minutes, without output)", flush=True)
-        LOCK.write_text(render_lock(_resolve()), encoding="utf-8")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a lock is not up to date")
+    parser.add_argument("--keep", action="store_true", help="keep the versions; write hashes and the images' locks")
+    options = parser.parse_args()
+    text = LOCK.read_text(encoding="utf-8") if LOCK.exists() else ""
+    if not options.check:
+        before = parse_lock(text)
+        _write(before if options.keep else _newest())
         for line in changes(before, parse_lock(LOCK.read_text(encoding="utf-8"))):
             print(f"lock: {line}")
         return 0
-    pinned = parse_lock(LOCK.read_text(encoding="utf-8"))
-    bad = [line for line in LOCK.read_text().splitlines() if not re.fullmatch(r"(#.*|[a-z0-9.-]+==[^ ]+|)", line)]
-    problems = [f"{LOCK.name}: want NAME==VERSION, got {line!r}" for line in bad]
-    problems += violations(pinned, _direct()) + _not_installed(pinned)
+    pinned = parse_lock(text)
+    problems = [f"{LOCK.name}: {message}" for message in unhashed(text)]
+    problems += violations(pinned, _direct()) + _not_installed(pinned) + _of_images(text) + _of_build(pinned)
     for problem in problems:
         print(f"lock: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -1,8 +1,8 @@
-"""Print what an image holds, as CycloneDX 1.5 JSON: `python3 sbom.py NAME VERSION SITE_PACKAGES...`.
+"""Print what an image holds, as CycloneDX 1.5 JSON: `python3 sbom.py [--lock FILE] NAME VERSION SITE_PACKAGES...`.
 
 That is the packages in those folders and, of the base image that it runs in, the interpreter, its own packages and
 those of dpkg. Standard library only: it runs while an image is built. Without times and random numbers, so that one
-commit and one base give one file.
+commit and one base give one file. With --lock it fails unless these folders hold what the lock says, and nothing else.
 """
 
 import json
@@ -17,6 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 Component = dict[str, Any]
+MAY_MISS = {"setuptools"}
+"""Builds our own package, and is taken away."""
+MAY_COME = {"pip", "unbroken"}
 
 
 def component_of(found: Distribution) -> Component:
@@ -81,12 +84,29 @@ def document(name: str, version: str, found: Iterable[Distribution], others: Ite
     }
 
 
+def differences(lock: str, found: Iterable[Component]) -> list[str]:
+    """Return one message for each package that is not as the text of a lock file says."""
+    locked = dict(re.findall(r"^([a-z0-9.-]+)==([^ \n]+)", lock, re.MULTILINE))
+    seen = {item["name"]: item["version"] for item in found}
+    wrong = [name for name in locked if seen.get(name) != locked[name] and not (name in MAY_MISS and name not in seen)]
+    wrong += [name for name in seen if name not in locked and name not in MAY_COME]
+    return [f"{name}: want {locked.get(name, 'nothing')}, got {seen.get(name, 'nothing')}" for name in sorted(wrong)]
+
+
 def main() -> int:
     """Print the document; return the exit code."""
-    if len(sys.argv) < 4:
-        print("sbom: want NAME VERSION SITE_PACKAGES...", file=sys.stderr)
+    arguments = sys.argv[1:]
+    lock = Path(arguments[1]) if arguments[:1] == ["--lock"] and len(arguments) > 1 else None
+    name, version, *folders = arguments[2 if lock else 0 :] or ("", "")
+    if not folders:
+        print("sbom: want [--lock FILE] NAME VERSION SITE_PACKAGES...", file=sys.stderr)
         return 2
-    name, version, *folders = sys.argv[1:]
+    if lock:
+        wrong = differences(lock.read_text(encoding="utf-8"), map(component_of, distributions(path=folders)))
+        for message in wrong:
+            print(f"sbom: {lock}: {message}", file=sys.stderr)
+        if wrong:
+            return 1
     found = distributions(path=[*folders, *site.getsitepackages()])
     others = [interpreter(), *debian_packages(Path("/var/lib/dpkg/status"), Path("/etc/os-release"))]
     print(json.dumps(document(name, version, found, others), indent=1))

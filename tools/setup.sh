@@ -47,7 +47,7 @@ else
     trap 'kill -- "-$torch" 2>/dev/null || true' EXIT
 fi
 say "installing $(grep -c == requirements-dev.lock) packages of requirements-dev.lock (half a minute; minutes with an empty cache)"
-"${INSTALL[@]}" -r requirements-dev.lock
+"${INSTALL[@]}" --require-hashes -r requirements-dev.lock
 if [ -n "$torch" ]; then
     wait "$torch"
     has_torch .venv/bin/python || { say "torch $TORCH was installed and does not import" >&2; exit 1; }

@@ -28,8 +28,9 @@ def count_file(path: Path) -> Counter[str]:
 
 
 def count_steps(steps: Iterable[str]) -> Counter[str]:
-    """Return the number of steps by outcome; each is NAME=EXIT_CODE."""
-    return Counter("passed" if step.rpartition("=")[2] == "0" else "failed" for step in steps)
+    """Return the number of steps by outcome; each is NAME=EXIT_CODE, or NAME=skipped."""
+    outcomes = {"0": "passed", "skipped": "skipped"}
+    return Counter(outcomes.get(step.rpartition("=")[2], "failed") for step in steps)
 
 
 def main() -> int:

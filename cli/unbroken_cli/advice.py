@@ -106,7 +106,11 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
             yield from fault_steps(job, last)
         if job.namespace:
             yield f"{_kubectl(job)} delete rtj {job.name}   (then apply it again: a failed job stays as it is)"
-    elif job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
+        return
+    admitted = job.condition("Admitted")
+    if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
+        yield _WAITS[admitted.reason]
+    if job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
         yield _WAITS[job.reason]
 
 

@@ -8,6 +8,7 @@ from unbroken_cli.advice import next_steps
 from unbroken_cli.drawings import PHASE_COLOURS, bars, time_line
 from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.text import clock, culprit, done, headline, phases_of
+from unbroken_core.conventions.printable import printable_lines
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1f24; --dim: #57606a; --line: #d0d7de; --card: #f6f8fa; }
@@ -36,10 +37,10 @@ pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wr
 
 
 def html_report(job: JobRecord, now: datetime) -> str:
-    """Return the page. Whatever comes from the job is escaped."""
+    """Return the page. Whatever comes from the job is escaped, and its control characters are shown."""
     body = "\n".join(_sections(job, now))
     policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
+    return printable_lines(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -31,6 +31,9 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     lines = [f"{job.title}: {headline(job)}"]
     if job.stale:
         lines += _row("it said", f"{job.state or 'nothing'}{job.message and f': {job.message}'}")
+    admitted = job.condition("Admitted")
+    if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
+        lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job))
     if last is None:
         lines += _row("last fault", "none")

@@ -14,12 +14,12 @@ from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 PROTOCOL = 1
-"""Version of all messages; a peer of another version is refused."""
+"""Version of all messages; a peer of another version is refused. New fields with a default need no new one."""
 
 FEATURES_HEADER = "Unbroken-Features"
 """Header of the agent's request for its WebSocket: what it knows beside the first messages, commas between them."""
 CAN_HALT = "halt"
-"""It knows Halt. Unknown messages and fields are refused, unknown headers are not."""
+"""It knows Halt. Unknown messages are refused, unknown fields and headers are passed over."""
 
 # ---------------------------------------------------------------------------------------------- agent <-> rendezvous
 
@@ -38,6 +38,8 @@ class Fault:
     """Top Python frames of the culprit, innermost last; empty when unknown."""
     exit_code: int | None = None
     """Of the worker's process, when that ended by itself with another one than 0."""
+    is_certain: bool = False
+    """Of a soft-timeout: whether the worker hangs itself; else it may wait for one that does."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class WorkerState:
     """To the last question that it was asked, while it is READY."""
     halted: Halted | None = None
     """Its answer to the last Halt, while it is RUNNING."""
+    has_ended: bool = False
+    """Whether its process has ended well after COMPLETED."""
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,8 @@ async def run_operator(
                 await asyncio.wait_for(stop.wait(), RESTART_S)
             continue
         started_at = time.monotonic()
+        # In a history that was replaced, kopf's watch would wait in silence for a version of the former one.
+        jobs.restored.clear()
         try:
             await _watch_jobs(jobs, kubeconfig, namespaces, stop, ready)
         except Exception:
@@ -135,13 +137,14 @@ async def run_operator(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay_s)
         else:
-            return
+            if stop.is_set() or not jobs.restored.is_set():
+                return
 
 
 async def _watch_jobs(
     jobs: Jobs, kubeconfig: str | None, namespaces: tuple[str, ...], stop: asyncio.Event, ready: asyncio.Event
 ) -> None:
-    """Run kopf in a thread and a loop of its own until `stop` is set. Raises what kopf raises.
+    """Run kopf in a thread and a loop of its own until `stop` or `jobs.restored` is set. Raises what kopf raises.
 
     At its end it waits for every task of its loop that was made meanwhile, and cancels it: in the loop of the jobs that
     would be their workers, with all that these remember.
@@ -172,12 +175,13 @@ async def _watch_jobs(
             halt.set()
 
     watching = asyncio.create_task(asyncio.to_thread(asyncio.run, watch()), name="kopf")
-    stopping = asyncio.create_task(stop.wait(), name="stop kopf")
+    reasons = [asyncio.create_task(flag.wait(), name="stop kopf") for flag in (stop, jobs.restored)]
     try:
-        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([watching, *reasons], return_when=asyncio.FIRST_COMPLETED)
     finally:
         halt.set()
-        stopping.cancel()
+        for task in reasons:
+            task.cancel()
         await watching
 
 

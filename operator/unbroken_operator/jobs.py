@@ -1,6 +1,7 @@
 """All jobs: one worker each, and the watches that wake them."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
+from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import JobsView
 from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
@@ -20,6 +22,7 @@ from unbroken_operator.worker import JobWorker
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 300.0
+RETRY_SWEEP_S = 2.0
 
 
 class Jobs:
@@ -42,22 +45,26 @@ class Jobs:
         self._workers: dict[JobKey, tuple[JobWorker, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopped = False
-        self._informers = [Informer(kube, collection_path("nodes"), nodes)]
+        self.restored = asyncio.Event()
+        """Set when the API server's history was replaced: a watch of jobs begins anew, and clears it."""
+        self._is_sweep_due = asyncio.Event()
+        self._informers = [Informer(kube, collection_path("nodes"), nodes, on_restored=self._note_restored)]
         for namespace in namespaces or (None,):
-            selector = layout.JOB_LABEL
-            self._informers.append(Informer(kube, collection_path("pods", namespace), pods, selector))
-            self._informers.append(Informer(kube, collection_path("services", namespace), services, selector))
+            for resource, store in (("pods", pods), ("services", services)):
+                path = collection_path(resource, namespace)
+                selector, told = layout.JOB_LABEL, self._note_restored
+                self._informers.append(Informer(kube, path, store, selector, namespace=namespace, on_restored=told))
         metrics.show_jobs(self.statuses)
 
     async def start(self) -> None:
         """Start the watches and wait until each has listed once: no plan is made from half of the cluster."""
         self._tasks = [
-            asyncio.create_task(informer.run(), name=f"informer {index}")
+            asyncio.create_task(keep_running(f"informer {index}", informer.run), name=f"informer {index}")
             for index, informer in enumerate(self._informers)
         ]
         for informer in self._informers:
             await informer.synced.wait()
-        self._tasks.append(asyncio.create_task(self._sweep(), name="sweep"))
+        self._tasks.append(asyncio.create_task(keep_running("sweep", self._sweep), name="sweep"))
         logger.info("watching namespaces=%s", ",".join(self._namespaces) or "*")
 
     async def stop(self) -> None:
@@ -91,7 +98,8 @@ class Jobs:
         if running is not None:
             self._end(key)
         worker = JobWorker(job, self._shared)
-        task = asyncio.create_task(worker.run(), name=f"job {key[0]}/{key[1]}")
+        name = f"job {key[0]}/{key[1]}"
+        task = asyncio.create_task(keep_running(name, worker.run, self._shared.metrics.reconcile_errors.inc), name=name)
         task.add_done_callback(lambda ended: self._ended(key, worker, ended))
         self._workers[key] = (worker, task)
 
@@ -116,6 +124,10 @@ class Jobs:
             suspects = (worker.job.get("status") or {}).get("suspectNodes") or ()
             yield JobsView(*key, suspects, self._shared.pods.hosts(key, worker.uid) if suspects else frozenset())
 
+    def _note_restored(self) -> None:
+        self.restored.set()
+        self._is_sweep_due.set()
+
     def _wake_on_node(self, node: str) -> None:
         for key in self._shared.pods.jobs_on(node):
             self.wake(key)
@@ -136,17 +148,32 @@ class Jobs:
     async def _sweep(self) -> None:
         """Compare with the API server now and then: kopf reports no job that was deleted while its watch was broken."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_sweep_due.wait(), SWEEP_S)
+            is_urgent = self._is_sweep_due.is_set()
+            self._is_sweep_due.clear()
+            before = {key: worker.job for key, (worker, _) in self._workers.items()}
             try:
                 jobs: list[dict[str, Any]] = []
                 for namespace in self._namespaces or (None,):
                     jobs += (await self._kube.list(collection_path(layout.PLURAL, namespace, layout.API_VERSION)))[0]
             except KubeError as error:
                 logger.warning("sweep failed error=%s", error)
+                if is_urgent:
+                    await asyncio.sleep(RETRY_SWEEP_S)
+                    self._is_sweep_due.set()
                 continue
             uids = {job["metadata"]["uid"] for job in jobs}
             for worker in [worker for worker, _ in self._workers.values() if worker.uid not in uids]:
                 await worker.check_existence()
                 worker.wake()
             for job in jobs:
-                self.observe(None, job)
+                self._take_listed(job, before)
+
+    def _take_listed(self, job: Mapping[str, Any], before: Mapping[JobKey, Mapping[str, Any]]) -> None:
+        """Take a job of a list, which knows better than what was known `before` it was asked for."""
+        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        running = self._workers.get(key)
+        if running is not None and running[0].uid == job["metadata"]["uid"] and running[0].job is before.get(key):
+            running[0].replace(job)
+        self.observe(None, job)

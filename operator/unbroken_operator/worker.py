@@ -12,7 +12,9 @@ import datetime
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from unbroken_operator.adapters.backoff import after_failure_s
@@ -24,6 +26,7 @@ from unbroken_operator.adapters.rendezvous_client import RendezvousTarget
 from unbroken_operator.adapters.stores import JobKey, version_of
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
+    COSTS,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -32,11 +35,17 @@ from unbroken_operator.decisions.actions import (
     PatchPod,
     PushObservation,
     Revert,
+    within_budgets,
     without_lost_fields,
 )
+from unbroken_operator.decisions.circles import NUM_FREE
 from unbroken_operator.decisions.lifecycle import job_outcome
+from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
+from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.rollouts import RETRY_S
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -49,6 +58,10 @@ STARTING_SECRET_S = 10.0
 MIN_PAUSE_S = 0.05
 """Changes that come in a burst are planned together."""
 BUG_PAUSE_S = 60.0
+MIN_HELD_S = 0.2
+"""Shortest wait for a budget."""
+PEAK_S = 600.0
+"""So long a job counts as having been as large as it was."""
 
 
 class JobWorker:
@@ -65,7 +78,13 @@ class JobWorker:
         self._is_starting = False
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
-        self._poller = Poller(shared.client, self._wake.set, "/".join(self.key))
+        refused = partial(shared.metrics.count_refusal, Refusal.REPORT)
+        self._poller = Poller(shared.client, self._wake.set, "/".join(self.key), refused)
+        self._plans = full(PLANS, time.monotonic())
+        self._peak = (0, 0.0)
+        """Most training pods lately, and when that was."""
+        self._counted_generation: int | None = None
+        """Of the last spec whose refusal was counted."""
         self._secret = JobSecret(shared.kube, self.key, self.uid, shared.options.encrypts)
         self._executor = Executor(shared, self._secret, self._poller, self._memory)
 
@@ -75,7 +94,12 @@ class JobWorker:
 
     def update(self, job: Mapping[str, Any]) -> None:
         """Take a newer state of the job."""
-        if version_of(job) <= version_of(self.job):
+        if version_of(job) > version_of(self.job):
+            self.replace(job)
+
+    def replace(self, job: Mapping[str, Any]) -> None:
+        """Take the job as it is, though its version may be lower: etcd was restored from a backup."""
+        if version_of(job) == version_of(self.job):
             return
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
             # A new spec deserves a new attempt at once.
@@ -88,6 +112,7 @@ class JobWorker:
         """Run until cancelled, or until the job is gone."""
         wait_s: float | None = None
         num_errors = 0
+        self._wake.set()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -110,24 +135,34 @@ class JobWorker:
                     self._shared.metrics.reconcile_errors.inc()
                     await asyncio.sleep(BUG_PAUSE_S)
                     self._wake.set()
-                await asyncio.sleep(MIN_PAUSE_S)
+                await self._pause()
         finally:
             self._shared.pods.drop(self.key)
+            self._shared.rollouts.give_back(self.uid)
             await self._poller.stop()
+
+    async def _pause(self) -> None:
+        """Let others go first: longer when this job planned all the time."""
+        now_s = time.monotonic()
+        self._plans = spend(self._plans, PLANS, 1.0, now_s)
+        await asyncio.sleep(max(MIN_PAUSE_S, wait_s(self._plans, PLANS, now_s)))
 
     async def _reconcile(self) -> float | None:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
-            decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            decision = self._decide(snapshot)
+            self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = without_lost_fields(plan(again), self._executor.lost_fields)
+                    decision = self._decide(again)
+            decision = self._afford(decision)
             try:
                 refusals = await self._executor.apply(decision.actions)
             finally:
+                self._pay()
                 for action in decision.actions:
                     if isinstance(action, Revert | PatchPod):
                         self._memory.note_revert(action.key, time.monotonic())
@@ -135,12 +170,55 @@ class JobWorker:
                         self._memory.note_deleted(action.uid, action.why)
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
+                    self._executor.written_job = None
             if refusals or any(isinstance(item, CreatePod | CreateSecret | CreateService) for item in decision.actions):
                 self._memory.refuse(refusals, time.monotonic())
         if _is_worth_another_look(decision):
             self._wake.set()
         waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
         return min((wait for wait in waits if wait is not None), default=None)
+
+    def _afford(self, decision: Decision) -> Decision:
+        """Hold back what the job's budgets do not allow; see that it is said, and tried later."""
+        now_s, metrics = time.monotonic(), self._shared.metrics
+        found = within_budgets(decision, self._memory.left(now_s))
+        for name in found.dropped:
+            self._memory.note_posted(name)
+        waits = [] if decision.check_after_s is None else [decision.check_after_s]
+        for budget, number in found.held.items():
+            metrics.count_refusal(Refusal[budget.name], number)
+            if budget is not Budget.EVENTS:
+                waits.append(max(MIN_HELD_S, self._memory.wait_s(budget, now_s)))
+            if self._memory.note_held(budget, now_s):
+                logger.warning("job is held back job=%s/%s of=%s", *self.key, budget.value)
+                self._wake.set()
+        generation = self.job["metadata"].get("generation")
+        if decision.counted and self._counted_generation != generation:
+            self._counted_generation = generation
+            for refusal in decision.counted:
+                metrics.count_refusal(refusal)
+        return dataclasses.replace(found.decision, check_after_s=min(waits, default=None))
+
+    def _pay(self) -> None:
+        """Spend what was tried."""
+        attempts, self._executor.attempts = self._executor.attempts, Counter()
+        for kind, number in attempts.items():
+            if kind in COSTS:
+                self._memory.spend(COSTS[kind], number, time.monotonic())
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
+        """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
+        rollouts = self._shared.rollouts
+        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
+        if not decision.wants_new_rendezvous:
+            if snapshot.is_reachable:
+                rollouts.give_back(self.uid)
+        elif rollouts.take(self.uid, time.monotonic()):
+            decision = plan(snapshot)
+        else:
+            wait_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
+            decision = dataclasses.replace(decision, check_after_s=wait_s)
+        return without_lost_fields(decision, self._executor.lost_fields)
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()
@@ -150,6 +228,7 @@ class JobWorker:
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
         pods = shared.pods.of_job(self.key)
+        self._poller.limits = self._report_limits(pods, now_s)
         self._poller.follow(self._target(pods))
         snapshot = Snapshot(
             job=self.job,
@@ -164,14 +243,28 @@ class JobWorker:
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,
             unreachable_because=self._poller.unreachable_because,
+            is_report_refused=self._poller.is_refused,
             unheard_for_s=self._poller.unheard_for_s,
             heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
             hosts=shared.pods.hosts(self.key, self.uid),
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+        self._memory.note_ordinals(snapshot.status)
+        num_circles = self._memory.circles.num_rounds
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
+        if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
+            shared.metrics.count_refusal(Refusal.CIRCLE)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    def _report_limits(self, pods: tuple[PodView, ...], now_s: float) -> ReportLimits:
+        """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""
+        spec = self.job.get("spec")
+        num = max(wanted_pods(spec), sum(pod.component == layout.TRAINER for pod in pods))
+        if num >= self._peak[0] or now_s - self._peak[1] > PEAK_S:
+            self._peak = (num, now_s)
+        self._memory.resize(num)
+        return report_limits(spec, self._peak[0])
 
     def _target(self, pods: tuple[PodView, ...]) -> RendezvousTarget | None:
         candidates = [

@@ -2,8 +2,11 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Mapping
+from types import TracebackType
 
+from unbroken_core.conventions.printable import PrintableFormatter
 from unbroken_core.errors import InputError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -20,4 +23,18 @@ def read_level(environment: Mapping[str, str]) -> str:
 def start_log(name: str, level: str, *, with_time: bool) -> None:
     """Log as `name`; `with_time` unless something else timestamps the lines, as a kubelet does."""
     time = "%(asctime)s " if with_time else ""
-    logging.basicConfig(level=level, stream=sys.stderr, format=f"{time}%(levelname).1s {name}: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter(f"{time}%(levelname).1s {name}: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The interpreter would print it, with whatever characters are in it."""
+    logging.critical("process ended by %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+    error, name = arguments.exc_value, "?" if arguments.thread is None else arguments.thread.name
+    logging.error("thread failed: name=%s error=%s", name, arguments.exc_type.__name__, exc_info=error)

@@ -444,10 +444,15 @@ class Ledger:
         if coordinator is None:
             raise Violation("the rendezvous is down at the end")
         status = coordinator.status(self.world.now_s, str)
+        entries = self.world.entries[max(self.world.entries)].values() if self.world.entries else ()
+        late = [pod.name for pod, worker in entries if not worker.has_ended]
         if status.phase is JobPhase.COMPLETE:
+            if late:
+                raise Violation(f"the job is complete, and processes of {late} have not ended well")
             return
         if status.phase is JobPhase.FAILED:
-            if status.reason not in self.world.schedule.allowed_failures:
+            is_late = status.reason is Reason.FAILED_AFTER_TRAINING and bool(late)
+            if not is_late and status.reason not in self.world.schedule.allowed_failures:
                 raise Violation(f"failed without need: {status.reason} {status.message}")
             if not status.message:
                 raise Violation("failed without a message")

@@ -73,6 +73,8 @@ class Worker:
     """Its function has raised, and nobody has told it yet that the iteration is over."""
     has_completed: bool = False
     """It has returned from the last iteration that it entered, whatever became of its process since."""
+    has_ended: bool = False
+    """Whether its process has ended well after that."""
     answer: Answer | None = None
     step: int = -1
     """Last step that it has finished in its iteration; kept only from the first order to halt on."""
@@ -123,6 +125,7 @@ class Pod:
         self.left_at_s = 0.0
         self.epoch = -1
         """Life of the rendezvous that welcomed it last."""
+        self.is_released = False
         self.is_done = False
         self.halt: Halt | None = None
         self.connection: str | None = None
@@ -216,6 +219,7 @@ class Pod:
                 policy=self.world.schedule.policy if worker.phase in SPEAKING else None,
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
                 halted=worker.halted if worker.phase is WorkerPhase.RUNNING else None,
+                has_ended=worker.has_ended,
             )
             for worker in self.workers
         )
@@ -363,7 +367,19 @@ class Pod:
             self.halt = message
         else:
             self.world.ledger.check_finish(message)
-            self.is_done = True
+            if not self.is_released:
+                self.is_released = True
+                self.world.after(self.world.random.uniform(0.0, 1.0), self._end_workers, "")
+
+    def _end_workers(self) -> None:
+        """What follows the training function in the script is over, and so is the pod once its agent has said so."""
+        if self.is_alive:
+            for worker in self.workers:
+                worker.has_ended = worker.phase is WorkerPhase.COMPLETED
+            self.report()
+        self.is_done = self.is_alive and self.is_agent_up and self.is_welcome
+        if not self.is_done:
+            self.world.after(0.5, self._end_workers, "")
 
     def _take_plan(self, plan: Plan) -> None:
         present = self.plan
@@ -472,7 +488,7 @@ class Pod:
     def _fail_start(self, worker: Worker, incarnation: int) -> None:
         if self.is_alive and worker.incarnation == incarnation and worker.phase is WorkerPhase.STARTING:
             self.world.note_guilt(self, worker, "bad start")
-            self._gone(worker, Fault(Cause.PROCESS_EXIT, worker.iteration, "exited with code 3: ImportError: torhc"))
+            self._gone(worker, Fault(Cause.PROCESS_EXIT, worker.iteration, "exited with code 3: OSError: no disk yet"))
 
     def _get_ready(self, worker: Worker, incarnation: int) -> None:
         is_due = worker.phase in (WorkerPhase.STARTING, WorkerPhase.STOPPING) and not worker.is_hung
@@ -516,7 +532,7 @@ class Pod:
 
     def kill(self, worker: Worker) -> None:
         """The worker's process is killed."""
-        if worker.phase is not WorkerPhase.GONE and self.is_alive:
+        if worker.phase is not WorkerPhase.GONE and not worker.has_ended and self.is_alive:
             iteration, was_inside = worker.iteration, worker.phase in INSIDE
             self._gone(worker, Fault(Cause.PROCESS_SIGNAL, iteration, "killed by signal 9 (SIGKILL)", 0.002))
             if was_inside:

@@ -268,8 +268,8 @@ class World:
 
     def crash_coordinator(self, down_s: float) -> None:
         """The rendezvous ends, and comes back without memory."""
-        if self.coordinator is None or self.coordinator.phase in OVER:
-            return
+        if self.coordinator is None or self.coordinator.phase in (*OVER, JobPhase.ENDING):
+            return  # A rendezvous that begins when pods have ended already cannot know how.
         self.disturbed_s = self.now_s
         self.past = self.coordinator.past
         self.coordinator = None

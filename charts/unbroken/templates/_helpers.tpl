@@ -41,9 +41,55 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{- /* JSON list of the namespaces that are served; empty: all. */ -}}
+{{- define "unbroken.namespaces" -}}
+{{- if eq .Values.scope "Namespaces" -}}
+{{- prepend (.Values.namespaces | default list) .Release.Namespace | uniq | toJson -}}
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}
+
+{{- /* The full name of an image; .value is image or sidecarImage. Fails unless it says in which registry. */ -}}
 {{- define "unbroken.image" -}}
-{{- $name := printf "%s:%s" .image.repository (default .appVersion .image.tag) -}}
-{{- if .registry -}}{{- printf "%s/%s" (trimSuffix "/" .registry) $name -}}{{- else -}}{{- $name -}}{{- end -}}
+{{- $image := index .root.Values .value -}}
+{{- $registry := .root.Values.registry | default "" | trimSuffix "/" -}}
+{{- $tag := $image.tag | default "" -}}
+{{- if contains "://" $registry -}}
+{{- fail (printf "registry: want a host and perhaps a path (registry.example.com/team), without %s//, got %q" (first (splitList "//" $registry)) .root.Values.registry) -}}
+{{- end -}}
+{{- if and $registry (not (regexMatch "^[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$" $registry)) -}}
+{{- fail (printf "registry: want a host and perhaps a path (registry.example.com:5000/team), got %q" .root.Values.registry) -}}
+{{- end -}}
+{{- if not (regexMatch "^([A-Za-z0-9.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(@sha256:[0-9a-f]{64})?$" $image.repository) -}}
+{{- fail (printf "%s.repository: want a name without a tag (the tag or digest is %s.tag), or one that ends with @sha256: and 64 hexadecimal digits, got %q" .value .value $image.repository) -}}
+{{- end -}}
+{{- if not (regexMatch "^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|sha256:[0-9a-f]{64}|)$" $tag) -}}
+{{- fail (printf "%s.tag: want a tag, or a digest (sha256: and 64 hexadecimal digits), got %q" .value $tag) -}}
+{{- end -}}
+{{- $isDigest := contains "@" $image.repository -}}
+{{- if and $isDigest $tag -}}
+{{- fail (printf "%s.tag: want none beside the digest in %s.repository, got %q" .value .value $tag) -}}
+{{- end -}}
+{{- $name := $image.repository -}}
+{{- if not $isDigest -}}
+{{- $name = printf "%s%s%s" $name (ternary "@" ":" (hasPrefix "sha256:" $tag)) (default .root.Chart.AppVersion $tag) -}}
+{{- end -}}
+{{- $hasHost := include "unbroken.hasHost" $image.repository -}}
+{{- if $hasHost -}}
+{{- $name -}}
+{{- else if not $registry -}}
+{{- fail (printf "registry: is required: the container runtime would look for %s in its default registry, where that name may be somebody else's. Set registry=registry.example.com/team, or a full name in %s.repository" $name .value) -}}
+{{- else if not (include "unbroken.hasHost" (printf "%s/" $registry)) -}}
+{{- fail (printf "registry: want its host first (docker.io/%s for Docker Hub), got %q" $registry .root.Values.registry) -}}
+{{- else -}}
+{{- printf "%s/%s" $registry $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Not empty if the name of an image begins with a registry's host, as container runtimes tell it from a path. */ -}}
+{{- define "unbroken.hasHost" -}}
+{{- if regexMatch "^(localhost|[^/]*[.:][^/]*)/" . -}}true{{- end -}}
 {{- end -}}
 
 {{- define "unbroken.webhookName" -}}
@@ -101,4 +147,56 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if (.Values.jobNetworkPolicy).enabled }}
+# Made together with a rendezvous pod, and then left alone; it goes with its job.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
+{{- end }}
+{{- end -}}
+
+{{- /* CEL: whether the created `object` belongs to the job whose name and uid it bears. */ -}}
+{{- define "unbroken.isMadeForJob" -}}
+has(object.metadata.labels) && has(object.metadata.annotations) && has(object.metadata.ownerReferences)
+&& 'unbroken.dev/job' in object.metadata.labels && 'unbroken.dev/component' in object.metadata.labels
+&& object.metadata.labels['unbroken.dev/component'] in ['rendezvous', 'trainer']
+&& 'unbroken.dev/job-uid' in object.metadata.annotations
+&& object.metadata.ownerReferences.exists(r, r.apiVersion.startsWith('unbroken.dev/')
+&& r.kind == 'ResilientTrainingJob' && has(r.controller) && r.controller
+&& r.name == object.metadata.labels['unbroken.dev/job']
+&& r.uid == object.metadata.annotations['unbroken.dev/job-uid'])
+{{- end -}}
+
+{{- /* CEL: whether `.` (object or oldObject) is a job's; its owner or its annotation may have been taken off by hand. */ -}}
+{{- define "unbroken.isOfJob" -}}
+(has({{ . }}.metadata.annotations) && 'unbroken.dev/job-uid' in {{ . }}.metadata.annotations)
+|| (has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(r,
+r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
+{{- end -}}
+
+{{- /* CEL: whether the update of a node leaves all as it is but what quarantine writes. */ -}}
+{{- define "unbroken.onlyTaintDiffers" -}}
+request.operation != 'UPDATE' || (
+has(object.metadata.labels) == has(oldObject.metadata.labels)
+&& (!has(object.metadata.labels) || object.metadata.labels == oldObject.metadata.labels)
+&& (!has(object.metadata.annotations) || object.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
+|| (has(oldObject.metadata.annotations) && key in oldObject.metadata.annotations
+&& object.metadata.annotations[key] == oldObject.metadata.annotations[key])))
+&& (!has(oldObject.metadata.annotations) || oldObject.metadata.annotations.all(key, key == 'unbroken.dev/quarantine'
+|| (has(object.metadata.annotations) && key in object.metadata.annotations)))
+&& has(object.spec.unschedulable) == has(oldObject.spec.unschedulable)
+&& (!has(object.spec.unschedulable) || object.spec.unschedulable == oldObject.spec.unschedulable)
+&& has(object.spec.providerID) == has(oldObject.spec.providerID)
+&& (!has(object.spec.providerID) || object.spec.providerID == oldObject.spec.providerID)
+&& (!has(object.spec.taints) || object.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
+|| (has(oldObject.spec.taints) && t in oldObject.spec.taints)))
+&& (!has(oldObject.spec.taints) || oldObject.spec.taints.all(t, t.key == 'unbroken.dev/quarantine'
+|| (has(object.spec.taints) && t in object.spec.taints))))
+{{- end -}}
+
+{{- /* Not empty if policies keep the operator's account to the objects of its jobs. */ -}}
+{{- define "unbroken.hasPolicies" -}}
+{{- $isKnown := semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version -}}
+{{- $wanted := (.Values.admissionPolicy).enabled | default "Auto" -}}
+{{- if or (eq $wanted "Always") (and (eq $wanted "Auto") (eq .Values.scope "Cluster") $isKnown) -}}true{{- end -}}
 {{- end -}}

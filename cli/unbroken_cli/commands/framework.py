@@ -16,6 +16,7 @@ from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.sources.from_rendezvous import job_from_status
 from unbroken_cli.sources.rendezvous import read_status
 from unbroken_cli.text import paint
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus
 
@@ -32,14 +33,19 @@ def run(parser: argparse.ArgumentParser, show: Show, argv: Sequence[str] | None)
     try:
         lines, value = show(arguments)
     except (InputError, CommandError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        complain(parser.prog, error)
         return 2 if isinstance(error, InputError) else 1
-    lines = ["".join(char if char.isprintable() else "?" for char in line) for line in lines]
+    lines = [printable(line) for line in lines]
     if arguments.output == "json":
         print(json.dumps(value, indent=2))
     else:
         print("\n".join(paint(lines) if sys.stdout.isatty() and len(lines) > 1 else lines))
     return 0
+
+
+def complain(prog: str, error: object) -> None:
+    """Print an error. It may say what a server, kubectl or a job has said."""
+    print(printable(f"{prog}: {error}"), file=sys.stderr)
 
 
 def make_parser(
@@ -89,7 +95,7 @@ def read_job(arguments: argparse.Namespace) -> JobRecord:
         events = cluster.events(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
     except CommandError as error:
         # Without them only old details are missing.
-        print(f"unbroken: going on without Events: {error}", file=sys.stderr)
+        complain("unbroken", f"going on without Events: {error}")
         events = []
     return job_from_objects(item, events, _staleness(cluster, [item])[_lease_of(item)])
 
@@ -108,7 +114,7 @@ def _one_staleness(cluster: "Cluster", lease: str) -> str:
     except NotThere:
         return why_stale(lease, None, "")
     except CommandError as error:
-        print(f"unbroken: cannot tell whether an operator is there, going on: {error}", file=sys.stderr)
+        complain("unbroken", f"cannot tell whether an operator is there, going on: {error}")
         return ""
 
 

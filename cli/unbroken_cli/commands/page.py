@@ -3,16 +3,16 @@
 import argparse
 import json
 import signal
-import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from unbroken_cli.commands.framework import connect, find_job, make_parser
+from unbroken_cli.commands.framework import complain, connect, find_job, make_parser
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
 from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward, RendezvousAccess, ask
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 Ask = Callable[[str], PageAnswer]
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _reach(arguments) as ask_page:
             _serve(arguments, ask_page)
     except (InputError, CommandError) as error:
-        print(f"{made.prog}: {error}", file=sys.stderr)
+        complain(made.prog, error)
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
         return 0
@@ -70,7 +70,7 @@ def _serve(arguments: argparse.Namespace, ask_page: Ask) -> None:
 
 def _print(arguments: argparse.Namespace, job: str, link: str, note: str) -> None:
     text = json.dumps({"job": job, "link": link}) if arguments.output == "json" else f"{job}: {link}   ({note})"
-    print(text, flush=True)
+    print(printable(text), flush=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ docs/security.md says what that keeps out.
 """
 
 import hmac
+import json
 import re
 import secrets
 import socket
@@ -22,6 +23,7 @@ from typing import Any
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.files import page_files
 from unbroken_core.conventions.page_headers import PAGE_HEADERS
+from unbroken_core.conventions.printable import printable, printable_value
 from unbroken_core.errors import UnbrokenError
 
 HOST = "127.0.0.1"
@@ -135,7 +137,7 @@ def _unknown_path(request: Request, _keys: Sessions) -> PageAnswer | None:
 
 
 def _refusal(status: int, text: str) -> PageAnswer:
-    return PageAnswer(status, f"{text}\n".encode())
+    return PageAnswer(status, f"{printable(text)}\n".encode())
 
 
 class PageProxy:
@@ -192,7 +194,11 @@ def _own_file(path: str) -> PageAnswer:
 def _status_of(answer: PageAnswer) -> PageAnswer:
     """Return what the page reads; of what the job's server says of type, errors and headers, nothing is passed on."""
     if answer.status == 200:
-        return PageAnswer(200, answer.body, "application/json")
+        try:
+            text = json.dumps(printable_value(json.loads(answer.body)))
+        except (ValueError, RecursionError):
+            return _refusal(502, "the rendezvous gives an unreadable answer; is it of another release?")
+        return PageAnswer(200, text.encode(), "application/json")
     return _refusal(answer.status if answer.status in _ERRORS else 502, f"the rendezvous answers {answer.status}")
 
 

@@ -9,6 +9,7 @@ _STATES = {
     JobPhase.RUNNING: "Running",
     JobPhase.INTERRUPTED: "Recovering",
     JobPhase.PLANNED: "Recovering",
+    JobPhase.ENDING: "Running",
     JobPhase.COMPLETE: "Complete",
     JobPhase.FAILED: "Failed",
 }

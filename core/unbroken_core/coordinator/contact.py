@@ -9,6 +9,7 @@ they are in, as they do to a new rendezvous, and when all of its ranks are there
 import math
 from dataclasses import replace
 
+from unbroken_core.coordinator.ending import note_gone
 from unbroken_core.coordinator.faults import take_fault
 from unbroken_core.coordinator.previous_world import first_world, note_lost
 from unbroken_core.coordinator.state.job import JobState, StatusText
@@ -49,6 +50,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
     if member.ranks:
         record = FaultRecord(cause, member.uid, None, now_s - detect_s, detect_s, detail=detail)
         take_fault(job, job.fault(member, record), now_s)
+    note_gone(job, member, detail)
     job.previous = note_lost(job, member)
     _forget_asked(job, member)
     job.members.drop(member)

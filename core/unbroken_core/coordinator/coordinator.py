@@ -1,6 +1,6 @@
 """The state machine that decides everything about a running job. Pure: events and the time come in, actions go out.
 
-     FORMING ──enough pods READY──────────────> PLANNED ──all active RUNNING──> RUNNING ──all COMPLETED──> COMPLETE
+     FORMING ──enough pods READY──────────────> PLANNED ──all active RUNNING──> RUNNING ──all COMPLETED──> ENDING
       │    └──agents come with a plan: adopt──>  │   ^                            │
       │                                          │   └─recovery.choose: Cut─┐     │
       │ startup over, or hopeless                └──────fault──────> INTERRUPTED <┘ fault

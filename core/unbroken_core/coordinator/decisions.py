@@ -120,6 +120,11 @@ class Order:
 
 
 @dataclass(frozen=True)
+class ReleaseAll:
+    """Let the workers return from the wrapped function, and wait for the ends of their processes."""
+
+
+@dataclass(frozen=True)
 class EndJob:
     """End the job."""
 
@@ -128,7 +133,7 @@ class EndJob:
     message: str
 
 
-Change = Union[CutPlan, Adopt, BeginRunning, TakeFaults, EndJob]
+Change = Union[CutPlan, Adopt, BeginRunning, TakeFaults, ReleaseAll, EndJob]
 """Ends the phase, or may."""
 Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, ReplaceAll, Order]
 """Is done within the phase."""

@@ -103,6 +103,7 @@ def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float) -> F
         incarnation=place.state.incarnation,
         detail=found.detail,
         stack=found.stack,
+        is_certain=found.is_certain,
     )
 
 

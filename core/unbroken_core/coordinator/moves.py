@@ -14,13 +14,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from unbroken_core.coordinator.decisions import Decision, EndJob, Learn, NoteProgress, Order, TakeFaults, Wait
+from unbroken_core.coordinator.decisions import Decision, Learn, NoteProgress, Order, ReleaseAll, TakeFaults, Wait
 from unbroken_core.coordinator.state.job import JobState, StatusText, running_text
 from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import NO_STEP, Halt, Halted, WorkerState
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung, WorkerPhase
+from unbroken_core.reasons import Cause, Phase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord
 from unbroken_core.recovery.ladder import shorten_names
 
@@ -35,9 +35,9 @@ _SLACK_S = 2.0
 
 
 def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
-    """Finish when all have completed; else lead all workers to one step while ranks are to move."""
+    """Release all workers when all have completed; else lead them to one step while ranks are to move."""
     if not job.members.not_completed:
-        return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+        return ReleaseAll()
     if _is_first_progress(job):
         return NoteProgress()
     faults: dict[str, FaultRecord] = {}

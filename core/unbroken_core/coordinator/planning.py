@@ -6,7 +6,7 @@ from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision,
 from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText, build_plan, running_text
 from unbroken_core.coordinator.state.members import ActiveWorld
-from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Finish
@@ -114,8 +114,11 @@ def enter_world(job: JobState, now_s: float) -> None:
 
 def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
     """End the job."""
+    was_ending = isinstance(job.phase, Ending)
     job.phase = Over(outcome)
     job.report = StatusText(reason, message)
+    if was_ending:
+        return  # All are told already; how one process ended must not end what the others do after the training.
     job.broadcast(Finish(job.numbers.term, outcome, reason, message))
 
 

@@ -6,6 +6,7 @@ from typing import Union
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask_again
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
+from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
@@ -15,11 +16,10 @@ from unbroken_core.coordinator.planning import master_endpoint, send_plan
 from unbroken_core.coordinator.previous_world import note_back
 from unbroken_core.coordinator.script import receive_exits, receive_script
 from unbroken_core.coordinator.state.job import JobState
-from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
+from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
 from unbroken_core.messages import (
     PROTOCOL,
-    Finish,
     Heartbeat,
     Hello,
     Observation,
@@ -66,6 +66,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     job.members.sort(member)
     ask_again(job, member)
     inspect(job, member, now_s)
+    note_end(job, member)
     bring_up_to_date(job, member, now_s)
     note_halted(job, member)
 
@@ -150,9 +151,8 @@ def _take_over_plan(member: Member, hello: Hello) -> None:
 
 def bring_up_to_date(job: JobState, member: Member, now_s: float) -> None:
     """Tell an agent that (re)joined what it may have missed."""
-    term, kind, report = job.numbers.term, job.phase.kind, job.report
-    if kind in OVER:
-        job.send(member, Finish(term, kind, report.reason, report.message))
+    if isinstance(job.phase, Ending) or job.phase.kind in OVER:
+        job.send(member, finish_message(job))
         return
     if isinstance(job.phase, Forming):
         return
@@ -210,6 +210,7 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         job.progress.enter(min(max(now_s - message.entered_ago_s, job.world.planned_s), now_s))
     inspect(job, member, now_s)
     note_halted(job, member)
+    note_end(job, member)
 
 
 def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now_s: float) -> None:

@@ -4,9 +4,10 @@
        ^      │
        └──────┘ anything else: it is done, and the phase decides again
 
-The deciders are `decide_forming`, `decide_planned`, `decide_running` and `decide_interrupted`. They change nothing: the
-ranking that they ask "what if" keeps its scratch to itself. An event may change the phase before that: a fault ends it
-(`faults`), so does lost contact (`contact`), and a pod that joins or halts adds to it (`forming`, `moves`).
+The deciders are `decide_forming`, `decide_planned`, `decide_running`, `decide_interrupted` and `decide_ending`. They
+change nothing: the ranking that they ask "what if" keeps its scratch to itself. An event may change the phase before
+that: a fault ends it (`faults`), so does lost contact (`contact`), and a pod that joins or halts adds to it (`forming`,
+`moves`).
 """
 
 import math
@@ -28,11 +29,13 @@ from unbroken_core.coordinator.decisions import (
     Learn,
     NoteProgress,
     Order,
+    ReleaseAll,
     Replace,
     ReplaceAll,
     TakeFaults,
     Wait,
 )
+from unbroken_core.coordinator.ending import decide_ending, release_all
 from unbroken_core.coordinator.faults import inspect, take_fault
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import decide_interrupted, is_free
@@ -43,7 +46,7 @@ from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
 from unbroken_core.coordinator.respawning import note_respawned, respawn
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
-from unbroken_core.coordinator.state.phases import Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import assert_never
 from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
@@ -69,7 +72,7 @@ def resolve(job: JobState, now_s: float) -> float:
             until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
     if isinstance(job.phase, Over):
         return _end(job, now_s)
-    if job.members.respawning or job.members.lingering:
+    if not isinstance(job.phase, Ending) and (job.members.respawning or job.members.lingering):
         until_s = min(until_s, respawn(job, now_s))
     return min(until_s, waits_until_s)
 
@@ -89,7 +92,7 @@ def _settle_phase(job: JobState, now_s: float) -> float:
             if decision.rung is not None and isinstance(job.phase, Interrupted):
                 job.phase = _charge(job, job.phase, decision.rung, now_s)
             return decision.until_s
-        if isinstance(decision, (CutPlan, Adopt, BeginRunning, TakeFaults, EndJob)):
+        if isinstance(decision, (CutPlan, Adopt, BeginRunning, TakeFaults, ReleaseAll, EndJob)):
             _change(job, decision, now_s)
         else:
             _do(job, decision, now_s)
@@ -106,6 +109,8 @@ def _decide(job: JobState, now_s: float) -> Decision:
             return decide_running(job, job.phase, now_s)
         case Interrupted():
             return decide_interrupted(job, job.phase, now_s)
+        case Ending():
+            return decide_ending(job, job.phase, now_s)
         case Over():
             return Wait()
 
@@ -124,6 +129,8 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
                 take_fault(job, fault, now_s)
                 if decision.failed:
                     _mark_failed(job, *decision.failed[number])
+        case ReleaseAll():
+            release_all(job, now_s)
         case EndJob():
             finish(job, decision.outcome, decision.reason, decision.message)
         case _:

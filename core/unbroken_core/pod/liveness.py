@@ -107,9 +107,23 @@ def next_check_s(slots: Iterable[Slot], now_ns: int, timeouts: Timeouts) -> floa
     return max(min(waits), 0.0)
 
 
+def is_busy_without_steps(worker: Ages, soft_s: float) -> bool:
+    """Return whether the main thread runs Python code and has not pinged for half of the soft timeout, if ever."""
+    is_pinging = worker.ping_s is not None and worker.ping_s < soft_s / 2
+    return worker.main_s is not None and not _is_blocked(worker, soft_s) and not is_pinging
+
+
 def reconnect_grace_s(timeouts: Timeouts, is_interrupted: bool) -> float:
     """Return how long an agent may be away before its pod is lost."""
     return min(timeouts.reconnect_s, RECOVERY_RECONNECT_S) if is_interrupted else timeouts.reconnect_s
+
+
+def ending_limit_s(timeouts: Timeouts) -> float:
+    """Return how long a process may go on once the training function has returned on all ranks.
+
+    What follows it (an evaluation, the last save) is the user's, and may take its time.
+    """
+    return max(timeouts.completion_s, timeouts.startup_s)
 
 
 def heartbeat_interval_s(timeouts: Timeouts) -> float:
@@ -131,7 +145,8 @@ def _find_hang(local_rank: int, slot: Slot, now_ns: int, timeouts: Timeouts) -> 
         detail = f"no ping for {worker.ping_s:.1f} s while the main thread runs Python code"
         return _hang(local_rank, slot, worker, Evidence.CERTAIN, detail)
     if worker.oldest_s >= soft_s + possible_delay_s(timeouts):
-        detail = f"no progress for {worker.oldest_s:.1f} s: the main thread is blocked outside of Python"
+        where = "the main thread is blocked outside of Python, or waits for another rank"
+        detail = f"no progress for {worker.oldest_s:.1f} s: {where}"
         return _hang(local_rank, slot, worker, Evidence.POSSIBLE, detail)
     return None
 

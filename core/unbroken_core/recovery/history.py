@@ -47,6 +47,8 @@ class FaultRecord:
     domain: str = ""
     detail: str = ""
     stack: tuple[str, ...] = ()
+    is_certain: bool = False
+    """Of a soft-timeout: whether the worker hangs itself."""
 
 
 @dataclass
@@ -73,7 +75,10 @@ class Incident:
 
     @property
     def culprit(self) -> FaultRecord:
-        """The fault with the strongest evidence, then the earliest. Raises RuntimeError before the first."""
+        """The fault with the strongest evidence, then the earliest (of soft-timeouts: the first that was reported).
+
+        Raises RuntimeError before the first.
+        """
         # Kept, not searched for: thousands of ranks may report one fault.
         if self._culprit is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
@@ -128,8 +133,13 @@ class Incident:
         )
 
 
-def _weight(fault: FaultRecord) -> tuple[int, float]:
-    return fault.cause.severity, -fault.at_s
+def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
+    if fault.cause is not Cause.SOFT_TIMEOUT:
+        return fault.cause.severity, False, -fault.at_s, 0.0
+    # Its instant is that of the last progress: whoever waits for the one that hangs may have stopped before that one.
+    # What is reported after the interruption is a consequence, unless it is more certain.
+    reported_s = round(fault.at_s + fault.detect_s, 6)
+    return fault.cause.severity, fault.is_certain, -reported_s, -fault.at_s
 
 
 class History:
@@ -148,6 +158,8 @@ class History:
         """Rises with every change but of a phase's seconds."""
         self._num_incidents = 0
         self._num_barren = 0
+        self._last_words = ""
+        self._num_same = 0
 
     def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
         """Begin a recovery."""
@@ -177,6 +189,17 @@ class History:
         num_barren = self._num_barren if incident.is_barren else 0
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
+    @property
+    def num_same(self) -> int:
+        """Recoveries in a row, the running one included, from the same fault of the script without progress."""
+        return self._num_same if self.running is None else self._count_same(self.running)
+
+    def _count_same(self, incident: Incident) -> int:
+        if incident.culprit.cause not in SCRIPT_CAUSES:
+            return 0
+        is_same = incident.is_barren and incident.culprit.detail == self._last_words
+        return 1 + (self._num_same if is_same else 0)
+
     def close(self, now_s: float) -> None:
         """End the running recovery, since all active workers run again, and count it, once.
 
@@ -195,7 +218,8 @@ class History:
         if incident is None:
             return
         self.num_changes += 1
-        self._num_barren = self._count_barren(incident)
+        self._num_barren, self._num_same = self._count_barren(incident), self._count_same(incident)
+        self._last_words = incident.culprit.detail
         self.finished.append(incident)
         self.running = None
 

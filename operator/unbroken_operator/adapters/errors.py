@@ -9,6 +9,7 @@ UnbrokenError
 │   └── KubeUnavailable   not now (429, 5xx, no connection, time-out): try again later
 │       └── KubeNotServed a path that the API server does not know (404 without a Status): it starts, or lacks a CRD
 └── RendezvousUnreachable the rendezvous did not answer as it should: a normal state, try again later
+    └── ReportRefused     it answered with what a job of its size has no reason to say: say so, try again seldom
 """
 
 from unbroken_core.errors import UnbrokenError
@@ -48,3 +49,11 @@ class KubeNotServed(KubeUnavailable):
 
 class RendezvousUnreachable(UnbrokenError):
     """The rendezvous did not answer, or not in our language."""
+
+
+class ReportRefused(RendezvousUnreachable):
+    """The report is too large, or out of bounds. `num_bytes` were read of it."""
+
+    def __init__(self, message: str, num_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.num_bytes = num_bytes

@@ -5,14 +5,16 @@ import contextlib
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken_core.errors import assert_never
 from unbroken_operator.adapters.errors import (
     KubeConflict,
     KubeNotFound,
+    KubeNotServed,
     KubeRefused,
     KubeUnavailable,
     RendezvousUnreachable,
@@ -26,6 +28,7 @@ from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -39,6 +42,7 @@ from unbroken_operator.decisions.actions import (
     lost_fields,
 )
 from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.rollouts import Rollouts
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
     PodView,
@@ -56,6 +60,16 @@ MAX_RELEASED = 64
 """So many pods without the job's label are remembered, until their Events have been posted."""
 
 
+_OWN_FIELDS = frozenset(
+    ("observedGeneration", "accepted", "nextPodOrdinal", "nextRendezvousOrdinal", "endedTerm", "selector", "replicas")
+)
+"""Of the status: numbers and words of the operator's own, which no report brings."""
+
+
+class StatusRefused(KubeRefused):
+    """A status was refused; what is the operator's own in it has been written."""
+
+
 @dataclass(frozen=True)
 class Services:
     """What all workers share."""
@@ -69,6 +83,7 @@ class Services:
     metrics: OperatorMetrics
     may_act: Callable[[], bool] = lambda: True
     """Whether this process is the one operator that writes."""
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 class Executor:
@@ -89,18 +104,31 @@ class Executor:
         """The job as the last write of the status returned it."""
         self.num_done = 0
         """Actions that succeeded."""
+        self.attempts: Counter[type] = Counter()
+        """Actions that were tried, by kind; emptied by the worker."""
         self.released: dict[str, PodView] = {}
         """Training pods, by name, that live without the job's label."""
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
     async def apply(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
-        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest."""
+        """Do all of it, in order; return what the API server refused for good. Raises KubeError for the rest.
+
+        A report that makes the API server refuse the status is told after all else has been done: pods matter more.
+        """
+        untold: StatusRefused | None = None
         for kind, group in itertools.groupby(actions, type):
-            refusals = await self._apply_group(group, NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1)
+            try:
+                num_parallel = NUM_PARALLEL if kind in (CreatePod, DeletePod, PatchPod) else 1
+                refusals = await self._apply_group(group, num_parallel)
+            except StatusRefused as error:
+                untold = error
+                continue
             if refusals:
                 # The rest would be refused as well: a quota, or the template.
                 return refusals
+        if untold is not None:
+            raise untold
         return ()
 
     async def _apply_group(self, actions: Iterator[Action], num_parallel: int) -> tuple[WriteRefusal, ...]:
@@ -128,6 +156,7 @@ class Executor:
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
             raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
+        self.attempts[type(action)] += 1
         await self._dispatch(action)
         self.num_done += 1
         self._shared.metrics.actions.labels(type(action).__name__).inc()
@@ -146,6 +175,8 @@ class Executor:
                 await self._create_service(action)
             case CreatePod():
                 await self._create_pod(action)
+            case CreateNetworkPolicy():
+                await self._create_network_policy(action)
             case _:
                 await self._dispatch_change(action)
 
@@ -198,10 +229,21 @@ class Executor:
         self._memory.note_posted(str(action.manifest["metadata"]["name"]))
 
     async def _write_status(self, action: WriteStatus) -> None:
+        try:
+            await self._merge_status(action.patch)
+        except KubeRefused as error:
+            # What comes from a report may be at fault. Ordinals must be written before their pods are created.
+            own = {key: value for key, value in action.patch.items() if key in _OWN_FIELDS}
+            if own:
+                await self._merge_status(own)
+            raise StatusRefused(str(error)) from error
+
+    async def _merge_status(self, patch: Mapping[str, Any]) -> None:
         # The uid makes the API server refuse a write that is meant for an earlier job of this name.
-        patch = {"metadata": {"uid": self._uid}, "status": action.patch}
-        self.written_job = await self._shared.kube.merge(f"{self.job_path()}/status", patch)
-        lost = lost_fields(action.patch, self.written_job.get("status") or {})
+        whole = {"metadata": {"uid": self._uid}, "status": patch}
+        written = await self._shared.kube.merge(f"{self.job_path()}/status", whole)
+        self.written_job = written
+        lost = lost_fields(patch, written.get("status") or {})
         if lost - self.lost_fields:
             names = ",".join(sorted(lost))
             logger.error("status is not kept, update the CRD to this release job=%s/%s fields=%s", *self._key, names)
@@ -212,6 +254,16 @@ class Executor:
             self._shared.services.upsert(await self._shared.kube.create(self._path("services"), action.manifest))
         except KubeConflict:
             self.foreign_service = await self._read_service()
+
+    async def _create_network_policy(self, action: CreateNetworkPolicy) -> None:
+        path = collection_path("networkpolicies", self._key[0], action.manifest["apiVersion"])
+        try:
+            await self._shared.kube.create(path, action.manifest)
+        except KubeConflict:
+            pass
+        except (KubeRefused, KubeNotServed) as error:
+            # The token keeps strangers out as well: a job must not stop because a namespace takes no policies.
+            logger.warning("network policy was refused job=%s/%s error=%s", *self._key, error)
 
     async def _read_service(self) -> ServiceView | None:
         try:

@@ -119,9 +119,10 @@ class Kube:
             options["gracePeriodSeconds"] = 0
         return await self._call("DELETE", path, body=options)
 
-    async def peek(self, path: str) -> None:
-        """Raise KubeError unless the objects of a collection can be listed."""
-        await self._call("GET", path, query={"limit": "1"})
+    async def peek(self, path: str) -> str:
+        """Return the resource version that a list of a collection has now. Raises KubeError if it cannot be listed."""
+        page = await self._call("GET", path, query={"limit": "1"})
+        return str((page.get("metadata") or {}).get("resourceVersion", ""))
 
     async def list(self, path: str, selector: str = "") -> tuple[list[JsonObject], str]:
         """Return all objects of a collection, and the resource version that a watch can go on from."""
@@ -269,7 +270,8 @@ async def _error(response: aiohttp.ClientResponse, what: str) -> KubeError:
     status = response.status
     try:
         text = (await asyncio.wait_for(response.text(), REQUEST_TIMEOUT_S))[:4000]
-    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+    except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError, LookupError):
+        # LookupError: an encoding that Python does not know.
         text = ""
     finally:
         response.release()

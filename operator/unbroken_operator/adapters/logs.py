@@ -6,6 +6,8 @@ import re
 import sys
 import time
 
+from unbroken_core.conventions.printable import PrintableFormatter
+
 _FIELD = re.compile(r"(?:^|(?<=\s))([a-z_]+)=(.*?)(?=\s[a-z_]+=|$)")
 _PLACE = re.compile(r"%(?:%|[^a-zA-Z%]*[a-zA-Z])")
 _OWN = frozenset(("time", "level", "logger", "event", "message", "exception"))
@@ -54,7 +56,7 @@ def configure(is_json: bool, level: str) -> None:
     """Set up the root logger."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s %(message)s")
+        JsonFormatter() if is_json else PrintableFormatter("%(asctime)s %(levelname)-7s %(name)s %(message)s")
     )
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # kopf tells at INFO what it does for each event; its warnings stay.

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from unbroken_operator.api.status_models import JobState
+from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.quarantine import WithheldBecause
 
 JobStatuses = Callable[[], Iterable[tuple[str, str, Mapping[str, Any]]]]
@@ -62,6 +63,19 @@ class OperatorMetrics:
         )
         for because in WithheldBecause:
             self.quarantine_withheld.labels(because.value)
+
+        self.refusals = Counter(
+            "unbroken_operator_refusals",
+            "What was refused of jobs, or held back so that they cost the others nothing, by what",
+            ["what"],
+            registry=self.registry,
+        )
+        for what in Refusal:
+            self.refusals.labels(what.value)
+
+    def count_refusal(self, what: Refusal, number: int = 1) -> None:
+        """Count what was refused of a job, or held back."""
+        self.refusals.labels(what.value).inc(number)
 
     def count_withheld(self, because: str) -> None:
         """Count a node that is not quarantined although its score is high enough."""

@@ -1,4 +1,8 @@
-"""HTTP client of a job's rendezvous."""
+"""HTTP client of a job's rendezvous, whose image is the user's: what it answers is bounded, and read in a thread.
+
+Connections, bodies and messages are handled in an event loop of their own. The main loop, on which all jobs act, gets
+nothing but a report that is sound and of bounded size.
+"""
 
 import functools
 import os
@@ -11,14 +15,20 @@ import aiohttp
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, JobStatus, Observation
-from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
-from unbroken_operator.adapters.errors import RendezvousUnreachable
+from unbroken_core.wire import encode
+from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
+from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.limits.report import ABSOLUTE, ReportLimits, read_report
 
-POLL_S = 30
+POLL_S = 10
 """Longest wait of one status request at the rendezvous."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
+CHUNK_BYTES = 64 << 10
+MAX_ERROR_BYTES = 4096
+MAX_SHOWN = 200
+"""Characters of an error's body that are shown."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +51,73 @@ class RendezvousTarget:
         return f"{'https' if self.authority else 'http'}://{host}:{layout.API_PORT}"
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A sound report, and how long it was."""
+
+    status: JobStatus
+    num_bytes: int
+
+
 class RendezvousApi:
-    """One session for all jobs. Use it as a context manager, in one event loop."""
+    """One session for all jobs. Use it as a context manager."""
 
     def __init__(self) -> None:
-        # A long poll per job: the number of connections is the number of jobs.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-        )
+        self._thread = LoopThread("rendezvous")
 
     async def __aenter__(self) -> "RendezvousApi":
+        await self._thread.__aenter__()
+        await self._thread.run(self._open())
         return self
+
+    async def _open(self) -> None:
+        # A long poll per job: the number of connections is the number of jobs. A few bytes may unpack to gigabytes.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        await self._thread.run(self._session.close())
+        await self._thread.__aexit__(kind, error, trace)
 
-    async def status(self, target: RendezvousTarget, after: JobStatus | None) -> JobStatus:
+    async def status(
+        self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits = ABSOLUTE
+    ) -> Reading:
         """Return the status once it is newer than `after`, or the same after POLL_S; at once when there is none yet.
 
-        Raises RendezvousUnreachable.
+        Raises RendezvousUnreachable; ReportRefused for one that is not within the limits.
         """
+        return await self._thread.run(self._status(target, after, limits))
+
+    async def observe(self, target: RendezvousTarget, observation: Observation) -> None:
+        """Send what the API server shows. Raises RendezvousUnreachable."""
+        await self._thread.run(self._observe(target, observation))
+
+    async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> Reading:
         query = {}
         if after is not None:
             query = {"after": str(after.revision), "term": str(after.term), "timeout": str(POLL_S)}
         limit_s = (POLL_S if query else 0) + ANSWER_TIMEOUT_S
-        text = await self._request(target, "GET", "/v1/status", limit_s, query=query)
-
+        data = await self._request(target, "GET", "/v1/status", limit_s, query=query, max_bytes=limits.bytes)
         try:
-            status: JobStatus = decode(text, JobStatus)
-        except WireError as error:
-            raise RendezvousUnreachable(f"rendezvous {target.pod} sent what is not a status: {error}") from error
+            status = read_report(data, limits)
+        except Exception as error:
+            # Of whatever kind: it is the report's fault, and the polling must not end with it.
+            why = str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}"[:MAX_SHOWN]
+            raise ReportRefused(f"rendezvous {target.pod} sent what is not a status: {why}", len(data)) from error
         if status.protocol != PROTOCOL:
             raise RendezvousUnreachable(
                 f"rendezvous {target.pod} speaks protocol {status.protocol}, this operator {PROTOCOL}: "
                 "use an operator and a sidecar image of the same version"
             )
-        return status
+        return Reading(status, len(data))
 
-    async def observe(self, target: RendezvousTarget, observation: Observation) -> None:
-        """Send what the API server shows. Raises RendezvousUnreachable."""
+    async def _observe(self, target: RendezvousTarget, observation: Observation) -> None:
         await self._request(target, "PUT", "/v1/observation", ANSWER_TIMEOUT_S, body=encode(observation))
 
     async def _request(
@@ -93,9 +129,15 @@ class RendezvousApi:
         *,
         query: dict[str, str] | None = None,
         body: str | None = None,
+        max_bytes: int = 0,
     ) -> bytes:
+        """Return the body, nothing unless there is a limit for it."""
         timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_TIMEOUT_S)
-        headers = {"Authorization": f"Bearer {target.token}", "Content-Type": "application/json"}
+        headers = {
+            "Authorization": f"Bearer {target.token}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+        }
         where = f"rendezvous {target.pod} at {target.url}"
         try:
             async with self._session.request(
@@ -109,21 +151,40 @@ class RendezvousApi:
                 ssl=_trust(target.authority) if target.authority else True,
                 server_hostname=target.name or None,
             ) as response:
-                data = await response.content.read(MAX_MESSAGE_BYTES + 1)
-                while not response.content.at_eof() and len(data) <= MAX_MESSAGE_BYTES:
-                    data += await response.content.read(MAX_MESSAGE_BYTES + 1 - len(data))
                 if response.status == 401:
                     raise RendezvousUnreachable(f"{where} refuses the token of Secret key {layout.TOKEN_KEY!r} (401)")
                 if response.status >= 300:
-                    shown = data[:200].decode(errors="replace")
+                    shown = _printable((await response.content.read(MAX_ERROR_BYTES)).decode(errors="replace"))
                     raise RendezvousUnreachable(f"{where} answered {method} {path} with {response.status}: {shown}")
-                return data
+                return await _body(response, where, max_bytes) if max_bytes else b""
         except InputError as error:
             raise RendezvousUnreachable(f"Secret key {layout.AUTHORITY_KEY!r}: {error}") from error
         except TimeoutError as error:
             raise RendezvousUnreachable(f"{where} did not answer within {limit_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise RendezvousUnreachable(f"{where} cannot be reached: {_plain(error)}") from error
+        except ValueError as error:
+            # A token of two lines, for example, cannot be sent.
+            raise RendezvousUnreachable(f"{where} cannot be asked: {str(error)[:MAX_SHOWN]}") from error
+
+
+async def _body(response: aiohttp.ClientResponse, where: str, max_bytes: int) -> bytes:
+    """Return a body of a known length. Raises ReportRefused, as early as can be."""
+    length, encoding = response.content_length, response.headers.get("Content-Encoding", "identity")
+    if length is None or encoding != "identity":
+        # In pieces of a byte each, or compressed, a short answer can be made to cost much.
+        seen = "a body in chunks" if length is None else f"Content-Encoding {encoding[:MAX_SHOWN]!r}"
+        raise ReportRefused(f"{where} sent {seen}: want Content-Length and no encoding")
+    if length > max_bytes:
+        raise ReportRefused(f"{where} sent {length} bytes: want at most {max_bytes} for a job of this size")
+    data = bytearray()
+    while chunk := await response.content.read(CHUNK_BYTES):
+        data += chunk
+    return bytes(data)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text[:MAX_SHOWN])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,4 +202,4 @@ def _plain(error: Exception) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     number = cause.errno if isinstance(cause, OSError) else None
     # The event loop puts the address into the text of the error, several when a name has several.
-    return os.strerror(number).lower() if number else str(cause) or type(cause).__name__
+    return os.strerror(number).lower() if number else _printable(str(cause)) or type(cause).__name__

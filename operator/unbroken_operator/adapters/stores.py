@@ -1,11 +1,16 @@
 """What the operator knows of pods, services and nodes: views from the watches and from the operator's own writes.
 
 Own writes count at once: a plan that ran before the watch reported a new pod would create it twice.
+
+What was known before a list was asked for, the list knows better, whatever the versions: etcd may have been restored
+from a backup, with lower versions, or with objects that had been deleted. What became known since then is compared with
+it by version.
 """
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.snapshot import NodeView, PodView, ServiceView, node_view, pod_view, service_view
@@ -19,6 +24,19 @@ MAX_PAST_HOSTS = 128
 MAX_HOSTED_JOBS = 2_000
 
 
+View = TypeVar("View")
+
+
+@dataclass(frozen=True)
+class Known(Generic[View]):
+    """An object, and when it became known."""
+
+    version: int
+    view: View
+    mark: int
+    """Of the last list that had been asked for by then."""
+
+
 def version_of(item: Mapping[str, Any]) -> int:
     """Return an object's resource version as a number; newer ones are higher."""
     text = str(item["metadata"].get("resourceVersion", ""))
@@ -30,9 +48,10 @@ class PodStore:
 
     def __init__(self, on_change: Callable[[JobKey], None]) -> None:
         self._on_change = on_change
-        self._pods: defaultdict[JobKey, dict[str, tuple[int, PodView]]] = defaultdict(dict)
-        self._gone: OrderedDict[str, int | None] = OrderedDict()
-        """Versions at which pods left the watch, by uid; None where the pod itself is known to be gone."""
+        self._pods: defaultdict[JobKey, dict[str, Known[PodView]]] = defaultdict(dict)
+        self._mark = 0
+        self._gone: OrderedDict[str, tuple[int | None, int]] = OrderedDict()
+        """By uid, versions at which pods left the watch, None where the pod itself is known to be gone; and marks."""
         self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
         """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -43,7 +62,7 @@ class PodStore:
 
     def hosts(self, key: JobKey, owner_uid: str) -> frozenset[str]:
         """Return the nodes on which pods of this very job were seen to run, lately or now."""
-        views = (view for _, view in self._pods.get(key, {}).values())
+        views = (known.view for known in self._pods.get(key, {}).values())
         present = (view.node for view in views if view.owner_uid == owner_uid and view.has_run)
         return frozenset((*self._hosts.get(owner_uid, ()), *present))
 
@@ -53,7 +72,7 @@ class PodStore:
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that bear the job's label, by name."""
-        return tuple(view for _, (_, view) in sorted(self._pods.get(key, {}).items()))
+        return tuple(known.view for _, known in sorted(self._pods.get(key, {}).items()))
 
     def vanished(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that left the watch without being deleted first."""
@@ -71,30 +90,43 @@ class PodStore:
 
     def jobs_on(self, node: str) -> list[JobKey]:
         """Return the jobs that have a pod on this node."""
-        return [key for key, pods in self._pods.items() if any(view.node == node for _, view in pods.values())]
+        return [key for key, pods in self._pods.items() if any(known.view.node == node for known in pods.values())]
 
-    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        self._mark += 1
+        return self._mark
+
+    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
         listed = {item["metadata"]["uid"] for item in items}
         list_version = int(version) if version.isdecimal() else 0
         for key, pods in list(self._pods.items()):
-            for name, (seen, view) in list(pods.items()):
-                if view.uid not in listed and seen <= list_version:
-                    self._forget(key, name, view.uid, list_version)
+            if namespace is not None and key[0] != namespace:
+                continue
+            for name, known in list(pods.items()):
+                if known.view.uid not in listed and (known.mark < mark or known.version <= list_version):
+                    self._forget(key, name, known.view.uid, list_version)
         for item in items:
-            self.upsert(item)
+            self._take(item, mark)
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
+        self._take(item, 0)
+
+    def _take(self, item: dict[str, Any], mark: int) -> None:
+        """Hold a pod, unless a newer state of it became known since `mark`."""
         key = _job_key(item)
         view = pod_view(item)
         version = version_of(item)
         before = self._pods[key].get(view.name)
-        if (before is not None and before[0] >= version) or not self._is_back(view.uid, version):
+        if before is not None and before.mark >= mark and before.version >= version:
             return
-        self._pods[key][view.name] = (version, view)
+        if not self._is_back(view.uid, version, mark):
+            return
+        self._pods[key][view.name] = Known(version, view, self._mark)
         self._note_host(view)
-        if before is None or before[1] != view:
+        if before is None or before.view != view:
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:
@@ -109,23 +141,27 @@ class PodStore:
         """Drop a pod that a call showed to be gone."""
         self._forget(key, name, uid, None)
 
-    def _is_back(self, uid: str, version: int) -> bool:
-        """Whether a pod is there; one that left the watch may bear the job's label again."""
+    def _is_back(self, uid: str, version: int, mark: int) -> bool:
+        """Whether a pod is there; one that left the watch may bear the job's label again, or have been restored."""
         if uid not in self._gone:
             return True
-        left_at = self._gone[uid]
-        if left_at is None or version <= left_at:
+        left_at, left_mark = self._gone[uid]
+        if left_mark >= mark and (left_at is None or version <= left_at):
             return False
         del self._gone[uid]
+        owner = self._ended.pop(uid, None)
+        if owner is not None:
+            # It is among the present ones again.
+            self._num_ended[owner] -= 1
         return True
 
     def _forget(self, key: JobKey, name: str, uid: str, version: int | None) -> None:
-        self._gone[uid] = version
+        self._gone[uid] = (version, self._mark)
         if len(self._gone) > MAX_TOMBSTONES:
             self._gone.popitem(last=False)
         pods = self._pods.get(key, {})
-        if name in pods and pods[name][1].uid == uid:
-            self._note_end(pods[name][1])
+        if name in pods and pods[name].view.uid == uid:
+            self._note_end(pods[name].view)
             del pods[name]
             if not pods:
                 self._pods.pop(key, None)
@@ -158,40 +194,51 @@ class ServiceStore:
 
     def __init__(self, on_change: Callable[[JobKey], None]) -> None:
         self._on_change = on_change
-        self._services: dict[JobKey, tuple[int, ServiceView]] = {}
+        self._services: dict[JobKey, Known[ServiceView]] = {}
+        self._mark = 0
 
     def of_job(self, key: JobKey) -> ServiceView | None:
         """Return the Service that bears the job's label and name."""
         found = self._services.get(key)
-        return None if found is None else found[1]
+        return None if found is None else found.view
 
-    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        self._mark += 1
+        return self._mark
+
+    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
         listed = {item["metadata"]["uid"] for item in items}
         list_version = int(version) if version.isdecimal() else 0
-        for key, (seen, view) in list(self._services.items()):
-            if view.uid not in listed and seen <= list_version:
+        for key, known in list(self._services.items()):
+            is_known_better = known.mark < mark or known.version <= list_version
+            if namespace in (None, key[0]) and known.view.uid not in listed and is_known_better:
                 del self._services[key]
                 self._on_change(key)
         for item in items:
-            self.upsert(item)
+            self._take(item, mark)
 
     def upsert(self, item: dict[str, Any]) -> None:
         """See Store."""
+        self._take(item, 0)
+
+    def _take(self, item: dict[str, Any], mark: int) -> None:
+        """Hold a Service, unless a newer state of it became known since `mark`."""
         key = _job_key(item)
         if item["metadata"]["name"] != layout.rendezvous_name(key[1]):
             return
         before = self._services.get(key)
         version = version_of(item)
-        if before is None or before[0] < version:
-            self._services[key] = (version, service_view(item))
+        if before is None or before.mark < mark or before.version < version:
+            self._services[key] = Known(version, service_view(item), self._mark)
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:
         """See Store."""
         key = _job_key(item)
         found = self._services.get(key)
-        if found is not None and found[1].uid == item["metadata"]["uid"]:
+        if found is not None and found.view.uid == item["metadata"]["uid"]:
             del self._services[key]
             self._on_change(key)
 
@@ -208,7 +255,11 @@ class NodeStore:
         """Nodes by name."""
         return self._nodes
 
-    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        return 0
+
+    def replace(self, items: list[dict[str, Any]], version: str, mark: int = 0, namespace: str | None = None) -> None:
         """See Store."""
         names = {item["metadata"]["name"] for item in items}
         for name in [name for name in self._nodes if name not in names]:

@@ -37,13 +37,19 @@ INSTALL_CONTAINER = "unbroken-install"
 AGENT_CONTAINER = "unbroken-agent"
 LIB_VOLUME, LIB_PATH = "unbroken-lib", "/opt/unbroken/lib"
 RUN_VOLUME, RUN_PATH = "unbroken-run", "/var/run/unbroken"
+PRIVATE_VOLUME, PRIVATE_PATH = "unbroken-private", "/var/lib/unbroken"
+"""What only the agent may write, since it believes it; mounted into no other container."""
 TOKEN_VOLUME, TOKEN_PATH = "unbroken-token", "/etc/unbroken"
 TERMINATION_LOG = "/dev/termination-log"
 TOKEN_KEY = "token"
 TOKEN_BYTES = 32
 AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
-RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, TOKEN_VOLUME))
+RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, PRIVATE_VOLUME, TOKEN_VOLUME))
+SECRET_SUFFIX = f"-{RENDEZVOUS}"
+"""Of the names of jobs' Secrets."""
+OWN_USER = 65532
+"""Uid and gid of our own containers, whatever the template says of the whole pod."""
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"
 RESERVED_KEYS = f"keys under {GROUP}/ and its subdomains are the operator's: remove them"
 """Of labels and annotations in a template: by them the operator knows its pods, and what it decided about each."""

@@ -56,13 +56,34 @@ class Spares(Model):
     have nodes. Anywhere asks for nothing."""
 
 
+class LabelSource(str, Enum):
+    """Whose labels say in which domain of a layer a pod is."""
+
+    AUTO = "Auto"
+    POD = "Pod"
+    NODE = "Node"
+
+
+class TopologyPreset(str, Enum):
+    """Layers by the labels that a platform sets on its nodes."""
+
+    KUBERNETES = "Kubernetes"
+    NVLINK = "NVLink"
+    GKE = "GKE"
+    EKS = "EKS"
+    COREWEAVE = "CoreWeave"
+
+
 class TopologyLayer(Model):
     """One kind of failure domain, such as racks or NVLink domains."""
 
     name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
     """Name of the layer in messages and annotations."""
     label: LabelKey
-    """Node label whose value names the domain that the node belongs to."""
+    """Label whose value names the domain that the pod, or its node, belongs to."""
+    source: LabelSource = LabelSource.AUTO
+    """Whose label: Pod is the pod's label, else its annotation of that name. Node is its node's label. Auto is the
+    pod's if it has one, else the node's."""
     min_ranks: Annotated[int, Field(ge=1)] = 1
     """A domain with fewer healthy ranks than this gives up all of them."""
     max_ranks: Annotated[int, Field(ge=1)] | None = None
@@ -75,9 +96,48 @@ class TopologyLayer(Model):
     layers inside this one must allow it, too."""
 
 
+PRESETS: dict[TopologyPreset, tuple[TopologyLayer, ...]] = {
+    preset: tuple(TopologyLayer(name=name, label=label) for name, label in layers)
+    for preset, layers in (
+        # kubernetes.io/docs/reference/labels-annotations-taints
+        (TopologyPreset.KUBERNETES, (("zone", "topology.kubernetes.io/zone"),)),
+        # NVIDIA's GPU feature discovery: cluster and clique of an NVLink fabric that spans nodes
+        (TopologyPreset.NVLINK, (("nvlink", "nvidia.com/gpu.clique"),)),
+        # Google's compact placement: a block has subblocks, a subblock has hosts
+        (
+            TopologyPreset.GKE,
+            (("block", "cloud.google.com/gce-topology-block"), ("subblock", "cloud.google.com/gce-topology-subblock")),
+        ),
+        # docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.html
+        (
+            TopologyPreset.EKS,
+            tuple((f"network-{depth}", f"topology.k8s.aws/network-node-layer-{depth}") for depth in (1, 2, 3)),
+        ),
+        # docs.coreweave.com/products/networking/hpc-interconnect/infiniband-roce-labels
+        (
+            TopologyPreset.COREWEAVE,
+            (("fabric", "backend.coreweave.cloud/fabric"), ("leafgroup", "backend.coreweave.cloud/leafgroup")),
+        ),
+    )
+}
+
+
 class Topology(Model):
     """How close ranks are to each other. Their order follows the order of the domains."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.preset) || !has(self.layers) || size(self.layers) == 0",
+                "preset and layers exclude each other: a preset is a list of layers",
+                ".preset",
+            )
+        )
+    )
+
+    preset: TopologyPreset | None = None
+    """Layers of a platform, instead of a list: Kubernetes (zone), NVLink (NVIDIA's gpu.clique), GKE (block, subblock),
+    EKS (three network layers), CoreWeave (fabric, leafgroup)."""
     layers: Annotated[
         tuple[TopologyLayer, ...],
         Field(
@@ -92,6 +152,11 @@ class Topology(Model):
     ] = ()
     """Layers from the outermost to the innermost; a pod is always a domain of its own below them. A node without the
     label counts as a domain without a name."""
+
+    @property
+    def all_layers(self) -> tuple[TopologyLayer, ...]:
+        """The layers, or those of the preset."""
+        return self.layers if self.preset is None else PRESETS[self.preset]
 
 
 class WorldSpec(Model):
@@ -116,6 +181,11 @@ class Spec(Model):
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
                 "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
+                "topology cannot change after the job was created",
+            ),
+            rule(
+                "(has(self.topology) && has(self.topology.preset) ? self.topology.preset : '') == "
+                "(has(oldSelf.topology) && has(oldSelf.topology.preset) ? oldSelf.topology.preset : '')",
                 "topology cannot change after the job was created",
             ),
         )

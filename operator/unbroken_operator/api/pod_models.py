@@ -1,11 +1,12 @@
 """Models of the pods of a job: the user's template of the training pods, and what may be said of our own containers."""
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from unbroken_operator.api import layout
+from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.model_base import (
     DNS_LABEL,
     Image,
@@ -19,6 +20,9 @@ from unbroken_operator.api.model_base import (
 )
 
 NO_PATTERN: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
 
 
 class SidecarMode(str, Enum):
@@ -84,6 +88,12 @@ class Rendezvous(Model):
     """Labels of the nodes where it may run, such as those of a pool of CPU nodes."""
     tolerations: Annotated[tuple[Toleration, ...], Field(strict=False, max_length=32)] | None = None
     """Taints that it tolerates."""
+    image_pull_secrets: Annotated[tuple[ObjectName, ...], Field(strict=False, max_length=16)] | None = None
+    """Names of Secrets to pull its image with; empty means the template's imagePullSecrets."""
+    service_account_name: ObjectName | None = None
+    """Its service account, of which it gets no token; empty means the template's."""
+    priority_class_name: ObjectName | None = None
+    """Its priority class; empty means the template's."""
 
 
 class Logs(Model):
@@ -92,6 +102,10 @@ class Logs(Model):
     directory: Annotated[str, Field(pattern="^/", max_length=4096)]
     """Absolute path in the trainer container; each worker writes <pod>/rank-<local>/<incarnation>.log below it. Mount a
     volume there in the template."""
+
+
+def _checked(found: Iterable[template_rules.TemplateRule]) -> list[dict[str, str]]:
+    return [rule(item.cel, item.message, item.field_path) for item in found]
 
 
 def _no_reserved_keys(field: str) -> dict[str, str]:
@@ -114,10 +128,88 @@ class TemplateMetadata(Model):
     """Annotations; those under unbroken.dev/ are the operator's, and refused."""
 
 
-class Container(Model):
-    """A container, with every field that a pod's container has."""
+class PodPart(Model):
+    """Part of a pod, with every field that it has there; those that are checked are named."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=NO_PATTERN)
+
+
+SecretName = Annotated[str, Field(max_length=253)]
+
+
+class SecretReference(PodPart):
+    """Names a Secret."""
+
+    name: SecretName | None = None
+    """Name of the Secret; those of jobs are refused."""
+
+
+class SecretVolume(PodPart):
+    """A volume with a Secret."""
+
+    secret_name: SecretName | None = None
+    """Name of the Secret; those of jobs are refused."""
+
+
+class ProjectedSource(PodPart):
+    """One source of a projected volume."""
+
+    secret: SecretReference | None = None
+    """A Secret."""
+
+
+class ProjectedVolume(PodPart):
+    """A volume from several sources."""
+
+    sources: Annotated[tuple[ProjectedSource, ...], Field(strict=False, max_length=64)] | None = None
+    """Its sources."""
+
+
+class Volume(PodPart):
+    """A volume, with every field that a pod's volume has."""
+
+    name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
+    """Name of the volume; those of the operator are refused."""
+    secret: SecretVolume | None = None
+    """A Secret."""
+    projected: ProjectedVolume | None = None
+    """Several sources."""
+
+
+class VolumeMount(PodPart):
+    """A mount, with every field that a container's mount has."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the volume; those of the operator are refused."""
+
+
+class VariableSource(PodPart):
+    """Where the value of a variable comes from."""
+
+    secret_key_ref: SecretReference | None = None
+    """A key of a Secret."""
+
+
+class Variable(PodPart):
+    """An environment variable, as a container has it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Name of the variable; in the first container those that begin with UNBROKEN_ are the operator's."""
+    value_from: VariableSource | None = None
+    """Where its value comes from."""
+
+
+class VariablesSource(PodPart):
+    """Variables that come from elsewhere."""
+
+    secret_ref: SecretReference | None = None
+    """A Secret."""
+
+
+class Container(PodPart):
+    """A container, with every field that a pod's container has."""
+
+    model_config = ConfigDict(json_schema_extra=NO_PATTERN | rules(*_checked(template_rules.CONTAINER_RULES)))
 
     name: Annotated[str, Field(pattern=DNS_LABEL, min_length=1, max_length=63)]
     """Name of the container."""
@@ -127,6 +219,12 @@ class Container(Model):
         Annotated[tuple[Annotated[str, Field(max_length=131_072)], ...], Field(strict=False, max_length=1024)] | None
     ) = None
     """Command of the container. The first container must name one: the operator puts the launcher before it."""
+    env: Annotated[tuple[Variable, ...], Field(strict=False, max_length=1024)] | None = None
+    """Environment variables."""
+    env_from: Annotated[tuple[VariablesSource, ...], Field(strict=False, max_length=64)] | None = None
+    """Where more variables come from."""
+    volume_mounts: Annotated[tuple[VolumeMount, ...], Field(strict=False, max_length=128)] | None = None
+    """Mounts of the template's own volumes."""
 
 
 class PodRestartPolicy(str, Enum):
@@ -146,12 +244,21 @@ class TemplateSpec(Model):
                 "has(self.containers[0].command) && self.containers[0].command.size() > 0",
                 "containers[0].command: is required: the command that starts the training "
                 "(an image's own entrypoint cannot be put under the launcher)",
-            )
+            ),
+            *_checked(template_rules.POD_RULES),
         ),
     )
 
     containers: Annotated[tuple[Container, ...], Field(strict=False, min_length=1, max_length=16)]
     """Containers of a training pod; the first one runs the training."""
+    init_containers: Annotated[tuple[Container, ...], Field(strict=False, max_length=16)] | None = None
+    """Containers that run before them, after the operator's own."""
+    volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=128)] | None = None
+    """Volumes of the template's own."""
+    share_process_namespace: bool | None = None
+    """Must be false: in /proc the trainer could read its agent's token."""
+    host_pid: Annotated[bool | None, Field(alias="hostPID")] = None
+    """Must be false: in /proc the trainer could read the tokens of all agents on its node."""
     restart_policy: PodRestartPolicy | None = None
     """Never, or empty: the operator replaces pods, the kubelet does not."""
 

@@ -1,10 +1,14 @@
 """What a plan may ask for. Every action is safe to repeat: a second time it finds its work done."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from unbroken_core.messages import Observation
+from unbroken_core.reasons import Reason
+from unbroken_operator.decisions.limits.budgets import Budget
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class CreateSecret:
 @dataclass(frozen=True)
 class CreateService:
     """Create the Service."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Create the NetworkPolicy of the rendezvous, unless there is one of that name."""
 
     manifest: Mapping[str, Any]
 
@@ -112,6 +123,7 @@ Action = Union[
     WriteStatus,
     CreateSecret,
     CreateService,
+    CreateNetworkPolicy,
     CreatePod,
     DeletePod,
     PatchPod,
@@ -127,6 +139,14 @@ class Decision:
     actions: tuple[Action, ...]
     check_after_s: float | None = None
     """Plan again after this time even when nothing happens; None means there is nothing to wait for."""
+    counted: frozenset[Refusal] = frozenset()
+    """What the spec asks for and does not get, in words of the metric."""
+    num_pods_held: int = 0
+    """Pods that are missing, and wait for the job's budget."""
+    sound_spec: Mapping[str, Any] | None = None
+    """The job's spec, if it is sound: it stays in force should the next one not be."""
+    wants_new_rendezvous: bool = False
+    """Whether the rendezvous is to be replaced because of its settings, and waits until it may be."""
 
 
 def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:
@@ -139,7 +159,58 @@ def without_lost_fields(decision: Decision, fields: frozenset[str]) -> Decision:
     actions = tuple(
         action for action in decision.actions if not (isinstance(action, WriteStatus) and set(action.patch) <= fields)
     )
-    return Decision(actions, decision.check_after_s)
+    return replace(decision, actions=actions)
+
+
+COSTS: dict[type, Budget] = {
+    PostEvent: Budget.EVENTS,
+    WriteStatus: Budget.STATUS_WRITES,
+    CreatePod: Budget.POD_CREATIONS,
+    DeletePod: Budget.POD_DELETIONS,
+}
+"""Actions that a job's budgets are for."""
+
+
+@dataclass(frozen=True)
+class Affordable:
+    """The part of a decision that the job's budgets allow."""
+
+    decision: Decision
+    held: Mapping[Budget, int] = field(default_factory=dict)
+    """How much of what was held back."""
+    dropped: tuple[str, ...] = ()
+    """Names of Events that are never to be posted."""
+
+
+def within_budgets(decision: Decision, left: Mapping[Budget, float]) -> Affordable:
+    """Return what the budgets allow. `left`: how much may be spent.
+
+    The plan itself makes no more pods than it may, since their ordinals are reserved with them.
+    """
+    makes_pods = any(isinstance(action, CreatePod) for action in decision.actions)
+    spent: Counter[Budget] = Counter()
+    held: Counter[Budget] = Counter()
+    kept: list[Action] = []
+    dropped: list[str] = []
+    for action in decision.actions:
+        budget = COSTS.get(type(action))
+        if budget is None or isinstance(action, CreatePod) or spent[budget] + 1 <= left[budget]:
+            is_kept = True
+        elif isinstance(action, WriteStatus):
+            # It reserves the ordinals of new pods, and these have a budget of their own.
+            is_kept = makes_pods
+        else:
+            # What says that something is held back is not.
+            is_kept = isinstance(action, PostEvent) and action.manifest["reason"] == Reason.THROTTLED.value
+        if budget is not None:
+            (spent if is_kept else held)[budget] += 1
+        if is_kept:
+            kept.append(action)
+        elif isinstance(action, PostEvent):
+            dropped.append(str(action.manifest["metadata"]["name"]))
+    if decision.num_pods_held:
+        held[Budget.POD_CREATIONS] += decision.num_pods_held
+    return Affordable(replace(decision, actions=tuple(kept)), dict(held), tuple(dropped))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The API server checks the same where it can; this is for what its schema cannot 
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,11 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
-from unbroken_operator.api import layout
+from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.models import Spec
+from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
+from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -24,6 +27,7 @@ MAX_MESSAGE = 1900
 MAX_VIOLATION = 400
 MAX_VALUES, MAX_DEPTH = 10_000, 64
 """Of a spec: each of them may be wrong in a way of its own, and a large template has a few hundred."""
+MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
 _USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
@@ -35,6 +39,15 @@ class ValidSpec:
 
     spec: Spec
     settings: JobSettings
+    refused: "InvalidSpec | None" = None
+    """What is wrong with the job's newest spec; this is the one before, which stays in force."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed, and lets a trainer reach what is its agent's; the first ones."""
+        found = tuple(f"spec.template.spec.{text}" for text in template_rules.warnings(_as_json(self.spec)))
+        rest = len(found) - MAX_WARNINGS
+        return (*found[:MAX_WARNINGS], f"and {rest} more warnings") if rest > 0 else found
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,12 @@ class InvalidSpec:
     """A spec that cannot be acted on: one line for each fault, with where, seen and wanted."""
 
     violations: tuple[str, ...]
+
+    @property
+    def counted(self) -> frozenset[Refusal]:
+        """What of it is counted."""
+        signs = ((Refusal.RESERVED_KEYS, layout.RESERVED_KEYS), (Refusal.IMAGE, NOT_ALLOWED))
+        return frozenset(what for what, sign in signs if any(sign in violation for violation in self.violations))
 
     @property
     def message(self) -> str:
@@ -70,6 +89,11 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     except InputError:
         found += _settings_violations(spec, metadata["name"])
         settings = None
+    if spec.topology.preset is not None and spec.topology.layers:
+        found.append(
+            f"spec.topology.preset: {spec.topology.preset.value} is a list of layers, and spec.topology.layers is one, "
+            "too: leave one of them out"
+        )
     found += _template_violations(spec)
     found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
     return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
@@ -100,6 +124,18 @@ def _size_violation(spec: Any) -> str:
     return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
 
 
+def admit_images(verdict: ValidSpec | InvalidSpec, allowed: tuple[str, ...]) -> ValidSpec | InvalidSpec:
+    """Return the verdict under a list of allowed rendezvous images; empty allows all. The operator's own always is."""
+    if not allowed or isinstance(verdict, InvalidSpec):
+        return verdict
+    spec = verdict.spec
+    field = "spec.rendezvous.image" if spec.rendezvous.image else "spec.sidecar.image"
+    image = spec.rendezvous.image or spec.sidecar.image
+    if image is None or is_allowed(image, allowed):
+        return verdict
+    return InvalidSpec((image_violation(field, image, allowed),))
+
+
 def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:
     """Return what rendezvous and agents need to know. Raises InputError that names the field."""
     return JobSettings(job=name, namespace=namespace, uid=uid, **_settings_fields(spec))
@@ -114,7 +150,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
         "ranks_per_pod": spec.ranks_per_pod,
         "layers": tuple(
             Layer(layer.name, layer.label, layer.min_ranks, layer.max_ranks, layer.replace_from, layer.close_gaps)
-            for layer in spec.topology.layers
+            for layer in spec.topology.all_layers
         ),
         "divisible_by": spec.world.divisible_by,
         "max_ranks": spec.world.max_ranks,
@@ -148,7 +184,7 @@ def accepted_facts(spec: Spec) -> dict[str, Any]:
     """Return status.accepted: what cannot change after admission."""
     return {
         "ranksPerPod": spec.ranks_per_pod,
-        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.layers],
+        "layers": [f"{layer.name}={layer.label}" for layer in spec.topology.all_layers],
         "isInProcess": any(rung.name is Rung.IN_PROCESS for rung in spec.restart.rungs),
     }
 
@@ -201,27 +237,23 @@ def _settings_violations(spec: Spec, name: str) -> Iterator[str]:
 
 def _template_violations(spec: Spec) -> Iterator[str]:
     pod = spec.template.spec
-    extra = pod.model_extra or {}
     where = "spec.template.spec"
     if not pod.containers[0].command:
         yield (
             f"{where}.containers[0].command: is required: the command that starts the training "
             "(an image's own entrypoint cannot be put under the launcher)"
         )
-    for kind, items in (
-        ("containers", [container.model_dump() for container in pod.containers]),
-        ("initContainers", _objects(extra.get("initContainers"))),
-        ("volumes", _objects(extra.get("volumes"))),
-    ):
-        for index, item in enumerate(items):
-            if item.get("name") in layout.RESERVED_NAMES:
-                yield f"{where}.{kind}[{index}].name: is reserved for the operator: {item['name']!r}"
+    yield from (f"{where}.{found}" for found in template_rules.refusals(_as_json(spec)))
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):
         twice = next(name for name, num in Counter(names).items() if num > 1)
         yield f"{where}.containers: names must differ, got {twice!r} more than once"
     yield from _key_violations(spec)
-    yield from _variable_violations((pod.containers[0].model_extra or {}).get("env"), f"{where}.containers[0].env")
+    yield from _variable_violations(pod.containers[0].env or (), f"{where}.containers[0].env")
+
+
+def _as_json(spec: Spec) -> Mapping[str, Any]:
+    return spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def _key_violations(spec: Spec) -> Iterator[str]:
@@ -238,14 +270,10 @@ def _key_violations(spec: Spec) -> Iterator[str]:
             yield f"spec.template.metadata.{field}: {layout.RESERVED_KEYS}, got {shown}{rest}"
 
 
-def _variable_violations(variables: Any, where: str) -> Iterator[str]:
-    if variables is not None and not isinstance(variables, list):
-        yield f"{where}: must be a list of variables, got {type(variables).__name__}"
-    for index, variable in enumerate(_objects(variables)):
-        name = variable.get("name")
-        if name in _USERS_VARIABLES or not isinstance(name, str):
-            continue
-        if name.startswith(layout.RESERVED_VARIABLE_PREFIX):
+def _variable_violations(variables: Sequence[Variable], where: str) -> Iterator[str]:
+    for index, variable in enumerate(variables):
+        name = variable.name
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in _USERS_VARIABLES:
             yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
 
 
@@ -256,7 +284,3 @@ def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator
     for key, seen in accepted_facts(spec).items():
         if key in before and before[key] != seen:
             yield f"spec.{names[key]}: cannot change after the job was admitted (from {before[key]} to {seen})"
-
-
-def _objects(items: Any) -> list[dict[str, Any]]:
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

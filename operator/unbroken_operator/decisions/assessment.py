@@ -1,13 +1,12 @@
 """Pure: what a snapshot means: which pods count, which are lost, their roles and domains, whether the job is over."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unbroken_core.messages import JobStatus, Observation, PodObservation, PodStatus
-from unbroken_core.ranks.tree.places import Misplaced, Place, misplaced_names, natural_key
-from unbroken_core.reasons import Cause, Role
+from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.decisions.admission import ValidSpec
+from unbroken_operator.decisions.domains import Domains, find_domains
 from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
@@ -36,14 +35,12 @@ class Assessment:
     """Uids of present pods that are to make way for others, and why."""
     rendezvous: PodView | None
     """The rendezvous pod to keep."""
+    is_rendezvous_outdated: bool
+    """Whether that one was made with other settings, and is kept until it may be replaced."""
     stale_rendezvous: tuple[PodView, ...]
     """Rendezvous pods to delete."""
-    domains: dict[str, tuple[str, ...]]
-    """Domains of each node that carries a pod, outermost first; "" where the label is missing."""
-    missing_labels: dict[str, tuple[str, ...]]
-    """Nodes of present pods that lack a layer's label, by label."""
-    misplaced: tuple[Misplaced, ...]
-    """Domains in two domains of the layer above, by the labels of the nodes of present pods; keys are nodes."""
+    domains: Domains
+    """Where the training pods are."""
 
     def role(self, pod: PodView) -> Role:
         """Return the role that the rendezvous reports, else the one that the pod was made for."""
@@ -64,14 +61,6 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
     outdated = outdated_pods(verdict.spec, alive)
     current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
-    domains = _domains(snapshot, settings, trainers)
-    nodes = sorted({pod.node for pod in alive if pod.node in domains}, key=natural_key)
-    missing = {
-        layer.label: tuple(name for name in nodes if layer.label not in snapshot.nodes[name].labels)
-        for layer in settings.layers
-    }
-    # With a label missing, labels only seem to contradict each other: the missing one is reported.
-    known = [Place(name, domains[name], settings.ranks_per_pod) for name in nodes if all(domains[name])]
     return Assessment(
         outcome=outcome,
         is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
@@ -82,18 +71,10 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
         outdated=outdated,
         troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
         rendezvous=current,
+        is_rendezvous_outdated=current is not None and current.settings != settings_digest(settings),
         stale_rendezvous=stale,
-        domains=domains,
-        missing_labels={label: names for label, names in missing.items() if names},
-        misplaced=tuple(misplaced_names(known)),
+        domains=find_domains(snapshot, verdict.spec, trainers, alive),
     )
-
-
-def _domains(snapshot: Snapshot, settings: JobSettings, pods: Iterable[PodView]) -> dict[str, tuple[str, ...]]:
-    nodes = sorted({pod.node for pod in pods if pod.node in snapshot.nodes})
-    return {
-        name: tuple(snapshot.nodes[name].labels.get(layer.label, "") for layer in settings.layers) for name in nodes
-    }
 
 
 def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSettings) -> Observation:
@@ -104,7 +85,7 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
         pods[pod.uid] = PodObservation(
             pod=pod.name,
             node=pod.node,
-            domains=assessment.domains.get(pod.node, ()) if settings.layers else (),
+            domains=assessment.domains.by_pod.get(pod.uid, ()) if settings.layers else (),
             role=Role.SPARE if pod.role == Role.SPARE.value else Role.ACTIVE,
             gone=_gone(pod, assessment.lost),
             # The time to pull an image counts no more against the script than the time without a node.
@@ -126,7 +107,8 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
 def _is_accounted(snapshot: Snapshot) -> bool:
     """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
     trainers = snapshot.trainers()
-    used = max([snapshot.status.get("nextPodOrdinal") or 0, *(pod.ordinal + 1 for pod in trainers)])
+    told = max(snapshot.status.get("nextPodOrdinal") or 0, snapshot.memory.next_pod_ordinal)
+    used = max([told, *(pod.ordinal + 1 for pod in trainers)])
     return len(trainers) + snapshot.num_ended >= used
 
 
@@ -162,17 +144,16 @@ def _counts(
         return False
     if pod.phase != "Succeeded" or outcome is not None:
         return True
-    # Pods end well when the job is complete, which the API server may show before the report says so.
+    # Pods end well when the training is over, which the API server may show before the report says so.
     member = members.get(pod.uid)
-    return report is None or (member is not None and member.is_connected)
+    return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
 
 
 def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:
     pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
-    good = [
-        pod
-        for pod in pods
-        if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost and pod.settings == digest
-    ]
+    working = [pod for pod in pods if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost]
+    good = [pod for pod in working if pod.settings == digest]
+    if not good and not snapshot.may_replace_rendezvous:
+        good = working
     current = good[-1] if good else None
     return current, tuple(pod for pod in pods if pod is not current)

@@ -24,6 +24,8 @@ class Objects:
     actions: tuple[Action, ...]
     ordinals: Ordinals
     check_after_s: float | None = None
+    num_held: int = 0
+    """Pods that wait for the job's budget."""
 
 
 def suspended(snapshot: Snapshot, assessment: Assessment, free: Ordinals) -> Objects:

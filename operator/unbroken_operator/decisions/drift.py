@@ -19,9 +19,9 @@ from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, Revert
 from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.objects.manifests import owner_reference, service
 from unbroken_operator.decisions.reporting.events import event
-from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, ServiceView, Snapshot
 
 NUM_FREE_STAMPS = 5
@@ -167,8 +167,8 @@ def _stamps(settings: JobSettings, assessment: Assessment) -> Iterator[PatchPod]
         role = assessment.role(pod).value
         labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
         annotations = {}
-        if names and pod.node in assessment.domains:
-            topology = json.dumps(dict(zip(names, assessment.domains[pod.node], strict=True)))
+        if names and pod.uid in assessment.domains.by_pod:
+            topology = json.dumps(dict(zip(names, assessment.domains.by_pod[pod.uid], strict=True)))
             annotations = {layout.TOPOLOGY_ANNOTATION: topology} if topology != pod.topology else {}
         if (labels or annotations) and not pod.is_terminal:
             yield PatchPod(pod.name, pod.uid, labels, annotations)

@@ -1,12 +1,24 @@
 """What the operator remembers of a job between two plans. Pure: the time comes in as an argument."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Rung
 from unbroken_operator.decisions.circles import Circles, next_circles, with_creation, with_deletion, with_new_spec
-from unbroken_operator.decisions.retry import retry_delay_s
+from unbroken_operator.decisions.limits.budgets import (
+    ROUNDING,
+    Allowance,
+    Bucket,
+    Budget,
+    allowances,
+    full,
+    left,
+    spend,
+    wait_s,
+)
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
 MAX_RECOVERIES = 200
@@ -14,6 +26,8 @@ MAX_RECOVERIES = 200
 REVERTS_S = 600.0
 """How long a revert is remembered: a change after that is no fight."""
 MAX_POSTED = 500
+THROTTLED_S = 600.0
+"""So long a job that was held back is said to be."""
 
 
 @dataclass
@@ -43,6 +57,14 @@ class JobMemory:
     posted: dict[str, None] = field(default_factory=dict)
     """Names of Events, oldest first."""
     circles: Circles = field(default_factory=Circles)
+    buckets: dict[Budget, Bucket] = field(default_factory=dict)
+    """What is left of the job's budgets, where anything was spent."""
+    allowances: dict[Budget, Allowance] = field(default_factory=lambda: allowances(1))
+    held_at: dict[Budget, float] = field(default_factory=dict)
+    """When something was held back last."""
+    next_pod_ordinal: int = 0
+    next_rendezvous_ordinal: int = 0
+    sound_spec: Mapping[str, Any] | None = None
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
@@ -78,10 +100,37 @@ class JobMemory:
         """Remember that the job's spec is another one: it deserves a new attempt soon."""
         self.circles = with_new_spec(self.circles)
 
+    def resize(self, num_pods: int) -> None:
+        """Let the job's budgets be those of a job of so many pods."""
+        self.allowances = allowances(num_pods)
+
+    def left(self, now_s: float) -> dict[Budget, float]:
+        """Return how much of each budget may be spent now."""
+        return {budget: left(self._bucket(budget, now_s), self.allowances[budget], now_s) for budget in Budget}
+
+    def wait_s(self, budget: Budget, now_s: float) -> float:
+        """Return the seconds until something of a budget may be spent."""
+        return wait_s(self._bucket(budget, now_s), self.allowances[budget], now_s)
+
+    def spend(self, budget: Budget, number: int, now_s: float) -> None:
+        """Remember what was tried, whether or not it succeeded: the API server had to answer."""
+        self.buckets[budget] = spend(self._bucket(budget, now_s), self.allowances[budget], number, now_s)
+
+    def note_held(self, budget: Budget, now_s: float) -> bool:
+        """Remember that something was held back; return whether that is news."""
+        is_news = budget not in self._throttled(now_s)
+        self.held_at[budget] = now_s
+        return is_news
+
     def note_revert(self, key: str, now_s: float) -> None:
         """Remember that this was reverted, or that it was tried."""
         self.reverted = {name: found for name, found in self.reverted.items() if now_s - found[1] <= REVERTS_S}
         self.reverted[key] = (self.reverted.get(key, (0, 0.0))[0] + 1, now_s)
+
+    def note_ordinals(self, status: Mapping[str, Any]) -> None:
+        """Remember which ordinals were used: a status that is restored from a backup does not know the last ones."""
+        self.next_pod_ordinal = max(self.next_pod_ordinal, status.get("nextPodOrdinal") or 0)
+        self.next_rendezvous_ordinal = max(self.next_rendezvous_ordinal, status.get("nextRendezvousOrdinal") or 0)
 
     def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""
@@ -112,7 +161,19 @@ class JobMemory:
             num_circles=self.circles.num_rounds,
             since_circle_s=now_s - self.circles.last_at,
             last_circle=self.circles.last,
+            creations_left=max(0, int(self.left(now_s)[Budget.POD_CREATIONS] + ROUNDING)),
+            creation_wait_s=self.wait_s(Budget.POD_CREATIONS, now_s),
+            throttled=self._throttled(now_s),
+            next_pod_ordinal=self.next_pod_ordinal,
+            next_rendezvous_ordinal=self.next_rendezvous_ordinal,
+            sound_spec=self.sound_spec,
         )
+
+    def _bucket(self, budget: Budget, now_s: float) -> Bucket:
+        return self.buckets.get(budget) or full(self.allowances[budget], now_s)
+
+    def _throttled(self, now_s: float) -> tuple[Budget, ...]:
+        return tuple(item for item in Budget if now_s - self.held_at.get(item, -THROTTLED_S) < THROTTLED_S)
 
     def _count_recoveries(self, report: JobStatus | None, now_s: float) -> None:
         if report is None:

@@ -10,12 +10,14 @@ Doing the actions again, or stopping after any of them and planning again, ends 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from unbroken_core.reasons import Role
+from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -26,20 +28,21 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
-from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import spare_preferences
 from unbroken_operator.decisions.suspects import avoided_nodes
@@ -51,11 +54,11 @@ def plan(snapshot: Snapshot) -> Decision:
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
     snapshot = without_ended_report(snapshot)
-    verdict = admit(snapshot.job)
+    snapshot, verdict = _in_force(snapshot)
     ordinals = _free_ordinals(snapshot)
     if isinstance(verdict, InvalidSpec):
         status = next_status(snapshot, verdict, None, ordinals)
-        return Decision(tuple(_reports(snapshot, status)))
+        return Decision(tuple(_reports(snapshot, status)), counted=verdict.counted)
     assessment = assess(snapshot, verdict)
     objects = _objects(snapshot, verdict, assessment, ordinals)
     status = next_status(snapshot, verdict, assessment, objects.ordinals)
@@ -66,12 +69,29 @@ def plan(snapshot: Snapshot) -> Decision:
         None if assessment.outcome or assessment.is_suspended else look_again_s(snapshot),
     )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
-    return Decision((*push, *_reports(snapshot, status), *objects.actions), check_after_s)
+    sound_spec = None if verdict.refused else snapshot.job["spec"]
+    is_waiting = assessment.is_rendezvous_outdated and assessment.outcome is None and not assessment.is_suspended
+    actions = (*push, *_reports(snapshot, status), *objects.actions)
+    counted = frozenset() if verdict.refused is None else verdict.refused.counted
+    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
+
+
+def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
+    """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
+    verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
+    if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
+        return snapshot, verdict
+    job = {**snapshot.job, "spec": snapshot.memory.sound_spec}
+    before = admit(job)
+    if isinstance(before, InvalidSpec):
+        return snapshot, verdict
+    return replace(snapshot, job=job), replace(before, refused=verdict)
 
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
     for manifest in (*events(snapshot, status), *notices(snapshot)):
-        yield PostEvent(manifest)
+        if manifest["metadata"]["name"] not in snapshot.memory.posted:
+            yield PostEvent(manifest)
     patch = status_patch(snapshot.status, status)
     if patch:
         yield WriteStatus(patch)
@@ -89,12 +109,19 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
-    """Return the lowest ordinals that were never used, as far as status and pods tell."""
+    """Return the lowest ordinals that were never used, as far as status, pods and memory tell."""
+    status, memory = snapshot.status, snapshot.memory
     pods = [pod.ordinal for pod in snapshot.pods if pod.component == layout.TRAINER]
     rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
     return Ordinals(
-        pod=max([snapshot.status.get("nextPodOrdinal") or 0, *(ordinal + 1 for ordinal in pods)]),
-        rendezvous=max([snapshot.status.get("nextRendezvousOrdinal") or 0, *(ordinal + 1 for ordinal in rendezvous)]),
+        pod=max([status.get("nextPodOrdinal") or 0, memory.next_pod_ordinal, *(one + 1 for one in pods)]),
+        rendezvous=max(
+            [
+                status.get("nextRendezvousOrdinal") or 0,
+                memory.next_rendezvous_ordinal,
+                *(one + 1 for one in rendezvous),
+            ]
+        ),
     )
 
 
@@ -111,11 +138,19 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.service is None:
         actions.append(CreateService(service(verdict.settings)))
     wait_s = _hold_off_s(snapshot)
-    num_missing = 0 if wait_s > 0 else _num_missing(verdict, assessment)
+    # Once the training function has returned, no pod is worth replacing: nobody would give it a rank.
+    is_ending = assessment.report is not None and assessment.report.phase is JobPhase.ENDING
+    num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
     needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
+    num_held = _num_held(snapshot, num_missing + needs_rendezvous)
+    needs_rendezvous = needs_rendezvous and num_held <= num_missing
+    num_missing -= min(num_held, num_missing)
     options = snapshot.options_of_job
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
+        # With each rendezvous pod: so it comes back by itself, and nothing needs to watch or read it.
+        if options.network_policy is not None and has_network_policy(verdict.spec):
+            actions.append(CreateNetworkPolicy(network_policy(verdict.settings, options.network_policy)))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods
@@ -128,7 +163,15 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     if snapshot.memory.num_circles > NUM_FREE:
         # Nothing happens when pods last, and that is when it is over.
         checks.append(YOUNG_S)
-    return Objects(tuple(actions), ordinals, min(checks, default=None))
+    if num_held:
+        checks.append(snapshot.memory.creation_wait_s)
+    return Objects(tuple(actions), ordinals, min(checks, default=None), num_held)
+
+
+def _num_held(snapshot: Snapshot, num_wanted: int) -> int:
+    """Return how many of the wanted pods the job's budget does not allow now."""
+    allowed = snapshot.memory.creations_left
+    return 0 if allowed is None else max(0, num_wanted - allowed)
 
 
 def foreign_objects(snapshot: Snapshot) -> list[str]:

@@ -58,12 +58,12 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
     if not is_ours or job["metadata"].get("deletionTimestamp"):
         return ReviewAnswer(request["uid"], words)
-    found = _violations(job)
-    known = frozenset(() if before is None else _violations(_as_stored(before, before, request)))
+    found, warned = _judged(job)
+    known = frozenset(() if before is None else _judged(_as_stored(before, before, request))[0])
     new = tuple(violation for violation in found if violation not in known)
     if new:
         return ReviewAnswer(request["uid"], words, InvalidSpec(new))
-    return ReviewAnswer(request["uid"], words, warnings=_warnings(found))
+    return ReviewAnswer(request["uid"], words, warnings=(*_warnings(found), *warned))
 
 
 def _request(review: Any) -> dict[str, Any]:
@@ -103,6 +103,7 @@ def _warnings(found: tuple[str, ...]) -> tuple[str, ...]:
     return (*found[:MAX_SHOWN], f"and {num_more} more") if num_more > 0 else found
 
 
-def _violations(job: Mapping[str, Any]) -> tuple[str, ...]:
+def _judged(job: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is wrong with a job, and what its user is warned of."""
     verdict = admit(job)
-    return verdict.violations if isinstance(verdict, InvalidSpec) else ()
+    return (verdict.violations, ()) if isinstance(verdict, InvalidSpec) else ((), verdict.warnings)

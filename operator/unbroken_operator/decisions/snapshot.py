@@ -7,7 +7,10 @@ from typing import Any
 from unbroken_core.messages import JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.limits.budgets import Budget
 
+MAX_DOMAIN = 63
+"""Characters of a label's value."""
 TERMINAL_PHASES = ("Failed", "Succeeded")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
@@ -54,6 +57,9 @@ class PodView:
     topology: str
     """The topology annotation as it is."""
     problem: Problem | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those that may name a domain: not ours, and no longer than a label's value."""
     template: str = ""
     """Digest of the template that a training pod was made from; "" when it does not say."""
     leaving: str = ""
@@ -146,6 +152,15 @@ class WriteRefusal:
 
 
 @dataclass(frozen=True)
+class PolicyOptions:
+    """Who may reach the rendezvous of jobs, beside their own pods."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy peers that may read metrics; empty: everybody."""
+
+
+@dataclass(frozen=True)
 class OperatorOptions:
     """What the plan needs to know about the operator itself."""
 
@@ -157,8 +172,16 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    rendezvous_images: tuple[str, ...] = ()
+    """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
+    sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """`requests` and `limits` of agents in jobs that name none."""
+    rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Likewise of the rendezvous."""
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +213,17 @@ class PlanMemory:
     since_circle_s: float = 0.0
     last_circle: str = ""
     """The last such pod and why it went."""
+    creations_left: int | None = None
+    """So many pods may be created now; None: any number."""
+    creation_wait_s: float = 0.0
+    """Until the next one may be."""
+    throttled: tuple[Budget, ...] = ()
+    """Of what there was too much lately."""
+    next_pod_ordinal: int = 0
+    """No lower one is free, whatever the status says: it may be that of a backup."""
+    next_rendezvous_ordinal: int = 0
+    sound_spec: Mapping[str, Any] | None = None
+    """The last spec of the job that was sound; None when this process has seen none."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +249,8 @@ class Snapshot:
     is_reachable: bool = False
     """Whether the last attempt to reach the rendezvous worked."""
     unreachable_because: str = ""
+    is_report_refused: bool = False
+    """Whether that is because its report is not one of a job of this size."""
     unheard_for_s: float = 0.0
     """Seconds since the first attempt to reach it that failed, or since there is nobody to be reached."""
     heard_at: str = ""
@@ -222,6 +258,8 @@ class Snapshot:
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
+    may_replace_rendezvous: bool = True
+    """Whether one that works may be replaced now because its settings are others: not all jobs do so at once."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
 
@@ -331,6 +369,12 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_ready=_is_true(status, "Ready"),
         settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
+        labels={key: value for key, value in labels.items() if not layout.is_reserved_key(key)},
+        annotations={
+            key: value
+            for key, value in annotations.items()
+            if len(value) <= MAX_DOMAIN and not layout.is_reserved_key(key)
+        },
         template=annotations.get(layout.TEMPLATE_ANNOTATION, ""),
         leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),

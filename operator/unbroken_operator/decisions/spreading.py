@@ -125,7 +125,7 @@ def _paths(settings: JobSettings, assessment: Assessment, pods: Iterable[PodView
     kept = [index for index, layer in enumerate(settings.layers) if layer.label != layout.HOSTNAME_LABEL]
     found = []
     for pod in pods:
-        domains = assessment.domains.get(pod.node)
+        domains = assessment.domains.by_pod.get(pod.uid)
         names = () if domains is None else tuple(domains[index] for index in kept)
         path = names[: names.index("")] if "" in names else names
         if path:

@@ -8,12 +8,14 @@ import sys
 from unbroken.agent.config import read_config
 from unbroken.agent.shell import Agent
 from unbroken.logs import read_level, start_log
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 
 async def _run() -> int:
     config = read_config()
-    config.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (config.directory, config.private_directory):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = await Agent(config).run()
     _ignore_signals(asyncio.get_running_loop())
     return code
@@ -40,7 +42,7 @@ def main() -> int:
         start_log("unbroken.agent", read_level(os.environ), with_time=False)
         return asyncio.run(_run())
     except InputError as error:
-        print(f"unbroken.agent: {error}", file=sys.stderr)
+        print(printable(f"unbroken.agent: {error}"), file=sys.stderr)
         return 2
 
 

@@ -36,6 +36,9 @@ class AgentConfig:
     pod_ip: str
     domains: tuple[str, ...]
     directory: Path
+    """Shared with launcher and workers: whatever is in it, they may have written."""
+    private_directory: Path
+    """The agent's own: it believes what it finds there. The same as `directory` where nobody has made another."""
     termination_log: Path | None = None
     """File in which the kubelet finds why this container ended."""
     waits_for_workers: bool = False
@@ -61,6 +64,7 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
     is_encrypted = url.startswith("https://")
     listen = source.get("UNBROKEN_METRICS_LISTEN", "")
     domains = source.get("UNBROKEN_DOMAINS", "")
+    directory = Path(want("UNBROKEN_DIR"))
     termination_log = source.get("UNBROKEN_TERMINATION_LOG", "")
     return AgentConfig(
         settings=settings_from_json(want("UNBROKEN_SETTINGS")),
@@ -73,7 +77,8 @@ def read_config(environment: Mapping[str, str] | None = None) -> AgentConfig:
         node=source.get("UNBROKEN_NODE", ""),
         pod_ip=want("UNBROKEN_POD_IP"),
         domains=tuple(domains.split("/")) if domains else (),
-        directory=Path(want("UNBROKEN_DIR")),
+        directory=directory,
+        private_directory=Path(source.get("UNBROKEN_PRIVATE_DIR") or directory),
         termination_log=Path(termination_log) if termination_log else None,
         memory=_read_memory(source),
     )

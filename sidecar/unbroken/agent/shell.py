@@ -35,6 +35,7 @@ from unbroken.agent.decisions.member import PodMember
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.exposition import serve_exposition
 from unbroken.network.refusals import Refusals
+from unbroken.tasks import Tasks
 from unbroken_core.conventions.tls import server_name
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
@@ -54,7 +55,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._memory_file = MemoryFile(config.directory)
+        self._memory_file = MemoryFile(config.private_directory)
         identity = Hello(
             protocol=PROTOCOL,
             job=config.settings.job,
@@ -71,7 +72,8 @@ class Agent:
         self._page = StampPage(config.directory / "stamps", config.settings.ranks_per_pod)
         self._deaths = DeathWatch(config.directory / "stamps", config.settings.ranks_per_pod, self._on_death)
         socket_path = config.directory / "agent.sock"
-        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit)
+        check = self._member.check_report
+        self._local = LocalServer(socket_path, config.settings.ranks_per_pod, self._emit, check)
         termination_message = TerminationMessage(config.termination_log)
         authority = None if config.authority_file is None else AuthorityFile(config.authority_file)
         self._uplink = Uplink(
@@ -108,20 +110,18 @@ class Agent:
                 lambda: self._uplink.num_unauthorized,
             )
             exposition = await serve_exposition(*self._config.metrics_listen, write, refusals)
-        tasks = [asyncio.create_task(self._join()), asyncio.create_task(self._watch_page())]
+        tasks = Tasks(self._on_failure)
+        tasks.start("link to the rendezvous", self._join())
+        tasks.start("watch on the stamps", self._watch_page())
         if self._config.memory is not None:
-            tasks.append(asyncio.create_task(self._keeper(self._config.memory).run()))
-        for task in tasks:
-            task.add_done_callback(self._on_task_end)
+            tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
             code = await self._exit_code
             await self._uplink.drain(_LAST_MESSAGES_S)
             return code
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await tasks.stop()
             await self._local.stop()
             if exposition is not None:
                 await exposition.cleanup()
@@ -153,10 +153,10 @@ class Agent:
             await self._is_whole.wait()
         await self._uplink.run()
 
-    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None and not self._exit_code.done():
-            # A bug: end with its traceback, and let the kubelet start this agent again.
-            self._exit_code.set_exception(task.exception() or RuntimeError())
+    def _on_failure(self, _what: str, error: BaseException) -> None:
+        if not self._exit_code.done():
+            # A bug: end, and let the kubelet start this agent again.
+            self._exit_code.set_exception(error)
 
     # ---------------------------------------------------------------------------------------------------------- events
 

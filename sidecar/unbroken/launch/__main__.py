@@ -4,6 +4,7 @@ import sys
 
 from unbroken.launch.config import read_config
 from unbroken.launch.launcher import Launcher
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 
@@ -12,7 +13,7 @@ def main() -> int:
     try:
         return Launcher(read_config(sys.argv[1:])).run()
     except InputError as error:
-        print(f"unbroken.launch: {error}", file=sys.stderr)
+        print(printable(f"unbroken.launch: {error}"), file=sys.stderr)
         return 2
 
 

@@ -60,7 +60,8 @@ class Launcher:
             self._link.close()
             self._workers.close()
             wake.close()
-        return self._exit_code or 0
+        # Once all has been well, the pod is as good as the ends of its workers.
+        return self._exit_code or self._workers.failed_end
 
     def _take_signals(self) -> socket.socket:
         """Turn signals into bytes on a socket, so that one `select` waits for everything."""
@@ -189,9 +190,10 @@ class Launcher:
                 self._workers.inspect(order)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
                 if self._exit_code is None:
-                    complain(self._stderr, f"the job is over: {message}")
+                    complain(self._stderr, f"the {'training' if exit_code == 0 else 'job'} is over: {message}")
                     self._exit_code, self._end_at_s = exit_code, now_s + max(grace_s, 0.0)
                     self._workers.cancel_starts()
+                    self._workers.expect_ends()
             case _:
                 assert_never(order)
 

@@ -45,6 +45,8 @@ class Workers:
         self._is_log_refused = False
         self._new_streams: list[Stream] = []
         self._forking: Forking | None = None
+        self._expected: dict[int, int] = {}
+        """Incarnations that are to end by themselves, and well, by local rank: the training is over."""
 
     def prepare(self, now_s: float) -> None:
         """Start the fork server, if it suits the command."""
@@ -220,6 +222,7 @@ class Workers:
             return
         worker = self._workers[local_rank]
         if worker.process.incarnation == incarnation and worker.is_alive:
+            self._expected.pop(local_rank, None)
             self._end(worker.process, signal.SIGTERM, grace_s, now_s)
 
     def end_all(self, grace_s: float, now_s: float, number: int = signal.SIGTERM) -> None:
@@ -236,6 +239,20 @@ class Workers:
         signal_group(process.pid, signal.SIGCONT)
         due_s = now_s + max(grace_s, 0.0)
         process.kill_at_s = due_s if process.kill_at_s is None else min(process.kill_at_s, due_s)
+
+    def expect_ends(self) -> None:
+        """From now on processes are to end by themselves, and well; those that were told to end are not among them."""
+        alive = (worker for worker in self._workers if worker.is_alive and worker.process.kill_at_s is None)
+        self._expected = {worker.local_rank: worker.process.incarnation for worker in alive}
+
+    @property
+    def failed_end(self) -> int:
+        """Exit code, as a shell shows it, of the first process that did not end as expected; 0 without one."""
+        for worker in self._workers:
+            code = worker.process.exit_code or 0
+            if code and self._expected.get(worker.local_rank) == worker.process.incarnation:
+                return code if code > 0 else 128 - code
+        return 0
 
     def kill_overdue(self, now_s: float) -> None:
         """Kill the groups whose grace is over."""

@@ -9,6 +9,7 @@ from aiohttp import web
 from unbroken.network.addresses import listen
 from unbroken.network.connections import LIMITS_OF_SCRAPES, Connections, GuardedSite, http_runner
 from unbroken.network.refusals import Refusals
+from unbroken_core.conventions.printable import printable_lines
 from unbroken_core.errors import InputError
 
 _SHUTDOWN_S = 1.0
@@ -33,7 +34,8 @@ class Scrapes:
         async with self._lock:
             started_s = self._loop.time()
             if not self._body or started_s >= self._next_s:
-                self._body = await self._write()
+                # Labels may be names that a job has given.
+                self._body = printable_lines((await self._write()).decode()).encode()
                 ended_s = self._loop.time()
                 self._next_s = ended_s + max(_MIN_AGE_S, (ended_s - started_s) / _COST_RATIO)
             return self._body

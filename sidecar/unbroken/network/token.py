@@ -15,6 +15,22 @@ GRACE_S = 300.0
 """How long a replaced token stays valid: kubelets update the pods' files up to two minutes apart."""
 
 
+def read_token(path: Path) -> str:
+    """Return the token in a file, for a header. Raises InputError that names the file, without its content."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"token file {path}: want the job's token in UTF-8, got {error}") from error
+    return one_line(token, f"token file {path}")
+
+
+def one_line(token: str, what: str) -> str:
+    """Return the token. Raises InputError unless a header can carry it."""
+    if not token.isascii() or not token.isprintable():
+        raise InputError(f"{what}: want a token in one line of ASCII characters, got other characters")
+    return token
+
+
 class FixedToken:
     """Checks callers against a fixed token."""
 
@@ -64,6 +80,7 @@ class TokenFile:
         except OSError as error:
             raise InputError(f"token file {self._path}: {error.strerror}") from error
         _want_length(token, f"token file {self._path}")
+        one_line(token.decode(errors="replace"), f"token file {self._path}")
         if self._token and token != self._token:
             self._previous, self._replaced_at_s = self._token, self._clock()
             logger.info("token replaced: the one before it is accepted for another %.0f s", GRACE_S)

@@ -23,6 +23,7 @@ from unbroken.rendezvous.config import RendezvousConfig, loopback_beside, read_c
 from unbroken.rendezvous.restored_state import TermFile, uses_on_clock
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
+from unbroken_core.conventions.printable import printable
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError
 
@@ -123,7 +124,7 @@ def main() -> int:
         _raise_descriptor_limit()
         asyncio.run(serve(read_config()))
     except InputError as error:
-        print(f"unbroken.rendezvous: {error}", file=sys.stderr)
+        print(printable(f"unbroken.rendezvous: {error}"), file=sys.stderr)
         return 2
     return 0
 

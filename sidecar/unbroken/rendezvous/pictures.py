@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from unbroken.rendezvous.tree_drawing import svg_picture
+from unbroken_core.conventions.printable import printable
 from unbroken_core.messages import JobStatus
 from unbroken_core.ranks.tree import RankTree, picture
 from unbroken_core.ranks.worlds import shown_name
@@ -20,8 +21,8 @@ def tree_text(tree: RankTree | None, status: JobStatus, why: Iterable[str] = ())
 
     Raises NoPictureError before the first plan.
     """
-    shown = picture(_known(tree), label=shown_name)
-    parts = [_title(status), "\n".join(why), shown]
+    shown = picture(_known(tree), label=_name)
+    parts = [_title(status), "\n".join(map(printable, why)), shown]
     return "\n\n".join(filter(None, parts))
 
 
@@ -33,7 +34,7 @@ def tree_drawing(tree: RankTree | None, status: JobStatus) -> str:
             f"/v1/topology.svg: want at most {MAX_DRAWN_WORKERS} workers in a drawing, got {len(known)}; "
             "/v1/topology has the text"
         )
-    return svg_picture(known, _title(status), label=shown_name)
+    return svg_picture(known, _title(status), label=_name)
 
 
 def _known(tree: RankTree | None) -> RankTree:
@@ -43,4 +44,8 @@ def _known(tree: RankTree | None) -> RankTree:
 
 
 def _title(status: JobStatus) -> str:
-    return f"{status.job}: {status.message}"
+    return printable(f"{status.job}: {status.message}")
+
+
+def _name(name: str) -> str:
+    return printable(shown_name(name))

@@ -202,15 +202,17 @@ class Service:
     # ---------------------------------------------------------------------------------------------------------- engine
 
     def _step(self, event: Event) -> None:
-        started_s = self._loop.time()
         try:
-            actions = self._coordinator.step(event, started_s)
+            self._take(event)
         except Exception as error:
-            # Its state may be inconsistent. The agents hold all that a new process needs to go on.
-            logger.exception("coordinator failed: event=%s", type(event).__name__)
+            # Its state may be inconsistent, or its next tick not set. The agents hold all that a new process needs.
+            logger.exception("coordinator failed: job=%s event=%s", self.settings.job, type(event).__name__)
             if not self.failure.done():
                 self.failure.set_exception(error)
-            return
+
+    def _take(self, event: Event) -> None:
+        started_s = self._loop.time()
+        actions = self._coordinator.step(event, started_s)
         self._perform(actions)
         if any(isinstance(action, Send) and isinstance(action.message, Plan) for action in actions):
             self._coordinator.plan_took(self._loop.time() - started_s)

@@ -23,6 +23,7 @@ from unbroken.network.token import FixedToken, TokenFile
 from unbroken.network.token_guard import TokenGuard
 from unbroken.rounds.restored_state import KnownRounds, KnownRoundsFile, read_known_rounds
 from unbroken.rounds.server import Rounds
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.log_file is not None:
             leave_starter(str(Path(options.log_file).absolute()))
     except InputError as error:
-        print(f"unbroken.rounds: {error}", file=sys.stderr)
+        print(printable(f"unbroken.rounds: {error}"), file=sys.stderr)
         return 2
     start_log("unbroken.rounds", options.log_level, with_time=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

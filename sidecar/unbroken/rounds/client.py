@@ -25,6 +25,7 @@ import aiohttp
 
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
+from unbroken.network.token import one_line
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Stage, Standing, ToNode
@@ -169,7 +170,7 @@ class RoundsLink:
     async def _connect_once(self, session: aiohttp.ClientSession) -> bool:
         """Return whether there was a connection, once it has ended."""
         try:
-            headers = {"Authorization": f"Bearer {self._endpoint.token()}"}
+            headers = {"Authorization": f"Bearer {one_line(self._endpoint.token(), 'token')}"}
             authority = self._endpoint.authority
             context: ssl.SSLContext | bool = True if authority is None else authority.context()
             async with session.ws_connect(

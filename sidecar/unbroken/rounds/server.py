@@ -149,14 +149,17 @@ class Rounds:
         run.is_settling = False
         if self._runs.get(run_id) is not run:
             return
-        now_s, num_before = self._loop.time(), run.rounds.num_begun
         try:
-            actions = run.rounds.settle(now_s)
+            self._decide(run_id, run)
         except Exception:
-            # Its state may be inconsistent; the nodes hold all that a new one needs.
+            # Its state may be inconsistent, or its next look not set; the nodes hold all that a new one needs.
             logger.exception("run failed, begins anew: run=%s", run_id)
-            self._drop(run_id)
-            return
+            if self._runs.get(run_id) is run:
+                self._drop(run_id)
+
+    def _decide(self, run_id: str, run: _Run) -> None:
+        now_s, num_before = self._loop.time(), run.rounds.num_begun
+        actions = run.rounds.settle(now_s)
         self.num_begun += run.rounds.num_begun - num_before
         self._perform(run, actions, run_id)
         self._note_rounds(run_id, run.rounds.newest)

@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.memory_folder import memory_folder
 from unbroken.run.options import RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
+from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 _MAX_FOLDER_CHARACTERS = 70
@@ -22,7 +24,7 @@ def run(arguments: Sequence[str] | None) -> int:
         options = read_options(arguments)
         block = LoopbackBlock()
     except InputError as error:
-        print(f"unbroken run: {error}", file=sys.stderr)
+        print(printable(f"unbroken run: {in_flags(str(error))}"), file=sys.stderr)
         return 2
     # Readable by this user only: it holds the token and the sockets.
     folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))

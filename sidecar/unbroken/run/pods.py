@@ -38,6 +38,11 @@ class Pod:
     is_over: bool = False
 
     @property
+    def private_folder(self) -> Path:
+        """What its agent writes for itself; its processes are not told of it."""
+        return self.folder.with_name(f"{self.folder.name}.agent")
+
+    @property
     def observation(self) -> PodObservation:
         """The pod as an operator would see it."""
         return PodObservation(self.name, self.node, self.domains, self.role)
@@ -99,6 +104,7 @@ class Recipes:
             **self._common(),
             **self._identity(pod),
             **trust,
+            "UNBROKEN_PRIVATE_DIR": str(pod.private_folder),
             **self._memory(),
             "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
             "UNBROKEN_METRICS_LISTEN": f"{pod.address}:{AGENT_METRICS_PORT}",

@@ -12,12 +12,15 @@ from pathlib import Path
 from unbroken.run.certificates import write_certificates
 from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
+from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.narration import narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
+from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
@@ -25,6 +28,9 @@ _PATIENCE_S = 1.0
 _BAD_INPUT = 2
 _STORM_STARTS = 5
 _STORM_S = 30.0
+_SIGNALS = 128
+"""Exit codes from here on are those of a launcher that a signal has ended."""
+_LAST_REPORT_S = 2.0
 _GRACE_S = 10.0
 """How long a part may take to end, beyond the termination grace."""
 
@@ -60,6 +66,8 @@ class Supervisor:
         """Exit code, once it is known."""
         self._is_over = False
         """Whether the rendezvous has ended the job: its launchers then end by themselves."""
+        self._last_words: list[str] = []
+        """What is said when all workers have ended."""
         self._num_interrupts = 0
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,8 +78,12 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._interrupt, number)
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
-        self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
-        self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
+        pods = f"{settings.replicas} pod{'s' * (settings.replicas > 1)}"
+        ranks = f"{settings.ranks_per_pod} rank{'s' * (settings.ranks_per_pod > 1)}"
+        self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
+        self._say(f"see it live: {shlex.join(self._recipes.page_command)} (`status` and `why` take the same options)")
+        if self._options.log_dir is not None:
+            self._say(f"logs: {self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):
@@ -82,7 +94,9 @@ class Supervisor:
             code = await self._end
             if self._is_over:
                 await self._wait_for_workers()
-            return code
+            for line in self._last_words:
+                self._say(line)
+            return code if code != 1 else self._failed_code()
         finally:
             await self._clean_up()
 
@@ -153,7 +167,7 @@ class Supervisor:
         """Show what the job does, until it is over."""
         shown = ""
         while True:
-            is_stuck = self._status is not None and self._status.phase is JobPhase.INTERRUPTED
+            is_stuck = self._status is not None and self._status.phase in (JobPhase.INTERRUPTED, JobPhase.ENDING)
             is_news = is_stuck and self._status is not None and self._status.message != shown
             status = await self._client.newer_status(self._status, _PATIENCE_S if is_news else 30.0)
             if status is None:
@@ -163,9 +177,14 @@ class Supervisor:
                 # Most interruptions are over before a person could read what they wait for.
                 shown = status.message
                 self._say(shown)
-            for line in narrate(self._status, status):
-                self._say(line)
+            lines = narrate(self._status, status)
             self._status = status
+            if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+                # After all that the workers still write: it is what a person looks for at the end.
+                self._last_words = lines
+                lines = []
+            for line in lines:
+                self._say(line)
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)
@@ -220,6 +239,9 @@ class Supervisor:
 
     async def _end_pod(self, pod: Pod, code: int) -> None:
         """A pod is over: replace it, unless the job is over as well."""
+        if pod.agent is not None and 0 <= code < _SIGNALS:
+            # The pod's last report says how its workers ended: it is to come before the pod's end.
+            await asyncio.wait([pod.agent.ended], timeout=_LAST_REPORT_S)
         pod.is_over = True
         self._is_news.set()
         if pod.agent is not None:
@@ -240,19 +262,24 @@ class Supervisor:
     async def _is_job_over(self) -> bool:
         """Ask the rendezvous whether the job is over: pods end before the last status is read."""
         status = await self._client.newer_status(None)
-        return status is not None and status.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
+        return status is not None and status.phase in (JobPhase.ENDING, JobPhase.COMPLETE, JobPhase.FAILED)
 
     # ------------------------------------------------------------------------------------------------------------- end
 
     async def _wait_for_workers(self) -> None:
         """Wait for the launchers, which end by themselves after the job, once their workers have."""
         timeouts = self._options.settings.timeouts
-        limit_s = max(timeouts.completion_s, timeouts.startup_s) + timeouts.termination_grace_s + _GRACE_S
+        limit_s = ending_limit_s(timeouts) + timeouts.termination_grace_s + _GRACE_S
         alive = [pod.launcher.ended for pod in self._pods if pod.launcher is not None and pod.launcher.is_alive]
         until_s = time.monotonic() + limit_s
         while alive and time.monotonic() < until_s and self._num_interrupts == 0:
             _, waiting = await asyncio.wait(alive, timeout=0.5)
             alive = list(waiting)
+
+    def _failed_code(self) -> int:
+        """Return the exit code of the first pod that says why the job has failed."""
+        ended = (pod.launcher.ended for pod in self._pods if pod.launcher is not None)
+        return next((code.result() for code in ended if code.done() and code.result() > 1), 1)
 
     async def _clean_up(self) -> None:
         if not self._end.done():
@@ -273,7 +300,8 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         if not self._options.is_quiet:
-            print(f"unbroken {time.monotonic() - self._started_s:7.2f}s  {text}", file=sys.stderr, flush=True)
+            since_s = time.monotonic() - self._started_s
+            print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
 
 
 def _is_storm(starts_s: list[float]) -> bool:

@@ -19,6 +19,7 @@ from unbroken.standalone.host import MEMORY, Host
 from unbroken.standalone.messages import ASSIGNMENT_NAME, CONFIG_NAME, PodAssignment, StandaloneConfig
 from unbroken.standalone.root import Root, bind
 from unbroken_core import wire
+from unbroken_core.conventions.printable import printable_lines
 from unbroken_core.errors import UnbrokenError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def main() -> int:
         config: StandaloneConfig = wire.decode((folder / CONFIG_NAME).read_bytes(), StandaloneConfig)
         return {"host": _host, "root": _root}[kind](folder, config, level)
     except (UnbrokenError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(printable_lines(str(error)), file=sys.stderr)
         return 2
 
 

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from unbroken.standalone.messages import (
 )
 from unbroken.standalone.root_search import RootSearch
 from unbroken.standalone.worker_watch import WorkerWatch
+from unbroken.tasks import Tasks
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 
@@ -85,7 +85,8 @@ class Host:
         self._has_root = False
         self._waiting_for = Waiting("no worker has registered")
         self._failure: asyncio.Future[Failed] = self._loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._on_failure)
+        self._pod: Agent | None = None
 
     async def run(self) -> None:
         """Run until no worker of this host needs it."""
@@ -100,9 +101,7 @@ class Host:
                 await self._serve(assignment)
         finally:
             server.close()
-            for task in list(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.stop()
 
     # ------------------------------------------------------------------------------------------------------ gathering
 
@@ -159,10 +158,7 @@ class Host:
             write_message(worker.writer, message)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.adopt("connection of a worker", asyncio.current_task())
         try:
             register = await read_message(reader, Register, _REGISTER_TIMEOUT_S)
             if register is not None:
@@ -171,6 +167,8 @@ class Host:
             logger.warning("worker refused: %s", str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
             pass
+        except Exception:
+            logger.exception("worker's connection failed")
         finally:
             writer.close()
 
@@ -215,7 +213,7 @@ class Host:
     def _start_root(self) -> None:
         if not self._has_root:
             self._has_root = True
-            self._keep(self._run_root())
+            self._tasks.start("start of the root", self._run_root())
 
     async def _run_root(self) -> None:
         """Start the root; fail the job if it does not come up."""
@@ -228,10 +226,13 @@ class Host:
         self._search.root_port = port
         self._search.note_change()
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _on_failure(self, what: str, error: BaseException) -> None:
+        """End with a reason: the job before it has formed, this host's part of it later."""
+        message = f"{what}: {type(error).__name__}: {error}"
+        if self._pod is not None:
+            self._pod.give_up(message)
+        elif not self._failure.done():
+            self._failure.set_result(Failed(message))
 
     # -------------------------------------------------------------------------------------------------------- serving
 
@@ -255,9 +256,10 @@ class Host:
 
     async def _serve_as(self, config: AgentConfig, watch: WorkerWatch, assignment: PodAssignment) -> None:
         num_places = assignment.settings.ranks_per_pod
-        pod = Agent(config)
+        pod = self._pod = Agent(config)
         agent = asyncio.create_task(pod.run())
-        self._keep(self._keep_in_touch(pod, assignment.settings.timeouts.barrier_s))
+        limit_s = assignment.settings.timeouts.barrier_s
+        self._tasks.start("watch on the rendezvous", self._keep_in_touch(pod, limit_s))
         try:
             await watch.attach()
             is_first = self._has_root
@@ -277,8 +279,12 @@ class Host:
                 signal.raise_signal(signal.SIGTERM)
             await asyncio.wait((agent,), timeout=_RELEASE_S)
             agent.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
+            try:
                 await agent
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                logger.exception("agent failed: pod=%s", assignment.pod)
 
     async def _keep_in_touch(self, agent: Agent, limit_s: float) -> None:
         """Restart a killed root; release the workers when no rendezvous answers for too long."""
@@ -336,6 +342,7 @@ class Host:
             pod_ip=self._address(assignment),
             domains=(),
             directory=self._folder,
+            private_directory=self._folder,
             waits_for_workers=True,
             memory=memory,
         )
@@ -352,7 +359,13 @@ def _start_root(folder: Path) -> int:
     command = [sys.executable, *safe, "-m", "unbroken.standalone", "root", str(folder)]
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise InputError(f"root did not start: {error}") from error

@@ -8,13 +8,14 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from unbroken.launch.exit_status import exit_status
 from unbroken.launch.stack_dump import request_stack
 from unbroken.standalone.lines import read_message, write_message
+from unbroken.tasks import Tasks
 from unbroken_core.errors import WireError, assert_never
 from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import (
@@ -70,7 +71,7 @@ class WorkerWatch:
         """Set when no worker is left."""
         self._workers = {rank: WatchedWorker(rank, pids.get(rank, 0)) for rank in range(num_places)}
         self._writer: asyncio.StreamWriter | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._on_failure)
         for worker in self._workers.values():
             if worker.pid == 0:
                 worker.exit_code, worker.error = UNKNOWN_EXIT, "this host has fewer workers than others"
@@ -90,17 +91,15 @@ class WorkerWatch:
                 await asyncio.sleep(_CONNECT_RETRY_S)
         write_message(self._writer, Attach(PROTOCOL, "launcher", os.getpid()))
         self._tell()
-        self._run(self._listen(reader))
+        self._tasks.start("orders of the agent", self._listen(reader))
 
     def leave(self, local_rank: int) -> None:
         """A worker's connection has ended, because its process or its wrapped call has."""
-        self._run(self._note_left(self._workers[local_rank]))
+        self._tasks.start(f"end of local rank {local_rank}", self._note_left(self._workers[local_rank]))
 
     async def close(self) -> None:
         """Hang up, and leave the processes alone."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         if self._writer is not None:
             self._writer.close()
             with contextlib.suppress(OSError):
@@ -155,7 +154,7 @@ class WorkerWatch:
         # In this order a stopped process ends as it wakes, instead of running on for a moment.
         self._signal(worker, signal.SIGTERM)
         self._signal(worker, signal.SIGCONT)
-        self._run(self._kill(worker, max(order.grace_s, 0.0)))
+        self._tasks.start(f"kill of local rank {worker.local_rank}", self._kill(worker, max(order.grace_s, 0.0)))
 
     def _look_into(self, local_rank: int, number: int) -> None:
         worker = self._workers.get(local_rank)
@@ -217,10 +216,9 @@ class WorkerWatch:
             case _:
                 assert_never(order)
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _on_failure(self, _what: str, _error: BaseException) -> None:
+        """Without its launcher's part a host is of no use: it ends, as if the agent had said so, and others go on."""
+        self.is_over.set()
 
 
 def _exit_code(pid: int) -> int:

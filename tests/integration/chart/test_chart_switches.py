@@ -16,13 +16,14 @@ from tests.handshake import shakes_hands
 
 from unbroken_operator.adapters.webhook import Certificate
 
-from .test_chart import CHART, helm_or_skip, rendered, run
+from .test_chart import CHART, REGISTRY, helm_or_skip, rendered, run
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 APIS = ("--api-versions", "monitoring.coreos.com/v1", "--api-versions", "cert-manager.io/v1")
 CASES: dict[str, tuple[str, ...]] = {
     "default": (),
-    "namespaces": ("scope=Namespaces", "namespaces={a,b}", "podMonitor.enabled=true"),
+    "cluster": ("scope=Cluster", "podMonitor.enabled=true"),
+    "namespaces": ("namespaces={a,b}", "podMonitor.enabled=true"),
     "service-monitor": (
         "serviceMonitor.enabled=true",
         "serviceMonitor.labels.release=stack",
@@ -36,8 +37,11 @@ CASES: dict[str, tuple[str, ...]] = {
         "prometheusRule.runbookUrl=https://example.com/books/",
     ),
     "dashboards": ("dashboards.enabled=true", "dashboards.annotations.grafana_folder=Unbroken"),
+    "rendezvous-images": ("rendezvousImages={example.com/team/*,example.com/rendezvous:1}",),
     "without-disruption-budget": ("podDisruptionBudget.enabled=false",),
     "without-encryption": ("encryption=false",),
+    "without-job-network-policy": ("jobNetworkPolicy.enabled=false",),
+    "job-network-policy-from": ("jobNetworkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",),
     "network-policy": ("networkPolicy.enabled=true",),
     "network-policy-from": (
         "networkPolicy.enabled=true",
@@ -50,7 +54,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "networkPolicy.enabled=true",
         "networkPolicy.webhookFrom[0].ipBlock.cidr=10.0.0.0/28",
     ),
-    "webhook-namespaces": ("webhook.enabled=true", "webhook.failurePolicy=Fail", "scope=Namespaces", "namespaces={a}"),
+    "webhook-namespaces": ("webhook.enabled=true", "webhook.failurePolicy=Fail", "namespaces={a}"),
     "webhook-cert-manager": ("webhook.enabled=true", "webhook.certManager.enabled=true"),
     "webhook-issuer": (
         "webhook.enabled=true",
@@ -124,7 +128,12 @@ def test_every_snapshot_belongs_to_a_switch() -> None:
 def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: Objects) -> None:
     pods = [plain["Pod ops/unbroken-test"]["spec"], plain["Deployment ops/unbroken"]["spec"]["template"]["spec"]]
     for pod in pods:
-        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
         assert all(volume.keys() == {"name", "emptyDir"} for volume in pod.get("volumes", ()))
         for container in pod["containers"]:
@@ -140,8 +149,9 @@ def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: O
     ("option", "wanted"),
     [
         ("scope=Everywhere", r"scope.*(must be one of|one of the following).*Cluster"),
-        ("scope=Namespaces", r"namespaces"),
-        ("namespaces={a}", r"namespaces"),
+        ("scope=Cluster,namespaces={a}", r"namespaces"),
+        ("namespaces={a/b}", r"namespaces"),
+        ("webhook.enabled=true,webhook.port=9090", r"webhook\.port: want another port than metrics\.port \(9090\)"),
         ("logLevel=loud", r"logLevel"),
         ("metrics.port=0", r"metrics.port.*|/metrics/port"),
         ("webhook.failurePolicy=Never", r"failurePolicy"),
@@ -153,19 +163,20 @@ def test_pods_keep_to_the_restricted_standard_and_state_their_resources(plain: O
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(option: str, wanted: str) -> None:
-    result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", option)
+    result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", f"registry={REGISTRY},{option}")
     assert result.returncode != 0
     assert re.search(wanted, result.stderr, flags=re.DOTALL), result.stderr
 
 
 def test_a_monitor_in_a_cluster_without_its_operator_is_refused_with_what_to_do() -> None:
     for switch in ("serviceMonitor", "podMonitor", "prometheusRule"):
-        result = run(helm_or_skip(), "template", "unbroken", str(CHART), "--set", f"{switch}.enabled=true")
+        options = ("--set", f"registry={REGISTRY},{switch}.enabled=true")
+        result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options)
         assert f"{switch}.enabled: needs the API monitoring.coreos.com/v1" in result.stderr
 
 
 def test_a_certificate_of_a_cert_manager_that_is_not_there_is_refused_with_what_to_do() -> None:
-    options = ("--set", "webhook.enabled=true,webhook.certManager.enabled=true")
+    options = ("--set", f"registry={REGISTRY},webhook.enabled=true,webhook.certManager.enabled=true")
     result = run(helm_or_skip(), "template", "unbroken", str(CHART), *options)
     assert "webhook.certManager.enabled: needs the API cert-manager.io/v1 of cert-manager, which" in result.stderr
 

@@ -17,7 +17,7 @@ from tests.waiting import eventually
 
 from unbroken_operator.api import layout
 
-from .test_chart import CHART, helm_or_skip, run
+from .test_chart import CHART, REGISTRY, helm_or_skip, run
 
 JsonObject = dict[str, Any]
 KUBECTL = str(Path(sys.executable).parent / "kubectl")
@@ -55,7 +55,7 @@ def test_kubectl_is_told_what_is_wrong_with_a_job_and_nobody_is_held_up_without_
             place = ["--kubeconfig", str(admin), "--namespace", made.namespace]
             home = {"HELM_CACHE_HOME": str(tmp_path / "cache"), "HELM_CONFIG_HOME": str(tmp_path / "config")}
             options = ["--set", "webhook.enabled=true,crd.install=false"]
-            options += ["--set", f"scope=Namespaces,namespaces={{{made.namespace}}}"]
+            options += ["--set", f"registry={REGISTRY}"]
 
             async def helm_does(*words: str) -> None:
                 done = await asyncio.to_thread(run, helm, *words, *place, **home)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -72,6 +73,34 @@ class ControlPlane:
     kubeconfig: Path
     etcd: Part
     api_server: Part
+    folder: Path
+
+    def stop(self) -> None:
+        """Kill both."""
+        self.api_server.kill()
+        self.etcd.kill()
+
+    def start(self) -> None:
+        """Start both; neither is ready yet."""
+        self.etcd.start()
+        self.api_server.start()
+
+    def back_up(self) -> None:
+        """Keep what etcd has stored, as a backup would; both are down meanwhile."""
+        self.stop()
+        shutil.copytree(self._data, self._data.with_name("backup"))
+        self.start()
+
+    def restore(self) -> None:
+        """Let etcd have what the backup has, and nothing that came later."""
+        self.stop()
+        shutil.rmtree(self._data)
+        shutil.copytree(self._data.with_name("backup"), self._data)
+        self.start()
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "etcd"
 
 
 @contextlib.contextmanager
@@ -87,17 +116,18 @@ def own_control_plane(kubeconfig: Path, folder: Path) -> Iterator[ControlPlane]:
     ports[port] = str(free_port())
 
     def own(item: Running) -> list[str]:
+        for path in re.findall(rf"{re.escape(item.folder)}/[\w.-]+", " ".join(item.arguments)):
+            if Path(path).is_file():
+                shutil.copy(path, folder)
         found = [LOCAL_PORT.sub(lambda match: ports[match[0]], text) for text in item.arguments]
-        found = [ports[port] if text == port else text for text in found]
+        found = [re.sub(rf"^((?:--secure-port=)?){port}$", rf"\g<1>{ports[port]}", text) for text in found]
         return [item.program, *(text.replace(item.folder, str(folder)) for text in found)]
 
     mine = folder / "kubeconfig"
     mine.write_text(json.dumps(yaml.safe_load(text.replace(server, server.replace(port, ports[port])))))
-    made = ControlPlane(mine, Part(own(etcd), folder, "etcd"), Part(own(api_server), folder, "api-server"))
+    made = ControlPlane(mine, Part(own(etcd), folder, "etcd"), Part(own(api_server), folder, "api-server"), folder)
     try:
-        made.etcd.start()
-        made.api_server.start()
+        made.start()
         yield made
     finally:
-        made.api_server.kill()
-        made.etcd.kill()
+        made.stop()

@@ -1,11 +1,13 @@
 """The operator as a process, on real API servers."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.unit.unbroken_operator.test_operator_template_rules import HARMLESS, HAZARDS
 from tests.waiting import eventually
 
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
@@ -292,8 +294,13 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     with pytest.raises(KubeRefused, match=f"{field}: keys under unbroken.dev/ and its subdomains are"):
                         await made.apply("broken", template=with_key(field, "sub.unbroken.dev/x"))
                 await made.apply("users-key", suspend=True, template=with_key("labels", "notunbroken.dev/x"))
+                for spec, message in HAZARDS.values():
+                    words = re.sub(r": '.*|, got .*", "", message.split(": ", 1)[1])
+                    with pytest.raises(KubeRefused, match=re.escape(words)):
+                        await made.apply("broken", template={"spec": spec})
+                await made.apply("harmless", suspend=True, template={"spec": HARMLESS})
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
-            template = {"spec": {"containers": [container], "volumes": [{"name": "unbroken-run", "emptyDir": {}}]}}
+            template = {"spec": {"containers": [{**container, "env": [{"name": "UNBROKEN_DIR", "value": "/"}]}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}
             await made.apply("broken", replicas=1, template=template, **more)
             with operator(made):
@@ -305,11 +312,11 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     return condition if condition.get("reason") == "InvalidSpec" else None
 
                 condition = await eventually(is_refused, "the condition of the broken job")
-                where = "spec.template.spec.volumes[0].name"
-                assert f"{where}: is reserved for the operator: 'unbroken-run'" in condition["message"]
+                where = "spec.template.spec.containers[0].env[0].name"
+                assert f"{where}: names that begin with UNBROKEN_ are the operator's" in condition["message"]
                 (event,) = await made.events("InvalidSpec")
                 assert event["involvedObject"]["name"] == "broken"
-                mended = {"replicas": 3, "timeouts": None, "template": {"spec": {"volumes": None}}}
+                mended = {"replicas": 3, "timeouts": None, "template": {"spec": {"containers": [container]}}}
                 await made.kube.merge(made.path(layout.PLURAL, "broken"), {"spec": mended})
                 await made.wait_for_pods("broken-0", "broken-1", "broken-2", "sound-0")
                 assert len(await made.events("InvalidSpec")) == 1

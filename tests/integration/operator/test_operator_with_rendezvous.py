@@ -93,11 +93,11 @@ def test_the_client_reads_the_status_and_brings_the_observation(tmp_path: Path, 
         await eventually(lambda: is_listening(address), "a rendezvous")
         target = RendezvousTarget("uid", "digits-rendezvous-0", address, TOKEN, authority, HOST)
         async with RendezvousApi() as client:
-            first = await client.status(target, None)
+            first = (await client.status(target, None)).status
             assert (first.job, first.phase, first.pods) == ("digits", JobPhase.FORMING, ())
             await client.observe(target, Observation({"u": PodObservation("digits-0", "a", ("r1",), Role.ACTIVE)}))
             # The same revision again is an answer, too: the poll is bounded.
-            again = await client.status(target, None)
+            again = (await client.status(target, None)).status
             assert again.term == first.term
 
     with rendezvous(tmp_path, certificates) as address:

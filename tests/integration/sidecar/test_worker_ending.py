@@ -21,6 +21,7 @@ from unbroken.launch.exit_status import exit_status
 from unbroken.launch.output import Console
 from unbroken.launch.workers import Workers
 from unbroken_core.pod.pod_messages import Inspect, Spawn
+from unbroken_core.pod.stamps import page_bytes
 
 LIMIT_S = 30.0
 WORKER = """
@@ -206,3 +207,23 @@ def test_next_process_waits_until_the_one_before_is_reaped(tmp_path: Path) -> No
 def config(folder: Path) -> LaunchConfig:
     """Return a launcher's configuration for a command that sleeps."""
     return read_config(["--", "sleep", "600"], {**os.environ, "UNBROKEN_DIR": str(folder)})
+
+
+def test_a_page_that_a_trainer_truncates_costs_that_trainer_only(
+    page: Path, watch: DeathWatch, deaths: "queue.Queue[tuple[int, int]]"
+) -> None:
+    """The agent looked at a mapping of it, and was killed by SIGBUS. Afterwards all is as before."""
+    stamps = StampPage(page, 2)
+    with worker(page, 0):
+        watch.watch(0, 0)
+        os.truncate(page, 0)
+        watch.watch(0, 0)
+        watch.watch(1, 0)
+        assert [slot.pid for slot in stamps.read()] == [0, 0]
+    assert page.stat().st_size == page_bytes(2)
+    with worker(page, 1) as process:
+        watch.watch(1, 1)
+        assert [slot.pid for slot in stamps.read()] == [0, process.pid]
+        process.kill()
+        assert deaths.get(timeout=LIMIT_S) == (1, 1)
+    stamps.close()

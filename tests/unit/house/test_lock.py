@@ -1,8 +1,12 @@
 """tools/lock.py: what the lock file says, and when it is out of date."""
 
+from pathlib import Path
+
 import pytest
 from packaging.requirements import Requirement
 from tools import lock
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_lock_lists_exact_versions_by_name_without_torch_and_the_project() -> None:
@@ -14,11 +18,64 @@ def test_lock_lists_exact_versions_by_name_without_torch_and_the_project() -> No
             {"metadata": {"name": "unbroken", "version": "0.1.0"}},
         ]
     }
-    assert lock.render_lock(report) == lock.HEADER + "aiohttp==3.14.5\npyyaml==6.0.3\n"
+    assert lock.versions(report) == {"aiohttp": "3.14.5", "pyyaml": "6.0.3"}
 
 
-def test_lock_reads_back_what_it_wrote() -> None:
-    assert lock.parse_lock(lock.HEADER + "a-b==1\nc==2.0\n") == {"a-b": "1", "c": "2.0"}
+ONE, TWO = (f"    --hash=sha256:{digit * 64}" for digit in "12")
+TEXT = f"{lock.HEADER}a-b==1 \\\n{ONE} \\\n{TWO}\nc==2.0 \\\n{TWO}\n"
+
+
+def test_lock_reads_back_what_it_wrote_with_all_hashes() -> None:
+    pinned, hashes = {"c": "2.0", "a-b": "1"}, {"a-b": [ONE, TWO], "c": [TWO]}
+    assert lock.render_lock(lock.HEADER, pinned, hashes) == TEXT
+    assert lock.parse_lock(TEXT) == pinned
+    assert lock.parse_hashes(TEXT) == hashes
+    assert lock.unhashed(TEXT) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("a==1\n", "want NAME==VERSION and its hashes, got 'a==1'", id="no hash"),
+        pytest.param("a==1 \\\nb==1 \\\n" + ONE, "a: want at least one hash, got none", id="one of two"),
+        pytest.param(f"a>=1 \\\n{ONE}", "got 'a>=1 \\\\'", id="no version"),
+        pytest.param("a==1 \\\n    --hash=md5:12", "got '    --hash=md5:12'", id="weak hash"),
+        pytest.param("a @ https://example.com/a.whl", "got 'a @ https://example.com/a.whl'", id="URL"),
+        pytest.param("--index-url https://example.com", "got '--index-url https://example.com'", id="option"),
+    ],
+)
+def test_a_package_without_a_hash_is_told(text: str, message: str) -> None:
+    assert message in "; ".join(lock.unhashed(text))
+
+
+def test_every_installation_asks_for_hashes() -> None:
+    setup = (ROOT / "tools" / "setup.sh").read_text()
+    assert '"${INSTALL[@]}" --require-hashes -r requirements-dev.lock' in setup
+    for path in ROOT.glob("images/*/Dockerfile"):
+        lines = path.read_text().replace("\\\n", " ").splitlines()
+        installed = [line for line in lines if "pip install" in line]
+        for command in (part for line in installed for part in line.split("&&") if "pip install" in part):
+            assert "--require-hashes" in command or "--no-index ." in command, f"{path}: {command}"
+
+
+@pytest.mark.parametrize("image", lock.IMAGES)
+def test_the_lock_of_an_image_is_its_part_of_the_whole_lock(image: str) -> None:
+    text = lock.LOCK.read_text()
+    whole, hashes = lock.parse_lock(text), lock.parse_hashes(text)
+    part = (ROOT / "images" / image / "requirements.lock").read_text()
+    assert lock.unhashed(part) == []
+    assert lock.parse_lock(part).items() <= whole.items()
+    assert all(hashes[name] == found for name, found in lock.parse_hashes(part).items())
+    named = {"operator": "kopf", "sidecar": "aiohttp", "trainer-example": "scikit-learn"}[image]
+    assert {named, "setuptools"} <= lock.parse_lock(part).keys()
+
+
+def test_an_isolated_build_takes_the_locked_setuptools() -> None:
+    pinned = lock.parse_lock(lock.LOCK.read_text())
+    assert lock._of_build(pinned) == []
+    assert lock._of_build({**pinned, "setuptools": "1"})[0].startswith(
+        "pyproject.toml: build-system.requires: want ['setuptools==1'], got "
+    )
 
 
 @pytest.mark.parametrize(

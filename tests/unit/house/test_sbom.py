@@ -1,6 +1,8 @@
 """The bill of materials that each image brings."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -53,8 +55,56 @@ def test_installed_packages_of_the_base_are_named_and_none_twice(tmp_path: Path)
     assert [item["name"] for item in made["components"]] == ["libssl3", "cpython"]
 
 
+LOCKED = """\
+# A lock.
+a==1.2 \\
+    --hash=sha256:00
+setuptools==84 \\
+    --hash=sha256:00
+torch==2+cpu --hash=sha256:00
+"""
+
+
+@pytest.mark.parametrize(
+    ("installed", "wanted"),
+    [
+        pytest.param({"a": "1.2", "torch": "2+cpu", "unbroken": "1", "pip": "9"}, [], id="as locked"),
+        pytest.param({"a": "1.2", "torch": "2+cpu", "setuptools": "84"}, [], id="the builder is still there"),
+        pytest.param(
+            {"a": "1.3", "torch": "2+cpu", "setuptools": "85"},
+            ["a: want 1.2, got 1.3", "setuptools: want 84, got 85"],
+            id="other versions",
+        ),
+        pytest.param({"torch": "2+cpu"}, ["a: want 1.2, got nothing"], id="missing"),
+        pytest.param({"a": "1.2", "torch": "2+cpu", "evil": "6"}, ["evil: want nothing, got 6"], id="more than that"),
+    ],
+)
+def test_an_image_that_holds_something_else_than_its_lock_is_not_built(
+    installed: dict[str, str], wanted: list[str]
+) -> None:
+    assert sbom.differences(LOCKED, ({"name": name, "version": seen} for name, seen in installed.items())) == wanted
+
+
+def test_the_bill_fails_on_what_is_not_locked(tmp_path: Path) -> None:
+    """As a Dockerfile calls it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site, "a")
+    lock = tmp_path / "requirements.lock"
+    command = [sys.executable, str(ROOT / "tools" / "sbom.py"), "--lock", str(lock), "unbroken-x", "9", str(site)]
+    for text, code, message in (
+        ("a==1.2 \\\n    --hash=sha256:00\n", 0, ""),
+        ("b==1\n", 1, f"sbom: {lock}: a: want nothing, got 1.2\nsbom: {lock}: b: want 1, got nothing\n"),
+    ):
+        lock.write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (code, message)
+        assert bool(done.stdout) is (code == 0)
+
+
 @pytest.mark.parametrize("part", ["operator", "sidecar", "trainer-example"])
 def test_every_image_brings_its_bill(part: str) -> None:
     text = (ROOT / "images" / part / "Dockerfile").read_text()
-    assert f'sbom.py "unbroken-{part}" "${{VERSION}}" /venv/lib/python3.*/site-packages > /venv/sbom.cdx.json' in text
+    assert f' "unbroken-{part}" "${{VERSION}}" /venv/lib/python3.*/site-packages > /venv/sbom.cdx.json' in text
+    assert "sbom.py --lock " in text
     assert "!tools/sbom.py" in (ROOT / ".dockerignore").read_text().splitlines()

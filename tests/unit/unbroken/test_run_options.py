@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.install import install
+from unbroken.run.flags import in_flags
 from unbroken.run.narration import narrate
 from unbroken.run.options import read_options
 from unbroken_core.errors import InputError
@@ -22,6 +23,40 @@ def test_script_becomes_a_job_of_its_name() -> None:
     assert (settings.job, settings.replicas, settings.spares, settings.ranks_per_pod) == ("test-run-options", 4, 1, 2)
     assert options.command[1:] == (__file__, "--epochs", "3")
     assert (settings.rungs, settings.layers, options.domains) == (DEFAULT_RUNGS, (), ((),) * 5)
+
+
+def test_only_who_asks_for_it_has_a_limit_of_faults_without_progress() -> None:
+    assert read_options(["true"]).settings.no_progress_limit is None
+    assert read_options(["--no-progress-limit", "3", "true"]).settings.no_progress_limit == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "at most 3 are allowed (restart.noProgressLimit); the last: exception of rank 0",
+            "at most 3 are allowed (--no-progress-limit); the last: exception of rank 0",
+        ),
+        ("minReplicas: want 1 to replicas (2), got 3", "--min-pods: want 1 to --pods (2), got 3"),
+        (
+            "timeouts.softSeconds: want less than timeouts.hardSeconds (1.0), got 2.0",
+            "--soft-timeout: want less than --hard-timeout (1.0), got 2.0",
+        ),
+        ("did not follow for 120 s (timeouts.barrierSeconds)", "did not follow for 120 s (--barrier-timeout)"),
+        (
+            "AttributeError: module model.replicas in replicas.py",
+            "AttributeError: module model.replicas in replicas.py",
+        ),
+    ],
+)
+def test_messages_name_options_that_the_reader_can_type(text: str, told: str) -> None:
+    assert in_flags(text) == told
+
+
+def test_options_of_torchrun_are_understood() -> None:
+    options = read_options(["--pods", "2", "--nproc-per-node", "4", "-m", "my.train", "--pods", "9", "-m", "x"])
+    assert (options.settings.replicas, options.settings.ranks_per_pod, options.settings.job) == (2, 4, "my-train")
+    assert options.command == (sys.executable, "-m", "my.train", "--pods", "9", "-m", "x")
 
 
 def test_rungs_have_limits_and_windows() -> None:
@@ -99,7 +134,7 @@ def test_culprit_of_a_recovery_is_told_again_when_it_is_another_one() -> None:
     shown = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(first,))
     known = replace(shown, recoveries=(replace(RECOVERY, num_faults=2),))
     more = replace(shown, recoveries=(replace(RECOVERY, num_faults=3),))
-    assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more faults)"]
+    assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more fault)"]
     assert narrate(known, more) == []
 
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from unbroken import inprocess
+from unbroken import folders, inprocess
 from unbroken.inprocess.exception import NoAgentError
 from unbroken.inprocess.standalone import joining
 from unbroken.inprocess.standalone.hosting import Hosting, timeouts_of
 from unbroken.inprocess.standalone.launched import Launched, read_launched
-from unbroken.standalone import folders, root
+from unbroken.standalone import root
 from unbroken.standalone.local_ranks import local_places
 from unbroken.standalone.messages import (
     Attendance,
@@ -155,6 +155,7 @@ def present(uid: str, ranks: tuple[int, ...], num_places: int) -> Attendance:
 def test_settings_let_every_worker_go_on_alone() -> None:
     """2.24: pods may be split, and nobody can start a process."""
     settings = root.settings_for([present("a", (0, 1), 2), present("b", (2,), 1)])
+    assert settings.no_progress_limit is None
     assert (settings.replicas, settings.ranks_per_pod) == (2, 2)
     assert (settings.minimum_replicas, settings.minimum_ranks_per_pod) == (1, 1)
     assert [budget.rung.value for budget in settings.rungs] == ["in-process", "pod", "world"]

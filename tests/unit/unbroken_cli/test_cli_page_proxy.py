@@ -115,7 +115,14 @@ def test_what_the_jobs_server_sends_is_data_and_never_a_page_or_a_script() -> No
             assert b"steal" not in own.body
         assert proxy.answer(replace(request, path="/page/evil.js")).status == 404
         assert asked == []
-        assert proxy.answer(replace(request, path="/page/status")) == PageAnswer(200, evil.body, "application/json")
+        refused = proxy.answer(replace(request, path="/page/status"))
+        assert (refused.status, refused.content_type, refused.cookie) == (502, "text/plain; charset=utf-8", "")
+        assert b"steal" not in refused.body
+        answers["/page/status"] = replace(evil, body=b'{"name": "\\u001b[2J\\u202e"}')
+        found = proxy.answer(replace(request, path="/page/status"))
+        assert found == PageAnswer(200, b'{"name": "\\\\x1b[2J\\\\u202e"}', "application/json")
+        answers["/page/status"] = replace(evil, body=b"[" * 100_000)
+        assert proxy.answer(replace(request, path="/page/status")).status == 502
         for status, shown in ((302, 502), (401, 401), (503, 503), (200_000, 502)):
             answers["/page/status"] = replace(evil, status=status)
             refused = proxy.answer(replace(request, path="/page/status"))

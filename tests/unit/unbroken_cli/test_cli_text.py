@@ -243,3 +243,14 @@ def test_what_no_operator_keeps_up_to_date_is_not_told_as_true() -> None:
     assert any("bring the operator back" in line for line in lines)
     over = replace(job_of(running(state="Complete")), stale=job.stale)
     assert status_lines(over, NOW)[0].startswith("digits in namespace team-a: COMPLETE"), "an end stays true"
+
+
+def test_a_refused_edit_of_a_job_that_trains_is_told_beside_the_training() -> None:
+    status = running()
+    status["conditions"].append(
+        condition("Admitted", "False", "InvalidSpec", "spec.replicas: got -1; the spec before it stays in force")
+    )
+    lines = status_lines(job_of(status), NOW)
+    assert lines[0].startswith("digits in namespace team-a: TRAINING")
+    assert lines[1] == "  spec       refused: spec.replicas: got -1; the spec before it stays in force"
+    assert any("correct the field" in line for line in lines)

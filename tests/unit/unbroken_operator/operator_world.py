@@ -11,6 +11,7 @@ from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPha
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -99,10 +100,12 @@ class World:
         self.report_from = ""
         self.is_reachable = False
         self.unreachable_because = ""
+        self.is_report_refused = False
         self.unheard_for_s = 0.0
         self.heard_at = ""
         self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
+        self.network_policies: dict[str, dict[str, Any]] = {}
         self.now = "2026-01-01T00:00:00Z"
         self.num_status_writes = 0
         self.created: list[str] = []
@@ -128,6 +131,7 @@ class World:
             report_from=self.report_from,
             is_reachable=self.is_reachable,
             unreachable_because=self.unreachable_because,
+            is_report_refused=self.is_report_refused,
             unheard_for_s=self.unheard_for_s,
             heard_at=self.heard_at,
             memory=self.memory,
@@ -140,7 +144,10 @@ class World:
 
     def actions(self) -> tuple[Action, ...]:
         """Return what the plan asks for now."""
-        return plan(self.snapshot()).actions
+        decision = plan(self.snapshot())
+        sound = decision.sound_spec or self.memory.sound_spec
+        self.memory = dataclasses.replace(self.memory, sound_spec=copy.deepcopy(sound))
+        return decision.actions
 
     def settle(self, limit: int = 10) -> int:
         """Plan and act until nothing is left to do; return the number of rounds with actions."""
@@ -169,13 +176,23 @@ class World:
                 self._apply_to_objects(action)
 
     def _apply_to_objects(
-        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | Revert | DeleteJob
+        self,
+        action: CreateSecret
+        | CreateService
+        | CreateNetworkPolicy
+        | CreatePod
+        | DeletePod
+        | PatchPod
+        | Revert
+        | DeleteJob,
     ) -> None:
         match action:
             case CreateSecret(manifest):
                 self.secret = self.secret or SecretView(*self._owned(manifest), has_certificates=self.options.encrypts)
             case CreateService(manifest):
                 self.service_object = self.service_object or _stored(manifest, "uid-of-service")
+            case CreateNetworkPolicy(manifest):
+                self.network_policies.setdefault(manifest["metadata"]["name"], dict(manifest))
             case CreatePod(manifest):
                 self._create_pod(manifest)
             case DeletePod():

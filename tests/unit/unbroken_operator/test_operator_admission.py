@@ -66,6 +66,12 @@ def template(**fields: Any) -> dict[str, Any]:
             id="our variable",
         ),
         pytest.param(
+            {"template": template(volumeMounts=[{"name": "unbroken-private", "mountPath": "/x"}])},
+            "spec.template.spec.containers[0].volumeMounts[0].name: is the operator's, who mounts it where it belongs: "
+            "'unbroken-private'",
+            id="the agent's volume",
+        ),
+        pytest.param(
             {"template": template(name="unbroken-agent")},
             "spec.template.spec.containers[0].name: is reserved for the operator: 'unbroken-agent'",
             id="our container",

@@ -21,6 +21,8 @@ SCHEMA: dict[str, Any] = structural_schema(Spec)
 GROUPS = [name for name, field in SCHEMA["properties"].items() if field.get("type") == "object" and name != "template"]
 PATH = re.compile(rf"(?<![\w./-])(?:spec\.)?((?:{'|'.join(GROUPS)})(?:\[[^]]*\])?(?:\.[a-zA-Z]+(?:\[[^]]*\])?)+)")
 
+LABEL_OF_A_PLATFORM = re.compile(r"topology\.(kubernetes\.io|k8s\.aws)/")
+
 
 def is_field(path: str) -> bool:
     """Whether the schema of the spec has a field at this dotted path; what stands in brackets is an item of a list."""
@@ -35,7 +37,8 @@ def is_field(path: str) -> bool:
 def paths_in(text: str) -> Iterator[str]:
     """Return what looks like a field of the spec."""
     for found in PATH.finditer(text):
-        yield found[1]
+        if not LABEL_OF_A_PLATFORM.match(text, found.start()):
+            yield found[1]
 
 
 def messages_in(source: Path) -> Iterator[str]:

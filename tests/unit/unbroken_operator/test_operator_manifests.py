@@ -66,7 +66,8 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
     assert environment(agent)["UNBROKEN_RENDEZVOUS_URL"] == "https://digits-rendezvous.ml.svc:29600"
     assert settings_from_json(environment(agent)["UNBROKEN_SETTINGS"]) == admitted().settings
     assert environment(agent)["UNBROKEN_TERMINATION_LOG"] == agent["terminationMessagePath"] == "/dev/termination-log"
-    assert [volume["name"] for volume in spec["volumes"]] == ["unbroken-lib", "unbroken-run", "unbroken-token"]
+    volumes = ["unbroken-lib", "unbroken-run", "unbroken-private", "unbroken-token"]
+    assert [volume["name"] for volume in spec["volumes"]] == volumes
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,17 @@ def test_the_users_container_cannot_read_the_token() -> None:
     assert [mount["mountPath"] for mount in trainer["volumeMounts"]] == ["/opt/unbroken/lib", "/var/run/unbroken"]
 
 
+def test_what_the_agent_believes_lies_where_the_agent_alone_can_write() -> None:
+    spec = pod_of()["spec"]
+    _install, agent = spec["initContainers"]
+    (private,) = [volume for volume in spec["volumes"] if volume["name"] == "unbroken-private"]
+    assert private == {"name": "unbroken-private", "emptyDir": {"medium": "Memory"}}
+    path = environment(agent)["UNBROKEN_PRIVATE_DIR"]
+    assert {"name": "unbroken-private", "mountPath": path} in agent["volumeMounts"]
+    others = [*spec["containers"], *(one for one in spec["initContainers"] if one is not agent)]
+    assert all(mount["name"] != "unbroken-private" for one in others for mount in one["volumeMounts"])
+
+
 def test_only_our_own_containers_get_a_security_context() -> None:
     spec = pod_of()["spec"]
     assert "securityContext" not in spec
@@ -101,9 +113,14 @@ def test_only_our_own_containers_get_a_security_context() -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_a_template_that_runs_the_whole_pod_as_root_still_starts() -> None:
-    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": {"runAsUser": 0}}})["spec"]
-    assert all("runAsNonRoot" not in container["securityContext"] for container in spec["initContainers"])
+@pytest.mark.parametrize("users", [{}, {"runAsUser": 0, "runAsGroup": 0, "fsGroup": 0}, {"runAsUser": 1000}])
+def test_our_containers_have_a_user_of_their_own_whatever_the_template_says_of_the_pod(users: dict[str, int]) -> None:
+    spec = pod_of(template={"spec": {"containers": [CONTAINER], "securityContext": users}})["spec"]
+    assert spec["securityContext"] == users
+    for container in spec["initContainers"]:
+        context = container["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65532, 65532, True)
+        assert (context["privileged"], context["readOnlyRootFilesystem"]) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_a_label_that_a_node_lacks_is_an_empty_domain_a_condition_and_one_event(
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     (event,) = [item for item in world.events.values() if item["reason"] == "TopologyLabelMissing"]
-    assert "label example.com/nvlink on a" in event["message"]
+    assert "label example.com/nvlink on node a" in event["message"]
     assert world.pushed[-1][2].pods[world.uid_of("digits-0")].domains == ("r1", "")
 
 
@@ -350,11 +350,11 @@ def test_a_missing_label_is_no_contradiction_and_both_are_told_together() -> Non
     world.settle()
     assert world.condition("TopologyKnown") == ("False", "TopologyLabelMissing")
     message = world.job["status"]["conditions"][2]["message"]
-    assert message == "missing: label example.com/rack on b. Such nodes count as one domain without a name"
+    assert message == "missing: label example.com/rack on node b. Their pods count as one domain without a name"
     world.pods["digits-2"]["spec"]["nodeName"] = "c"
     world.settle()
     message = world.job["status"]["conditions"][2]["message"]
-    assert message.startswith("missing: label example.com/rack on b. ")
+    assert message.startswith("missing: label example.com/rack on node b. ")
     assert "; contradicting: example.com/nvlink=n1: must be in one rack, but has " in message
 
 
@@ -395,6 +395,16 @@ def test_pods_that_succeed_before_the_report_says_complete_are_not_replaced() ->
     assert not [action for action in world.actions() if isinstance(action, CreatePod)]
 
 
+def test_no_pod_is_replaced_once_the_training_has_returned() -> None:
+    world = running_world()
+    world.rendezvous_says(JobPhase.ENDING, ["digits-0", "digits-1"], ["digits-2"])
+    world.end_pod("digits-0", "Succeeded")
+    world.end_pod("digits-1", "Failed")
+    world.settle()
+    assert world.names() == ["digits-0", "digits-1", "digits-2"]
+    assert world.condition("Complete") == ("False", "NotFinished")
+
+
 def test_a_complete_job_keeps_its_pods_and_loses_its_rendezvous_after_the_last_word() -> None:
     world = running_world()
     completed(world)
@@ -422,14 +432,46 @@ def test_pods_that_never_started_go_when_the_job_is_over() -> None:
     assert "digits-3" not in world.pods
 
 
-def test_nothing_is_touched_under_a_broken_spec_and_the_job_goes_on_after_the_mend() -> None:
+def test_a_running_job_is_repaired_under_its_last_sound_spec() -> None:
     world = running_world()
     broken(world)
+    world.job["spec"]["replicas"] = 1
     world.settle()
-    assert world.job["status"]["state"] == "Invalid"
+    assert world.job["status"]["state"] == "Running"
+    assert world.condition("Running")[0] == "True"
     assert world.condition("Admitted") == ("False", "InvalidSpec")
     (event,) = [item for item in world.events.values() if item["reason"] == "InvalidSpec"]
-    assert event["message"] == "spec.minReplicas: want 1 to replicas (2), got 9"
+    told = "spec.minReplicas: want 1 to replicas (1), got 9; the spec before it stays in force"
+    assert event["message"] == told
+    world.end_pod("digits-2", "Failed")
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], [])
+    world.settle()
+    assert world.created[-1] == "digits-3", "the lost pod is replaced"
+    assert "digits-1" in world.pods, "the refused number of replicas is not acted on"
+    world.job["spec"] |= {"replicas": 2, "minReplicas": 1}
+    world.job["metadata"]["generation"] = 3
+    world.settle()
+    assert world.condition("Admitted") == ("True", "SpecAccepted")
+
+
+def test_a_job_that_never_had_a_sound_spec_has_no_pods() -> None:
+    world = World(a_job(minReplicas=9))
+    world.settle()
+    assert (world.job["status"]["state"], world.created) == ("Invalid", [])
+    (condition,) = [item for item in world.job["status"]["conditions"] if item["type"] == "Admitted"]
+    assert condition["message"] == "spec.minReplicas: want 1 to replicas (2), got 9"
+
+
+def test_an_operator_that_knows_no_sound_spec_touches_nothing_and_the_job_goes_on_after_the_mend() -> None:
+    world = running_world()
+    broken(world)
+    world.memory = PlanMemory()  # Another operator leads now.
+    world.settle()
+    assert world.job["status"]["state"] == "Running", "it trains, whatever its spec says"
+    assert world.condition("Admitted") == ("False", "InvalidSpec")
+    (event,) = [item for item in world.events.values() if item["reason"] == "InvalidSpec"]
+    meanwhile = "the job goes on as it is, and lost pods are not replaced meanwhile"
+    assert event["message"] == f"spec.minReplicas: want 1 to replicas (2), got 9; {meanwhile}"
     world.end_pod("digits-2", "Failed")
     assert world.actions() == ()
     del world.job["spec"]["minReplicas"]

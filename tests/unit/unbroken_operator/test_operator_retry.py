@@ -23,7 +23,7 @@ from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.actions import Action, CreatePod, DeletePod
+from unbroken_operator.decisions.actions import Action, CreatePod, DeletePod, WriteStatus
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -63,6 +63,9 @@ class Odd:
         self.num_lists += 1
         return [], "1"
 
+    async def peek(self, _path: str) -> str:
+        return "1"
+
     async def watch(self, _path: str, _version: str, _selector: str = "") -> AsyncIterator[WatchEvent]:
         self.num_watches += 1
         if self._end is not None:
@@ -74,7 +77,11 @@ class Odd:
 class Nothing:
     """Holds nothing."""
 
-    def replace(self, items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        return 0
+
+    def replace(self, items: list[dict[str, Any]], version: str, _mark: int, _namespace: str | None) -> None:
         """See Store."""
 
     def upsert(self, item: dict[str, Any]) -> None:
@@ -182,6 +189,42 @@ def test_a_slow_pod_does_not_hold_up_the_others() -> None:
     assert len(server.created) == 200
     assert server.created[-1] == "digits-0"
     assert len(server.deleted) == 1
+
+
+class Strict(Server):
+    """Refuses a status with one of these fields."""
+
+    def __init__(self, *refused: str) -> None:
+        super().__init__()
+        self._refused = set(refused)
+        self.status: dict[str, Any] = {}
+
+    async def merge(self, path: str, patch: Any) -> dict[str, Any]:
+        """See Kube."""
+        wrong = self._refused & set(patch["status"])
+        if wrong:
+            raise KubeRefused(f"422 {path}: status.{wrong.pop()}: Invalid value")
+        self.status |= patch["status"]
+        return {"status": self.status}
+
+
+def test_a_status_that_is_refused_holds_up_no_pod_once_its_ordinals_are_written() -> None:
+    """And it is told, so that the next attempt comes later."""
+    server = Strict("history")
+    write = WriteStatus({"history": [{}], "nextPodOrdinal": 3})
+    with pytest.raises(KubeRefused, match=r"422 .* status\.history"):
+        asyncio.run(_executor(server).apply((write, *_pods(3), DeletePod("old", "uid-of-old", "why"))))
+    assert server.status == {"nextPodOrdinal": 3}
+    assert len(server.created) == 3
+    assert len(server.deleted) == 1
+
+
+def test_no_pod_is_created_while_its_ordinal_cannot_be_written() -> None:
+    """Else it might be given to another one, and the first be taken for ended."""
+    server = Strict("nextPodOrdinal")
+    with pytest.raises(KubeRefused, match=r"422 .* status\.nextPodOrdinal"):
+        asyncio.run(_executor(server).apply((WriteStatus({"nextPodOrdinal": 3}), *_pods(3))))
+    assert server.created == []
 
 
 def test_nothing_more_is_begun_after_a_refusal_and_what_was_begun_is_not_forgotten() -> None:

@@ -65,6 +65,9 @@ class Source:
         self.num_lists += 1
         return [], str(100 * self.num_lists)
 
+    async def peek(self, _path: str) -> str:
+        return "999"
+
     async def watch(self, _path: str, version: str, _selector: str = "") -> AsyncIterator[WatchEvent]:
         if not self.watches:
             await asyncio.Event().wait()
@@ -80,7 +83,11 @@ class Store:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def replace(self, _items: list[dict[str, Any]], version: str) -> None:
+    def mark(self) -> int:
+        """See Store."""
+        return 0
+
+    def replace(self, _items: list[dict[str, Any]], version: str, _mark: int, _namespace: str | None) -> None:
         self.told.append(f"list {version}")
 
     def upsert(self, item: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """What the operator asks of kopf."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import kopf
@@ -23,7 +24,8 @@ def test_operator_names_itself_so_that_kopf_does_not_ask_for_the_name_of_the_use
         return True
 
     async def run() -> None:
-        await handlers.run_operator(cast(Jobs, None), None, (), asyncio.Event(), asyncio.Event(), is_served=always)
+        jobs = cast(Jobs, SimpleNamespace(restored=asyncio.Event()))
+        await handlers.run_operator(jobs, None, (), asyncio.Event(), asyncio.Event(), is_served=always)
         configure: Any = handlers.configure
         await configure(settings=seen["settings"])
 

@@ -19,6 +19,7 @@ class Watcher:
         self.seen: list[tuple[str | None, str]] = []
         self.workers: list[asyncio.Task[None]] = []
         self.came = asyncio.Event()
+        self.restored = asyncio.Event()
 
     def observe(self, kind: str | None, job: Mapping[str, Any]) -> None:
         """Start a worker, as for a new job."""
@@ -96,3 +97,22 @@ def test_the_watch_is_told_to_end_and_waited_for(monkeypatch: pytest.MonkeyPatch
 
     run_with(monkeypatch, operator, then)
     assert told == ["kopf ends"]
+
+
+def test_the_watch_of_jobs_begins_anew_when_the_history_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would wait in silence until the versions reach those of the former history."""
+
+    async def operator(memo: handlers.OperatorMemo, stop_flag: threading.Event, ready_flag: Any, **_: Any) -> None:
+        memo.observe("ADDED", {"name": "digits"})
+        ready_flag.set_result(None)
+        await asyncio.to_thread(stop_flag.wait)
+
+    async def then(watcher: Watcher, stop: asyncio.Event) -> None:
+        await watcher.came.wait()
+        watcher.came.clear()
+        watcher.restored.set()
+        await watcher.came.wait()
+        stop.set()
+
+    watcher = run_with(monkeypatch, operator, then)
+    assert watcher.seen == [("ADDED", "digits")] * 2

@@ -49,6 +49,7 @@ export function stateOf(status) {
     planned: hasRun ? { kind: 'stopping', word: 'Recovering' } : { kind: 'waiting', word: 'Starting' },
     interrupted: { kind: 'stopping', word: 'Recovering' },
     running: { kind: 'training', word: 'Training' },
+    ending: { kind: 'waiting', word: 'Ending' },
     complete: { kind: 'complete', word: 'Complete' },
     failed: { kind: 'lost', word: 'Failed' },
   };

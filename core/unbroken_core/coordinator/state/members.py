@@ -122,6 +122,8 @@ class Members:
         self.not_entered: OrderedDict[str, None] = OrderedDict()
         """Active pods with a worker that has not entered the current iteration."""
         self.not_completed: dict[str, None] = {}
+        self.not_ended: dict[str, None] = {}
+        """Active pods with a rank whose process has not ended well."""
         self.not_progressed: dict[str, None] = {}
         self.active: dict[str, None] = {}
         self.leaving: dict[str, None] = {}
@@ -201,17 +203,19 @@ class Members:
 
     def _sort_iteration(self, member: Member) -> None:
         uid, iteration = member.uid, self.world.iteration
-        has_entered = has_completed = has_progressed = True
+        has_entered = has_completed = has_progressed = has_ended = True
         for local_rank in member.ranks:
             state = member.places[local_rank].state
             if not _is_in(state, iteration):
-                has_entered = has_completed = has_progressed = False
+                has_entered = has_completed = has_progressed = has_ended = False
                 break
             has_completed = has_completed and state.phase is _COMPLETED
+            has_ended = has_ended and state.has_ended
             has_progressed = has_progressed and (state.has_progress or state.step >= 0)
         _put(self.active, uid, bool(member.ranks))
         _put(self.not_entered, uid, not has_entered)
         _put(self.not_completed, uid, not has_completed)
+        _put(self.not_ended, uid, not has_ended)
         _put(self.not_progressed, uid, not has_progressed)
 
     def receive(self, member: Member, now_s: float) -> None:
@@ -327,7 +331,7 @@ class Members:
         """Note that all processes are to be replaced at once, however often they ended; retired places stay so."""
         for member in self.by_uid.values():
             for place in member.places.values():
-                place.num_short_lives = 0
+                place.num_short_lives, place.is_pointless = 0, False
                 place.retry_at_s = now_s
                 if not place.is_retired and place.replacing is None:
                     place.replacing = place.state.incarnation

@@ -1,6 +1,6 @@
 """The phases of a job, each with what belongs to it alone: it goes when the job leaves the phase.
 
-    Forming ──> Planned ──> Running ──> Over
+    Forming ──> Planned ──> Running ──> Ending ──> Over
        ^          │   ^        │
        │          v   └──┐     v
        └────── Interrupted <───┘
@@ -186,6 +186,16 @@ class Interrupted:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """The training function has returned on all ranks, and what follows it in the script runs."""
+
+    kind: ClassVar[JobPhase] = JobPhase.ENDING
+    since_s: float
+    failure: str = ""
+    """How the first process ended that did not end well."""
+
+
+@dataclass(frozen=True)
 class Over:
     """The job has ended."""
 
@@ -193,5 +203,5 @@ class Over:
     """COMPLETE or FAILED."""
 
 
-AnyPhase = Union[Forming, Planned, Running, Interrupted, Over]
+AnyPhase = Union[Forming, Planned, Running, Interrupted, Ending, Over]
 OVER = (JobPhase.COMPLETE, JobPhase.FAILED)

@@ -4,6 +4,7 @@ level:  burst ──spend──> lower, below 0 at most by one purchase ──pe
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,20 @@ class Bucket:
     at_s: float
 
 
+class Budget(str, Enum):
+    """What a job may have so much of, in words for people."""
+
+    EVENTS = "Events"
+    STATUS_WRITES = "writes of its status"
+    POD_CREATIONS = "pods created"
+    POD_DELETIONS = "pods deleted"
+
+
 ROUNDING = 1e-6
 POLLS = Allowance(burst=10, per_s=1.0)
 """Requests for the status of one job's rendezvous: the few changes of a recovery at once, then one a second."""
+PLANS = Allowance(burst=60, per_s=5.0)
+"""Plans for one job. Whoever may change its pods can cause as many changes as the API server takes."""
 
 
 def full(allowance: Allowance, now_s: float) -> Bucket:
@@ -49,3 +61,18 @@ def wait_s(bucket: Bucket, allowance: Allowance, now_s: float, amount: float = 1
     missing = min(amount, allowance.burst) - left(bucket, allowance, now_s)
     # A wait that no clock can measure would be asked for again and again.
     return missing / allowance.per_s if missing > ROUNDING else 0.0
+
+
+def allowances(num_pods: int) -> dict[Budget, Allowance]:
+    """Return what a job of so many pods may cost.
+
+    All its pods may be made, made anew after a change of the template, and lost, in one go and with room to spare; then
+    a twentieth of them each second. No sound job has more news than the others allow.
+    """
+    pods = Allowance(burst=20 + 4 * num_pods, per_s=max(0.2, num_pods / 20))
+    return {
+        Budget.EVENTS: Allowance(burst=50, per_s=0.2),
+        Budget.STATUS_WRITES: Allowance(burst=50, per_s=0.5),
+        Budget.POD_CREATIONS: pods,
+        Budget.POD_DELETIONS: pods,
+    }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from unbroken_core.reasons import Role
 from unbroken_operator.api import layout
-from unbroken_operator.api.models import Spec, Spread
+from unbroken_operator.api.models import LabelSource, Spec, Spread
 from unbroken_operator.decisions.objects.manifests import (
     Manifest,
 )
@@ -37,14 +37,19 @@ def with_affinity(
 ) -> Manifest:
     """Return the user's affinity and ours: active pods close together, spares apart, or where they are missed."""
     if role is Role.ACTIVE:
-        return _preferring(affinity, "podAffinity", _near(job, role, [layer.label for layer in spec.topology.layers]))
+        return _preferring(affinity, "podAffinity", _near(job, role, _node_labels(spec)))
     if spec.spares.spread is Spread.ANYWHERE:
         return affinity
     # Where it is known what a spare is to serve, others must not keep it away: one of them may be active in a moment.
-    labels = [] if preferences else [layer.label for layer in spec.topology.layers]
+    labels = [] if preferences else _node_labels(spec)
     labels = [label for label in labels if label != layout.HOSTNAME_LABEL]
     apart = _preferring(affinity, "podAntiAffinity", _near(job, role, [*labels, layout.HOSTNAME_LABEL]))
     return _preferring(apart, "nodeAffinity", [_on_nodes(item) for item in preferences])
+
+
+def _node_labels(spec: Spec) -> list[str]:
+    """Return the layers' labels that nodes may have: the scheduler knows no others before it places a pod."""
+    return [layer.label for layer in spec.topology.all_layers if layer.source is not LabelSource.POD]
 
 
 def away_from(affinity: Manifest, avoided_nodes: AvoidedNodes) -> Manifest:

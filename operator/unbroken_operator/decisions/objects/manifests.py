@@ -1,7 +1,9 @@
 """Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from unbroken_core.messages import Earlier
@@ -10,6 +12,8 @@ from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import Model
 from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.objects.rendezvous_place import rendezvous_place
+from unbroken_operator.decisions.objects.resources import rendezvous_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]
@@ -17,8 +21,25 @@ NOTHING_EARLIER = Earlier()
 
 
 def settings_digest(settings: JobSettings) -> str:
-    """Return a short name of the settings: a rendezvous pod with another one is replaced."""
-    return hashlib.sha256(settings_to_json(settings).encode()).hexdigest()[:16]
+    """Return a short name of the settings: a rendezvous pod with another one is replaced.
+
+    Without defaults: a setting that a later release adds is no change of the job.
+    """
+    return hashlib.sha256(json.dumps(_without_defaults(settings), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_without_defaults(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    found = {}
+    for item in fields(value):
+        usual = item.default_factory() if item.default_factory is not MISSING else item.default
+        seen = _without_defaults(getattr(value, item.name))
+        if seen != _without_defaults(usual):
+            found[item.name] = seen
+    return found
 
 
 def object_metadata(settings: JobSettings, name: str, component: str) -> Manifest:
@@ -102,9 +123,9 @@ def rendezvous_pod(
         "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
         "readinessProbe": {**probe, "periodSeconds": 2},
         "livenessProbe": {**probe, "periodSeconds": 10, "initialDelaySeconds": 5, "failureThreshold": 6},
-        "securityContext": container_security(is_root_pod=False),
+        "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", rendezvous.resources),
+        **rendezvous_resources(spec, options),
     }
     pod: Manifest = {
         "restartPolicy": "Always",
@@ -114,12 +135,7 @@ def rendezvous_pod(
         "containers": [container],
         "volumes": [{"name": layout.RUN_VOLUME, "emptyDir": {}}, secret_volume(settings, keys)],
     }
-    if rendezvous.node_selector:
-        pod["nodeSelector"] = dict(rendezvous.node_selector)
-    if rendezvous.tolerations:
-        pod["tolerations"] = [
-            item.model_dump(by_alias=True, exclude_none=True, mode="json") for item in rendezvous.tolerations
-        ]
+    pod |= rendezvous_place(spec, settings.job)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
@@ -166,15 +182,18 @@ def secret_mount() -> Manifest:
     return {"name": layout.TOKEN_VOLUME, "mountPath": layout.TOKEN_PATH, "readOnly": True}
 
 
-def container_security(is_root_pod: bool) -> Manifest:
-    """Return the security context of our own containers; `is_root_pod`: the template runs the whole pod as root."""
-    context: Manifest = {
+def container_security() -> Manifest:
+    """Return the security context of our own containers: all that a template could set for the whole pod."""
+    return {
         "allowPrivilegeEscalation": False,
+        "privileged": False,
         "readOnlyRootFilesystem": True,
+        "runAsUser": layout.OWN_USER,
+        "runAsGroup": layout.OWN_USER,
+        "runAsNonRoot": True,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    return context if is_root_pod else {**context, "runAsNonRoot": True}
 
 
 def sidecar_pull_policy(spec: Spec) -> Manifest:

@@ -1,7 +1,7 @@
 """Pure: a training pod, made from the user's template.
 
 The user's containers stay as they are, but for the first one's command, which the launcher starts, and its
-environment and mounts. An agent, an install container and three volumes are added.
+environment and mounts. An agent, an install container and four volumes are added.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from unbroken_operator.decisions.objects.manifests import (
     Manifest,
     container_security,
     downward_variables,
-    dumped,
     object_metadata,
     secret_mount,
     secret_volume,
     sidecar_pull_policy,
     variable,
 )
+from unbroken_operator.decisions.objects.resources import sidecar_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 _DEFAULT_GRACE_S = 30
@@ -59,10 +59,10 @@ def training_pod(
     drain_s = _drain_s(settings, pod.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S))
     affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
-    is_root_pod = (pod.get("securityContext") or {}).get("runAsUser") == 0
     image = spec.sidecar.image or options.sidecar_image
-    init_containers = [_install_container(spec, image, is_root_pod)]
-    agent = _agent_container(spec, settings, image, is_root_pod, options.encrypts)
+    resources = sidecar_resources(spec, options)
+    init_containers = [_install_container(spec, image) | resources]
+    agent = _agent_container(spec, settings, image, options.encrypts) | resources
     if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
@@ -150,19 +150,18 @@ def _with_library_path(variables: list[Manifest]) -> list[Manifest]:
     return [*result, variable("PYTHONPATH", path)]
 
 
-def _install_container(spec: Spec, image: str, is_root_pod: bool) -> Manifest:
+def _install_container(spec: Spec, image: str) -> Manifest:
     return {
         "name": layout.INSTALL_CONTAINER,
         "image": image,
         "command": ["python", "-m", "unbroken.install", layout.LIB_PATH],
         "volumeMounts": [{"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH}],
-        "securityContext": container_security(is_root_pod),
+        "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", spec.sidecar.resources),
     }
 
 
-def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod: bool, is_encrypted: bool) -> Manifest:
+def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted: bool) -> Manifest:
     scheme = "https" if is_encrypted else "http"
     address = f"{scheme}://{layout.rendezvous_host(settings.job, settings.namespace)}:{layout.API_PORT}"
     authority = variable("UNBROKEN_RENDEZVOUS_CA", f"{layout.TOKEN_PATH}/{layout.AUTHORITY_KEY}")
@@ -178,16 +177,20 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_root_pod:
             variable("UNBROKEN_RENDEZVOUS_URL", address),
             *([authority] if is_encrypted else []),
             variable("UNBROKEN_DIR", layout.RUN_PATH),
+            variable("UNBROKEN_PRIVATE_DIR", layout.PRIVATE_PATH),
             variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
         ],
         # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
         "terminationMessagePath": layout.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
-        "volumeMounts": [{"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH}, secret_mount()],
-        "securityContext": container_security(is_root_pod),
+        "volumeMounts": [
+            {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
+            {"name": layout.PRIVATE_VOLUME, "mountPath": layout.PRIVATE_PATH},
+            secret_mount(),
+        ],
+        "securityContext": container_security(),
         **sidecar_pull_policy(spec),
-        **dumped("resources", spec.sidecar.resources),
     }
 
 
@@ -195,6 +198,8 @@ def _volumes(settings: JobSettings, is_encrypted: bool) -> list[dict[str, Any]]:
     return [
         {"name": layout.LIB_VOLUME, "emptyDir": {}},
         {"name": layout.RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+        # In memory: a plan is written before its workers enter it, and a slow disk must not hold them up.
+        {"name": layout.PRIVATE_VOLUME, "emptyDir": {"medium": "Memory"}},
         secret_volume(settings, [layout.AUTHORITY_KEY] if is_encrypted else []),
     ]
 

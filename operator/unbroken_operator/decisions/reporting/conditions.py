@@ -11,10 +11,10 @@ from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import JobOutcome, ending_pods, job_outcome, was_suspended
-from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
+from unbroken_operator.decisions.reporting.finding import MAX_MESSAGE, Finding, cut, listed
 from unbroken_operator.decisions.reporting.pod_conditions import pods_ready, up_to_date
 from unbroken_operator.decisions.reporting.recovery_text import culprit
-from unbroken_operator.decisions.reporting.silence import is_unknown, unknown, why_silent
+from unbroken_operator.decisions.reporting.silence import has_run, is_unknown, silent_reason, unknown, why_silent
 from unbroken_operator.decisions.reporting.spare_conditions import spares_exhausted, spares_spread
 from unbroken_operator.decisions.snapshot import Snapshot
 
@@ -32,7 +32,7 @@ _OF_PODS: dict[ConditionType, bool | None] = {
 
 def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None) -> list[Finding]:
     """Return the conditions that this snapshot decides; the others keep what is stored."""
-    found = [_admitted(snapshot, verdict)]
+    found = [_admitted(snapshot, verdict), *_throttled(snapshot)]
     if isinstance(verdict, ValidSpec) and assessment is not None and assessment.is_suspended:
         found += _suspended(snapshot, verdict)
     elif isinstance(verdict, ValidSpec) and assessment is not None:
@@ -40,7 +40,7 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
             found.append(Finding(ConditionType.SUSPENDED, False, Reason.RESUMED, "the job may have pods"))
         problem = pods_ready(snapshot, verdict, assessment)
         found += [] if assessment.outcome is not None else [problem]
-        if verdict.settings.layers and assessment.domains:
+        if verdict.settings.layers and assessment.domains.by_pod:
             found.append(_topology_known(verdict, assessment))
         found += _progress(snapshot, verdict, assessment, problem)
         found += [] if assessment.outcome is not None else up_to_date(snapshot, verdict, assessment)
@@ -53,7 +53,13 @@ def findings(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: A
 
 def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     if isinstance(verdict, InvalidSpec):
-        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, verdict.message)
+        message = verdict.message
+        if has_run(snapshot):
+            message = _with_meanwhile(message, "the job goes on as it is, and lost pods are not replaced meanwhile")
+        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+    if verdict.refused is not None:
+        message = _with_meanwhile(verdict.refused.message, "the spec before it stays in force")
+        return Finding(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     names = [
         f"{kind} {item.name}"
         for kind, item in (("Secret", snapshot.secret), ("Service", snapshot.service))
@@ -70,7 +76,26 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         f"{settings.replicas} active and {settings.spares} spare pods of {settings.ranks_per_pod} ranks are wanted, "
         f"at least {settings.minimum_replicas} active pods to train"
     )
+    message = "; beware: ".join((message, *verdict.warnings))
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
+
+
+def _throttled(snapshot: Snapshot) -> Iterator[Finding]:
+    """Say once that the job is held back, and of what; no numbers that change, each of which would be a write."""
+    of = snapshot.memory.throttled
+    if of:
+        words = " and ".join(budget.value for budget in of)
+        message = (
+            f"more {words} than a job of this size has: the rest is held back, so that other jobs are not slowed; stop "
+            "what changes all the time: pods that fail once they are ready, or a rendezvous with news every second"
+        )
+        yield Finding(ConditionType.THROTTLED, True, Reason.THROTTLED, message)
+    elif any(item["type"] == ConditionType.THROTTLED.value for item in snapshot.status.get("conditions") or ()):
+        yield Finding(ConditionType.THROTTLED, False, Reason.WITHIN_BUDGETS, "nothing was held back for 10 minutes")
+
+
+def _with_meanwhile(message: str, meanwhile: str) -> str:
+    return f"{cut(message, MAX_MESSAGE - len(meanwhile) - 2)}; {meanwhile}"
 
 
 def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
@@ -89,14 +114,16 @@ def _suspended(snapshot: Snapshot, verdict: ValidSpec) -> Iterator[Finding]:
 
 
 def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
-    layers = verdict.settings.layers
-    missing = [f"label {label} on {listed(nodes)}" for label, nodes in sorted(assessment.missing_labels.items())]
-    parts = [f"missing: {'; '.join(missing)}. Such nodes count as one domain without a name"] if missing else []
-    if assessment.misplaced:
-        wrong = listed([_contradiction(layers, item) for item in assessment.misplaced], "; ")
+    layers, domains = verdict.settings.layers, assessment.domains
+    missing = [f"label {label} on {listed(who)}" for label, who in sorted(domains.missing.items())]
+    parts = [f"missing: {'; '.join(missing)}. Their pods count as one domain without a name"] if missing else []
+    if domains.differing:
+        parts.append(f"differing: {listed(domains.differing, '; ')}")
+    if domains.misplaced:
+        wrong = listed([_contradiction(layers, item) for item in domains.misplaced], "; ")
         parts.append(f"contradicting: {wrong}. Each of them counts as two domains")
     if not parts:
-        message = f"all nodes of the job's pods bear the labels of {len(layers)} layers"
+        message = f"all of the job's pods, or their nodes, bear the labels of {len(layers)} layers"
         return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
     reason = Reason.TOPOLOGY_LABEL_MISSING if missing else Reason.TOPOLOGY_LABELS_CONTRADICT
     return Finding(ConditionType.TOPOLOGY_KNOWN, False, reason, cut("; ".join(parts)))
@@ -107,8 +134,8 @@ def _contradiction(layers: Sequence[Layer], found: Misplaced) -> str:
     depth = next(index for index, name in enumerate(found.above) if name != found.other_above[index])
     layer, outer = layers[found.depth], layers[depth]
     return (
-        f"{layer.label}={found.name}: must be in one {outer.name}, but has {outer.label}={found.above[depth]} on node "
-        f"{found.key} and {outer.label}={found.other_above[depth]} on node {found.other_key}"
+        f"{layer.label}={found.name}: must be in one {outer.name}, but has {outer.label}={found.above[depth]} on "
+        f"{found.key} and {outer.label}={found.other_above[depth]} on {found.other_key}"
     )
 
 
@@ -131,7 +158,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
     if assessment.rendezvous is None and not snapshot.is_reachable:
         because = why_silent(snapshot, assessment)
     if because and (report is None or report.iteration < 0):
-        yield _without_rendezvous(because, pods_ready)
+        yield _without_rendezvous(because, pods_ready, silent_reason(snapshot))
         return
     if report is None:
         # After a start of the operator what is stored stays true until the rendezvous has been asked.
@@ -146,8 +173,7 @@ def _progress(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, po
         yield from spares_spread(snapshot, verdict, assessment, report)
 
 
-def _without_rendezvous(because: str, pods_ready: Finding) -> Finding:
-    reason = Reason.WAITING_FOR_RENDEZVOUS
+def _without_rendezvous(because: str, pods_ready: Finding, reason: Reason = Reason.WAITING_FOR_RENDEZVOUS) -> Finding:
     message = because
     if _is_obstacle(pods_ready):
         reason, message = pods_ready.reason, pods_ready.message

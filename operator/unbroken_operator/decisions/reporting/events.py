@@ -20,6 +20,7 @@ _WARNINGS = {
     ("SparesExhausted", "True"),
     ("SparesSpread", "False"),
     ("Failed", "True"),
+    ("Throttled", "True"),
 }
 _GOOD_NEWS = ("Complete", "Suspended")
 _ORDINARY_WAITS = (
@@ -50,6 +51,8 @@ def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
     sign = (condition["type"], condition["status"])
     if condition["type"] == "Suspended":
         return True
+    if condition["type"] == "Running" and condition["reason"] == Reason.REPORT_REFUSED.value:
+        return True
     if sign == ("Running", "False") and condition["reason"] == Reason.BELOW_MINIMUM.value:
         return True
     if condition["reason"] in _ORDINARY_WAITS:
@@ -70,9 +73,13 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         return
     recorded = {(item["term"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")}
     for recovery in report.recoveries:
-        if recovery.ended_at and (report.term, recovery.number) not in recorded:
+        # Without its beginning it is never recorded, and would be news for ever.
+        if recovery.started_at and recovery.ended_at and (report.term, recovery.number) not in recorded:
             key = ("recovery", report.term, recovery.number)
-            yield event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+            manifest = event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
+            # One whose times are no times never gets into the history.
+            if manifest["metadata"]["name"] not in snapshot.memory.posted:
+                yield manifest
 
 
 def event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, message: str) -> dict[str, Any]:

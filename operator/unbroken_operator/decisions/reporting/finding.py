@@ -34,6 +34,6 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def cut(text: str) -> str:
+def cut(text: str, limit: int = MAX_MESSAGE) -> str:
     """Return a message that is no longer than a condition may have."""
-    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -28,7 +28,7 @@ _AT_WORK = (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.
 
 def is_unknown(snapshot: Snapshot) -> bool:
     """Return whether a job has run, and nobody knows what it does now."""
-    return is_taken_over(snapshot) if snapshot.is_reachable else _has_run(snapshot) and silent_in_s(snapshot) <= 0
+    return is_taken_over(snapshot) if snapshot.is_reachable else has_run(snapshot) and silent_in_s(snapshot) <= 0
 
 
 def is_taken_over(snapshot: Snapshot) -> bool:
@@ -45,13 +45,13 @@ def silent_in_s(snapshot: Snapshot) -> float:
 
 def look_again_s(snapshot: Snapshot) -> float | None:
     """Return when a rendezvous that does not answer now will count as silent; None when it answers, or does already."""
-    return None if snapshot.is_reachable or not _has_run(snapshot) else silent_in_s(snapshot) or None
+    return None if snapshot.is_reachable or not has_run(snapshot) else silent_in_s(snapshot) or None
 
 
 def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Finding]:
     """Yield the conditions of such a job: Unknown for all that only its rendezvous knows."""
     stored = {item["type"] for item in snapshot.status.get("conditions") or ()}
-    report, reason = snapshot.report, Reason.WAITING_FOR_RENDEZVOUS
+    report, reason = snapshot.report, silent_reason(snapshot)
     if snapshot.is_reachable and report is not None:
         reason, because = report.reason, f"a new rendezvous waits for the pods: {report.message}"
         message = f"{because}. Training may go on meanwhile"
@@ -63,6 +63,11 @@ def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Findi
             yield Finding(kind, None, reason, cut(message))
         elif kind.value in stored:
             yield Finding(kind, None, reason, cut(because))
+
+
+def silent_reason(snapshot: Snapshot) -> Reason:
+    """Return in one word why there is no report that counts."""
+    return Reason.REPORT_REFUSED if snapshot.is_report_refused else Reason.WAITING_FOR_RENDEZVOUS
 
 
 def why_silent(snapshot: Snapshot, assessment: Assessment | None) -> str:
@@ -87,7 +92,8 @@ def _last_known(snapshot: Snapshot) -> str:
     return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
 
 
-def _has_run(snapshot: Snapshot) -> bool:
+def has_run(snapshot: Snapshot) -> bool:
+    """Return whether the job has trained since it was started or resumed."""
     if snapshot.status.get("state") in _AT_WORK:
         return True
     return snapshot.report is not None and snapshot.report.iteration >= 0

@@ -13,7 +13,8 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accept
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.lifecycle import ended_term, is_suspension_recorded
 from unbroken_operator.decisions.reporting.conditions import findings, merge_conditions
-from unbroken_operator.decisions.reporting.silence import is_taken_over, is_unknown
+from unbroken_operator.decisions.reporting.fitting import fitted
+from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 
@@ -22,6 +23,7 @@ _STATES = {
     JobPhase.RUNNING: JobState.RUNNING,
     JobPhase.INTERRUPTED: JobState.RECOVERING,
     JobPhase.PLANNED: JobState.RECOVERING,
+    JobPhase.ENDING: JobState.RUNNING,
     JobPhase.COMPLETE: JobState.COMPLETE,
     JobPhase.FAILED: JobState.FAILED,
 }
@@ -33,7 +35,7 @@ _NO_RESTARTS: dict[str, Any] = {"total": 0, "byRung": {}, "byCause": {}}
 def next_status(
     snapshot: Snapshot, verdict: ValidSpec | InvalidSpec, assessment: Assessment | None, ordinals: Ordinals
 ) -> dict[str, Any]:
-    """Return the whole status as it should be stored."""
+    """Return the whole status as it should be stored, within the CRD's limits."""
     status = dict(snapshot.status)
     generation = snapshot.job["metadata"].get("generation") or 0
     status["observedGeneration"] = generation
@@ -66,7 +68,7 @@ def next_status(
     if status["state"] == JobState.UNKNOWN.value:
         # How many there were is in the condition, with the time: a number would be read as one of now.
         status.pop("ranks", None)
-    return status
+    return fitted(status)
 
 
 def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Assessment) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | I
     for is_it, state in (
         ("Complete" in held, JobState.COMPLETE),
         ("Failed" in held, JobState.FAILED),
-        (isinstance(verdict, InvalidSpec), JobState.INVALID),
+        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobState.INVALID),
         ("Suspended" in held, JobState.SUSPENDED),
         (is_unknown(snapshot), JobState.UNKNOWN),
     ):
@@ -224,7 +226,9 @@ def _record(recovery: Recovery, term: int) -> dict[str, Any]:
 
 def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
     records = {(item["term"], item["number"]): dict(item) for item in stored}
-    records |= {(report.term, item.number): _record(item, report.term) for item in report.recoveries}
+    # Without its beginning a recovery has no place in the list: only a rendezvous that is not ours sends such.
+    told = (item for item in report.recoveries if item.started_at)
+    records |= {(report.term, item.number): _record(item, report.term) for item in told}
     return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
 
 

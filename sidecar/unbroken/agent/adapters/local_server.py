@@ -30,20 +30,32 @@ _MAX_PATH_BYTES = 107
 _MAX_UNSENT_BYTES = 4 << 20
 _ATTACH_TIMEOUT_S = 10.0
 _MAX_WORKER_CONNECTIONS = 256
+_LOG_EVERY_S = 60.0
+_MAX_LOGGED = 64
 
 
 class LocalServer:
     """Turns connections into events, and sends to who is attached. Runs in the agent's event loop."""
 
-    def __init__(self, path: Path, ranks_per_pod: int, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        ranks_per_pod: int,
+        emit: Callable[[Event], None],
+        check: Callable[[WorkerReport], str | None] = lambda _: None,
+    ) -> None:
+        """`check` returns what a worker's report says that cannot be, or None."""
         self._path = path
         self._ranks_per_pod = ranks_per_pod
         self._emit = emit
+        self._check = check
         self._launcher: asyncio.StreamWriter | None = None
         self._workers: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self.num_refused = 0
+        self._logged_at_s: dict[str, float] = {}
+        """When each kind of refusal was logged last."""
 
     async def start(self) -> None:
         """Listen, replacing the socket file of an earlier agent. Raises InputError when the path is too long."""
@@ -93,9 +105,12 @@ class LocalServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if task is None or len(self._tasks) >= _MAX_WORKER_CONNECTIONS:
+            self._note_refused(writer, f"connections: want at most {_MAX_WORKER_CONNECTIONS}, got one more")
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             attach = await asyncio.wait_for(self._attach(reader), _ATTACH_TIMEOUT_S)
             if attach.role == "launcher":
@@ -103,12 +118,25 @@ class LocalServer:
             else:
                 await self._serve_worker(attach, reader, writer)
         except (WireError, asyncio.TimeoutError) as error:
-            self.num_refused += 1
-            logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), str(error) or "said nothing")
+            self._note_refused(writer, str(error) or "said nothing")
         except (ConnectionError, asyncio.CancelledError):
             pass
+        except Exception:
+            self.num_refused += 1
+            logger.exception("local peer failed, its connection is closed: pid=%s", _peer_pid(writer))
         finally:
             writer.transport.abort()
+
+    def _note_refused(self, writer: asyncio.StreamWriter, error: str) -> None:
+        """Count a refusal, and log it: a worker that repeats itself is named once a minute."""
+        self.num_refused += 1
+        now_s, kind = asyncio.get_running_loop().time(), error.partition(", got ")[0]
+        if now_s - self._logged_at_s.get(kind, -_LOG_EVERY_S) < _LOG_EVERY_S:
+            return
+        if len(self._logged_at_s) >= _MAX_LOGGED:
+            self._logged_at_s.clear()
+        self._logged_at_s[kind] = now_s
+        logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), error)
 
     async def _attach(self, reader: asyncio.StreamReader) -> Attach:
         line = await _read_line(reader)
@@ -146,6 +174,9 @@ class LocalServer:
         try:
             while (line := await _read_line(reader)) is not None:
                 report = wire.decode(line, WorkerReport)
+                impossible = self._check(report)
+                if impossible is not None:
+                    raise WireError(impossible)
                 if self._workers.get(rank) is writer:
                     self._emit(WorkerReported(rank, incarnation, report))
         finally:

@@ -1,42 +1,116 @@
-"""Files that the pod's workers write and the agent reads: the page of stamps, and stacks."""
+"""Files that the pod's workers write and the agent reads: the page of stamps, and stacks.
 
-import mmap
+Whoever may write the page may truncate it. A process that then reads a mapping of it is killed (SIGBUS), so the agent
+maps nothing that it reads: it asks the kernel for the bytes, and mends the file where they are missing.
+"""
+
+import logging
 import os
+import shutil
 from pathlib import Path
 
 from unbroken.agent.adapters.access import shared_mode
-from unbroken_core.errors import InputError
+from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, parse_stack, stack_path
 from unbroken_core.pod.stamps import Slot, pack_header, page_bytes, unpack_slot
 
+logger = logging.getLogger(__name__)
+
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 
 class StampPage:
-    """A mapped page. An existing file is kept: running workers have it mapped."""
+    """An open page. An existing file is kept: running workers have it mapped."""
 
     def __init__(self, path: Path, num_slots: int) -> None:
-        """Open or create the page. Raises InputError when a file of another layout is in the way."""
+        """Open the page, or make one in place of whatever else has its name."""
+        self._path = path
         self._num_slots = num_slots
-        size = page_bytes(num_slots)
-        if not path.exists():
+        self._is_mended = False
+        descriptor = _opened(path, num_slots)
+        if descriptor is None:
             # Complete it under another name first: a worker must never map a page that is too short.
             part = path.with_name(f"{path.name}.{os.getpid()}")
-            part.write_bytes(pack_header(num_slots).ljust(size, b"\0"))
+            _remove(part)
+            part.write_bytes(_empty(num_slots))
             part.chmod(shared_mode(path.parent))
+            _remove(path)
             part.replace(path)
-        with path.open("r+b") as file:
-            seen = file.read(len(pack_header(num_slots)))
-            if seen != pack_header(num_slots) or path.stat().st_size != size:
-                raise InputError(f"{path}: want a page of {num_slots} slots ({size} bytes), got {path.stat().st_size}")
-            self._map = mmap.mmap(file.fileno(), size)
+            descriptor = os.open(path, _FLAGS)
+        self._descriptor = descriptor
+        self._bytes()
 
     def read(self) -> tuple[Slot, ...]:
-        """Return the stamps of all places in local order."""
-        with memoryview(self._map) as view:
-            return tuple(unpack_slot(view, rank) for rank in range(self._num_slots))
+        """Return the stamps of all places in local order; they are from the trainer, and bounded, but may be false."""
+        first, second = self._bytes(), self._bytes()
+        return tuple(_slot(first, second, rank) for rank in range(self._num_slots))
 
     def close(self) -> None:
-        """Unmap the page; the file stays."""
-        self._map.close()
+        """Close the page; the file stays."""
+        os.close(self._descriptor)
+
+    def _bytes(self) -> bytes:
+        size, header = page_bytes(self._num_slots), pack_header(self._num_slots)
+        found = os.pread(self._descriptor, size, 0)
+        if len(found) == size and found.startswith(header):
+            return found
+        if not self._is_mended:
+            self._is_mended = True
+            text = "page of stamps repaired, hangs may go unnoticed: path=%s want_bytes=%d got_bytes=%d"
+            logger.warning(text, self._path, size, len(found))
+        try:
+            os.pwrite(self._descriptor, header, 0)
+            if len(found) < size:
+                os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            logger.debug("page of stamps not mended: error=%s", error)
+        return found.ljust(size, b"\0")
+
+
+def _empty(num_slots: int) -> bytes:
+    return pack_header(num_slots).ljust(page_bytes(num_slots), b"\0")
+
+
+def _opened(path: Path, num_slots: int) -> int | None:
+    """Return a descriptor of a page of this layout; None when there is none."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError:
+        return None
+    try:
+        if os.pread(descriptor, page_bytes(num_slots) + 1, 0)[: len(pack_header(num_slots))] == pack_header(num_slots):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove(path: Path) -> None:
+    """Remove whatever has this name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _slot(first: bytes, second: bytes, local_rank: int) -> Slot:
+    """Return a worker's stamps, as two looks in a row have seen them.
+
+    The kernel does not promise to copy a number while it is written in one piece: a time that was torn is older than
+    the other look's, and one of the future is no older than now.
+    """
+    earlier, later = unpack_slot(first, local_rank), unpack_slot(second, local_rank)
+    return Slot(
+        later.pid,
+        later.iteration,
+        max(earlier.alive_ns, later.alive_ns),
+        max(earlier.main_ns, later.main_ns),
+        max(earlier.ping_ns, later.ping_ns),
+        min(max(later.step, -1), MAX_NUMBER),
+        later.flags,
+        later.incarnation,
+    )
 
 
 def read_stack(folder: Path, local_rank: int) -> tuple[str, ...]:

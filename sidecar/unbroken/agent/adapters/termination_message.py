@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+from unbroken_core.conventions.printable import printable
+
 logger = logging.getLogger(__name__)
 
 _MAX_BYTES = 4096
@@ -19,6 +21,7 @@ class TerminationMessage:
 
     def put(self, text: str) -> None:
         """Replace the text; "" when all is well."""
+        text = printable(text)
         if self._path is None or text == self._text:
             return
         self._text = text

@@ -17,6 +17,8 @@ from unbroken.agent.decisions.events import Connected, ConnectionRefused, Discon
 from unbroken.agent.decisions.fence import longest_retry_s, ping_interval_s
 from unbroken.network.authority import AuthorityFile
 from unbroken.network.socket_options import give_up_silent_peer
+from unbroken.network.token import read_token
+from unbroken.tasks import Tasks
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import CAN_HALT, FEATURES_HEADER, AgentMessage, RendezvousMessage
@@ -72,7 +74,11 @@ class Uplink:
         wire.prepare(RendezvousMessage)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)) as session:
             while True:
-                await self._connect_once(session)
+                try:
+                    await self._connect_once(session)
+                except Exception as error:
+                    # A bug, maybe one that somebody else causes: the next connection may be another one.
+                    self._complain(f"connection to {self._url} failed: {type(error).__name__}: {error}", error)
                 if self._is_settled:
                     self._retry_s, self._is_settled = _FIRST_RETRY_S, False
                 # Jitter: agents must not all reconnect at once after a restart of the rendezvous.
@@ -113,11 +119,7 @@ class Uplink:
 
     async def _connect_once(self, session: aiohttp.ClientSession) -> None:
         try:
-            token = self._token_file.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            self._complain(f"token file {self._token_file}: want the job's token in UTF-8, got {error}")
-            return
-        try:
+            token = read_token(self._token_file)
             context = True if self._authority is None else self._authority.context()
             async with session.ws_connect(
                 self._url,
@@ -143,7 +145,8 @@ class Uplink:
         self._socket, self._unsent_bytes = connection, 0
         self._outbox = asyncio.Queue()
         self._emit(Connected())
-        writer = asyncio.create_task(self._write(connection, self._outbox))
+        tasks = Tasks(lambda _what, _error: _abort(connection))
+        tasks.start(f"messages to {self._url}", self._write(connection, self._outbox))
         try:
             async for frame in connection:
                 if frame.type is aiohttp.WSMsgType.ERROR:
@@ -155,8 +158,8 @@ class Uplink:
         except WireError as error:
             self._complain(f"unreadable message from the rendezvous: {error}")
         finally:
-            writer.cancel()
             self._socket = None
+            await tasks.stop()
             self._emit(Disconnected())
 
     async def _write(self, connection: aiohttp.ClientWebSocketResponse, outbox: "asyncio.Queue[str]") -> None:
@@ -170,14 +173,14 @@ class Uplink:
             # The reading side sees the end of the connection as well, and reports it.
             return
 
-    def _complain(self, complaint: str) -> None:
-        """Log a complaint once, until it changes or a connection succeeds."""
+    def _complain(self, complaint: str, error: Exception | None = None) -> None:
+        """Log a complaint once, until it changes or a connection succeeds; `error` with its traceback."""
         if self._away_since_s is None:
             self._away_since_s = time.monotonic()
         # The rendezvous may start later than its agents, or restart: for a moment this is normal.
         if complaint != self._complaint and time.monotonic() - self._away_since_s >= _SILENT_S:
             self._complaint = complaint
-            logger.warning("rendezvous: %s", complaint)
+            logger.warning("rendezvous: %s", complaint, exc_info=error)
             self._termination_message.put(f"not in the job: {complaint}")
 
     def _explain(self, status: int) -> str:

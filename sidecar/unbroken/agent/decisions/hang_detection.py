@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Fault, WorkerState
-from unbroken_core.pod.liveness import ages, find_hangs
+from unbroken_core.messages import Fault, Interrupt, WorkerState
+from unbroken_core.pod.liveness import Evidence, ages, find_hangs, is_busy_without_steps
 from unbroken_core.pod.stacks import where
 from unbroken_core.pod.stamps import Slot
 from unbroken_core.reasons import Cause, WorkerPhase
@@ -41,14 +41,37 @@ def note_hangs(
             place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
-            if ages(slot, int(now_s * _NS)).oldest_s >= _NEARLY * timeouts.soft_s:
+            worker = ages(slot, int(now_s * _NS))
+            if worker.oldest_s >= _NEARLY * timeouts.soft_s:
                 place.incarnation = replace(place.incarnation, stack_wanted=state.iteration)
+            busy = state.iteration if is_busy_without_steps(worker, timeouts.soft_s) else -1
+            if busy != place.incarnation.busy:
+                place.incarnation = replace(place.incarnation, busy=busy)
     for hang in find_hangs(watched, int(now_s * _NS), timeouts):
         place, state = places[hang.local_rank], workers[hang.local_rank]
         incarnation = place.incarnation
         if incarnation.found is None and state.fault is None:
             detail = hang.detail + where(incarnation.stack)
-            fault = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, incarnation.stack)
+            is_certain = hang.evidence is Evidence.CERTAIN
+            fault = Fault(
+                Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, incarnation.stack, is_certain=is_certain
+            )
+            place.incarnation = replace(incarnation, found=fault)
+
+
+def name_busy(places: Sequence[LocalPlace], workers: Sequence[WorkerState], interrupt: Interrupt) -> None:
+    """Report workers that ran Python code when the iteration was ended because others were blocked.
+
+    The blocked ones wait, most likely, for one of these; without pings nothing else tells them apart.
+    """
+    if interrupt.cause is not Cause.SOFT_TIMEOUT:
+        return
+    for place, state in zip(places, workers, strict=True):
+        incarnation = place.incarnation
+        is_there = state.phase is WorkerPhase.RUNNING and state.iteration == interrupt.iteration == incarnation.busy
+        if is_there and incarnation.found is None and state.fault is None:
+            detail = "was not in a collective while others were blocked: its main thread ran Python code without a ping"
+            fault = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, stack=incarnation.stack, is_certain=True)
             place.incarnation = replace(incarnation, found=fault)
 
 

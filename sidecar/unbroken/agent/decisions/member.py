@@ -39,13 +39,14 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
-from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
+from unbroken.agent.decisions.hang_detection import attach_patience_s, name_busy, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
 from unbroken.agent.decisions.worker_state import worker_states
+from unbroken_core.bounds import MAX_CLAIMED
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
@@ -140,6 +141,19 @@ class PodMember:
         due += self.reporter.deadlines_s
         due += [at_s for at_s in (self._exit_by_s, self._fence_s) if at_s is not None]
         return min(due, default=None)
+
+    def check_report(self, report: WorkerReport) -> str | None:
+        """Return what a worker says that cannot be: an iteration that this pod was never told; None: nothing.
+
+        Without a plan nobody here knows: the memory of the agent before this one may be lost.
+        """
+        plan = self.instructions.plan
+        last = MAX_CLAIMED if plan is None or not self.settings.is_in_process else plan.iteration
+        fault = -1 if report.fault is None else report.fault.iteration
+        for where, seen in (("iteration", report.iteration), ("fault.iteration", fault)):
+            if seen > last:
+                return f"WorkerReport.{where}: want -1 to {last}, got {seen}"
+        return None
 
     # -------------------------------------------------------------------------------------------------------- events
 
@@ -256,6 +270,9 @@ class PodMember:
         if isinstance(message, Refused):
             self._hang_up = CloseConnection(f"refused by the rendezvous: {message.reason}", _REFUSED_RETRY_S)
             return
+        if isinstance(message, Welcome) and not self.reporter.is_welcome_due:
+            self._hang_up = CloseConnection("Welcome: want it as the answer to Hello, got it before", _REFUSED_RETRY_S)
+            return
         if message.term < instructions.term:
             if isinstance(message, Welcome):
                 reason = f"term: want at least {instructions.term}, got {message.term}"
@@ -272,6 +289,8 @@ class PodMember:
                 self.reporter.welcome(interval_s)
                 self._contact.note_contact()
             case Interrupt(iteration=iteration):
+                if iteration > instructions.interrupted:
+                    name_busy(self.places, self.workers, message)
                 confirm_faults(self.places, iteration)
                 if iteration > instructions.interrupted:
                     instructions.interrupted, instructions.interrupt = iteration, message

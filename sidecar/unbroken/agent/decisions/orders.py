@@ -9,6 +9,7 @@ from unbroken.agent.decisions.fence import lonely_patience_s
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace
 from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
+from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -54,8 +55,7 @@ class Orders:
         timeouts = self._settings.timeouts
         finish = self._instructions.finish
         if finish is not None and finish.outcome is JobPhase.COMPLETE:
-            # What follows the training function (an evaluation, the last save) is the user's, and may take its time.
-            return max(timeouts.completion_s, timeouts.startup_s)
+            return ending_limit_s(timeouts)
         return timeouts.termination_grace_s
 
     def issue(
@@ -218,6 +218,8 @@ class Orders:
         plan, part, entry = self._instructions.plan, incarnation.part, incarnation.entry
         if entry is None or plan is None or part is None or entry.iteration <= self._instructions.over:
             return None
+        if part.rank is None:
+            return None  # It had one when it was to enter: a plan of the same iteration has taken it away.
         return torchrun_environment.environment(self._settings, plan, part)
 
     def _drain(self, place: LocalPlace, state: WorkerState, is_accepted: bool) -> list[Action]:

@@ -57,6 +57,9 @@ class Incarnation:
     unconfirmed: Fault | None = None
     """The fault for which this pod left its iteration, until the rendezvous has ended that iteration."""
     step: int = -1
+    busy: int = -1
+    """Iteration in which its main thread was last seen to run Python code without pings; -1 if it did something else.
+    """
     stack_wanted: int = -1
     """Iteration in which the worker came close to the soft timeout."""
     stack_asked: int = -1

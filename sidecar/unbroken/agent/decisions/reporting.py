@@ -55,6 +55,11 @@ class Reporter:
         self.is_accepted, self._interval_s = True, max(interval_s, 0.01)
 
     @property
+    def is_welcome_due(self) -> bool:
+        """Whether Hello was sent on this connection: before it a Welcome accepts nobody."""
+        return self._is_hello_sent
+
+    @property
     def is_hello_due(self) -> bool:
         """Whether the rendezvous waits for Hello."""
         return self.is_connected and not self._is_hello_sent

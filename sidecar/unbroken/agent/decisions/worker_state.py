@@ -9,7 +9,7 @@ from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.pod_messages import UNKNOWN_EXIT, ProcessState, WorkerReport
-from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
 _LEAVES_ANYWAY = (Cause.BASE_EXCEPTION, Cause.STALE_STATE, Cause.UNHEALTHY)
 """After these the process ends by itself: the worker's own report says more than the exit code."""
@@ -21,11 +21,11 @@ def worker_states(
     places: Sequence[LocalPlace], instructions: Instructions, is_in_process: bool, host: str
 ) -> tuple[WorkerState, ...]:
     """Return the state of each worker, in local order; `host` is the address at which this pod's ports are reached."""
-    is_finished = instructions.finish is not None
+    outcome = None if instructions.finish is None else instructions.finish.outcome
     if is_in_process:
-        states = [in_process_state(place, is_finished) for place in places]
+        states = [in_process_state(place, outcome) for place in places]
     else:
-        states = [process_state(place, host, is_finished) for place in places]
+        states = [process_state(place, host, outcome) for place in places]
     return tuple(_past_plan(place, state, instructions) for place, state in zip(places, states, strict=True))
 
 
@@ -39,22 +39,25 @@ def _past_plan(place: LocalPlace, state: WorkerState, instructions: Instructions
     return replace(state, iteration=plan.iteration)
 
 
-def in_process_state(place: LocalPlace, is_finished: bool) -> WorkerState:
-    """Return the worker's state in a job with in-process restarts; the same object until a fact changes."""
+def in_process_state(place: LocalPlace, outcome: JobPhase | None) -> WorkerState:
+    """Return the worker's state in a job with in-process restarts; the same object until a fact changes.
+
+    `outcome` is what this pod was told of the job's end; None before.
+    """
     # Needed several times for each message of each worker: in a pod of 16, a recovery is little else.
-    facts = (place.incarnation, place.connection, place.process, is_finished)
+    facts = (place.incarnation, place.connection, place.process, outcome)
     known = place.known
     if known is not None and all(map(operator.is_, known[0], facts)):
         return known[1]
-    state = _in_process_state(place, is_finished)
+    state = _in_process_state(place, outcome)
     place.known = facts, state
     return state
 
 
-def _in_process_state(place: LocalPlace, is_finished: bool) -> WorkerState:
+def _in_process_state(place: LocalPlace, outcome: JobPhase | None) -> WorkerState:
     process, report, incarnation = place.present, place.report, place.incarnation
     if process is not None and process.exit_code is not None:
-        return _exited(place, process, report, is_finished)
+        return _exited(place, process, report, outcome)
     if report is None:
         return WorkerState(place.local_rank, incarnation.number, WorkerPhase.STARTING, fault=incarnation.found)
     iteration, phase, entry = report.iteration, report.phase, incarnation.entry
@@ -80,7 +83,7 @@ def _in_process_state(place: LocalPlace, is_finished: bool) -> WorkerState:
     )
 
 
-def process_state(place: LocalPlace, host: str, is_finished: bool) -> WorkerState:
+def process_state(place: LocalPlace, host: str, outcome: JobPhase | None) -> WorkerState:
     """Return the worker's state in a job whose processes are restarted: READY means that a port is held for it."""
     process, incarnation = place.present, place.incarnation
     if process is None:
@@ -89,8 +92,8 @@ def process_state(place: LocalPlace, host: str, is_finished: bool) -> WorkerStat
         return _running(place)
     if process.exit_code == 0:
         number, step = incarnation.number, incarnation.step
-        return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, place.entered, step=step)
-    return _exited(place, process, place.connection.report, is_finished, place.entered)
+        return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, place.entered, step=step, has_ended=True)
+    return _exited(place, process, place.connection.report, outcome, place.entered)
 
 
 def _unstarted(place: LocalPlace, host: str) -> WorkerState:
@@ -122,13 +125,33 @@ def _running(place: LocalPlace) -> WorkerState:
 
 
 def _exited(
-    place: LocalPlace, process: ProcessState, report: WorkerReport | None, is_finished: bool, entered: int = -1
+    place: LocalPlace,
+    process: ProcessState,
+    report: WorkerReport | None,
+    outcome: JobPhase | None,
+    entered: int = -1,
 ) -> WorkerState:
     number, step, entry = place.incarnation.number, place.incarnation.step, place.incarnation.entry
     iteration = max(entered, report.iteration if report else -1, entry.iteration if entry else -1)
     if report is not None and report.phase is WorkerPhase.COMPLETED and process.exit_code == 0:
-        return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, iteration, step=step)
-    fault = None if is_finished else _exit_fault(place.incarnation.found, process, report, iteration)
+        has_ended = outcome is not None
+        return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, iteration, step=step, has_ended=has_ended)
+    if outcome is JobPhase.COMPLETE and entry is not None and entry.rank is not None:
+        return _ended(place, process, iteration)
+    fault = None if outcome is not None else _exit_fault(place.incarnation.found, process, report, iteration)
+    return WorkerState(place.local_rank, number, WorkerPhase.GONE, iteration, fault=fault, step=step)
+
+
+def _ended(place: LocalPlace, process: ProcessState, iteration: int) -> WorkerState:
+    """Return the state of a rank whose process has ended once the training function had returned on all ranks."""
+    number, step, code = place.incarnation.number, place.incarnation.step, process.exit_code or 0
+    if code in (0, UNKNOWN_EXIT):
+        # Unknown where the wrapper itself has started the agent: the process and its code are its launcher's affair.
+        return WorkerState(place.local_rank, number, WorkerPhase.COMPLETED, iteration, step=step, has_ended=True)
+    cause = Cause.PROCESS_SIGNAL if code < 0 else Cause.PROCESS_EXIT
+    ending = f"{describe_exit(code, '')} after its training function had returned"
+    detail = f"{ending}: {process.error}" if process.error else ending
+    fault = Fault(cause, iteration, detail[:MAX_DETAIL], exit_code=code if code > 0 else None)
     return WorkerState(place.local_rank, number, WorkerPhase.GONE, iteration, fault=fault, step=step)
 
 

@@ -47,6 +47,6 @@ def refuse_after_the_end() -> None:
         if release.outcome is not JobPhase.COMPLETE:
             raise RestartAbort(f"the job has failed: {release.message}")
         raise RestartError(
-            "wrapped function: this is the second call in this process, but the job is complete once the first has "
+            "wrapped function: this is the second call in this process, but the training is over once the first has "
             "returned on all ranks. Call both from inside one wrapped function"
         )

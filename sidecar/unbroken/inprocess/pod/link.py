@@ -16,6 +16,7 @@ from pathlib import Path
 from unbroken.inprocess.exception import TimeoutError  # noqa: A004 - the reference's name
 from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken_core import wire
+from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
 from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
@@ -137,6 +138,8 @@ class AgentLink:
 
     def answer(self, halted: Halted) -> None:
         """Add an answer to the last report, if that was RUNNING; from any thread."""
+        # A script may count as it likes; what is beyond the bounds of messages would be refused.
+        halted = replace(halted, step=min(max(halted.step, -1), MAX_NUMBER))
         with self._send_lock:
             if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
                 self._send(replace(self._report, halted=halted))

@@ -12,6 +12,7 @@ from pathlib import Path
 from unbroken.inprocess.exception import InternalError
 from unbroken.inprocess.pod.death_lock import DeathLock
 from unbroken_core.pod import stamps
+from unbroken_core.settings import MAX_RANKS_PER_POD
 
 _PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
@@ -42,9 +43,12 @@ class ProgressSlot:
             status = os.fstat(file.fileno())
             if status.st_ino == self._inode:
                 return
+            if status.st_size < stamps.HEADER_BYTES:
+                raise InternalError(f"{path}: want a page of stamps, got {status.st_size} bytes")
             page = mmap.mmap(file.fileno(), status.st_size)
         magic, num_slots = struct.unpack_from("<2Q", page, 0)
-        if magic != stamps.MAGIC or not 0 <= self._local_rank < num_slots:
+        is_whole = magic == stamps.MAGIC and len(page) >= stamps.page_bytes(min(num_slots, MAX_RANKS_PER_POD))
+        if not is_whole or not 0 <= self._local_rank < num_slots:
             raise InternalError(
                 f"{path}: want a page of stamps with slot {self._local_rank}, "
                 f"got magic {magic:#x} and {num_slots} slots"

@@ -45,6 +45,7 @@ from unbroken_core.messages import (
     WorkerState,
 )
 from unbroken_core.pod.pod_messages import (
+    UNKNOWN_EXIT,
     Attach,
     DumpStack,
     End,
@@ -58,7 +59,7 @@ from unbroken_core.pod.pod_messages import (
     Spawn,
     WorkerReport,
 )
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, Slot
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
@@ -585,6 +586,34 @@ def test_process_that_was_ordered_from_a_launcher_that_ended_is_gone() -> None:
     assert phases(pod.step(LauncherLost())) == [(WorkerPhase.GONE, 0, 0)] * 2
 
 
+@pytest.mark.parametrize(
+    ("cause", "ping_age_s", "is_named"),
+    [
+        pytest.param(Cause.SOFT_TIMEOUT, None, True, id="it never pings"),
+        pytest.param(Cause.SOFT_TIMEOUT, 9, True, id="its last ping is long ago"),
+        pytest.param(Cause.SOFT_TIMEOUT, 1, False, id="it makes steps"),
+        pytest.param(Cause.EXCEPTION, None, False, id="nobody was blocked"),
+    ],
+)
+def test_worker_that_runs_python_while_others_are_blocked_is_named(
+    cause: Cause, ping_age_s: int | None, is_named: bool
+) -> None:
+    pod = Pod()
+    pod.run()
+    now_ns = int(pod.now_s * 1e9)
+    flags = FLAG_IN_FUNCTION if ping_age_s is None else FLAG_IN_FUNCTION | FLAG_PING_ARMED
+    busy = Slot(50, 0, now_ns, now_ns, now_ns - (ping_age_s or 0) * 10**9, -1, flags, 0)
+    blocked = Slot(51, 0, now_ns, now_ns - 8 * 10**9, 0, -1, FLAG_IN_FUNCTION, 0)
+    pod.step(Ticked((busy, blocked)))
+    assert faults(pod) == [None, None]
+    pod.hear(Interrupt(1, 0, cause, 5, "p7", "blocked"))
+    detail = "was not in a collective while others were blocked: its main thread ran Python code without a ping"
+    named = Fault(Cause.SOFT_TIMEOUT, 0, detail, is_certain=True)
+    assert faults(pod) == [named if is_named else None, None]
+    pod.step(WorkerReported(0, 0, ready(0, 0)))
+    assert faults(pod) == [None, None]
+
+
 def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:
     pod = Pod()
     pod.run()
@@ -679,6 +708,32 @@ def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, 
     pod.step(LauncherReported(processes(ended(0, 0), ended(1, 0))))
     assert faults(pod) == [None, None]
     assert Exit(0) in pod.member.step(LauncherLost(), pod.now_s)
+
+
+def test_ends_after_the_training_are_reported_as_they_are() -> None:
+    pod = Pod()
+    pod.run()
+    for rank in (0, 1):
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+    pod.hear(Finish(1, JobPhase.COMPLETE, Reason.COMPLETED, "over"))
+    assert [state.has_ended for state in pod.member.workers] == [False, False]
+    pod.step(LauncherReported(processes(ended(0, 0), ended(1, 3, error="ValueError: disk full"))))
+    first, second = pod.member.workers
+    assert (first.phase, first.has_ended, first.fault) == (WorkerPhase.COMPLETED, True, None)
+    detail = "exited with code 3 after its training function had returned: ValueError: disk full"
+    assert (second.phase, second.has_ended) == (WorkerPhase.GONE, False)
+    assert second.fault == Fault(Cause.PROCESS_EXIT, 0, detail, exit_code=3)
+
+
+def test_worker_whose_exit_code_only_its_launcher_knows_counts_as_ended_well() -> None:
+    """Where the wrapper has started the agent, processes go on after their call, and torchrun sees their codes."""
+    pod = Pod()
+    pod.run()
+    for rank in (0, 1):
+        pod.step(WorkerReported(rank, 0, WorkerReport(WorkerPhase.COMPLETED, 0)))
+    pod.hear(Finish(1, JobPhase.COMPLETE, Reason.COMPLETED, "over"))
+    pod.step(LauncherReported(processes(*(ended(rank, UNKNOWN_EXIT, error="left") for rank in (0, 1)))))
+    assert [(state.has_ended, state.fault) for state in pod.member.workers] == [(True, None)] * 2
 
 
 # ---------------------------------------------------------------------------------------------- process restarts
@@ -829,3 +884,53 @@ def test_worker_that_gets_ready_while_nobody_is_heard_waits_for_the_next_plan() 
     assert entered(pod.step(WorkerReported(0, 0, ready(0)))) == []
     assert entered(pod.join()) == []
     assert entered(pod.hear(plan(1))) == [1]
+
+
+def test_a_welcome_before_hello_accepts_nobody() -> None:
+    """It raised ValueError, and with it the agent ended."""
+    pod = Pod(memory=AgentMemory(1, -1, plan(0), (0, 0)))
+    pod.step(Connected())
+    (hang_up,) = pod.hear(Welcome(PROTOCOL, 1, 5.0))
+    assert hang_up == CloseConnection("Welcome: want it as the answer to Hello, got it before", 5.0)
+    pod.step(Disconnected())
+    assert not pod.member.is_accepted
+    pod.start_workers()
+    assert [type(action.message) for action in pod.join() if isinstance(action, SendToRendezvous)] == [Hello]
+    assert pod.member.is_accepted
+
+
+def test_a_plan_of_the_same_iteration_that_takes_a_rank_away_starts_no_process_there() -> None:
+    """The agent ended, looking for the rank of its worker."""
+    pod = Pod(PROCESS)
+    pod.join()
+    pod.step(LauncherAttached(), LauncherReported(processes()))
+    pod.hear(plan(0))
+    pod.hear(replace(plan(0, term=2), ranks=tuple(replace(part, rank=None) for part in plan(0).ranks)))
+    # A launcher that attaches again is told again what to start.
+    actions = pod.step(LauncherAttached(), LauncherReported(processes()))
+    assert [action for action in actions if isinstance(action, SendToLauncher)] == []
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        pytest.param(WorkerReport(WorkerPhase.READY, 1), "WorkerReport.iteration: want -1 to 0, got 1", id="iteration"),
+        pytest.param(
+            WorkerReport(WorkerPhase.STOPPING, 0, fault=Fault(Cause.EXCEPTION, 9)),
+            "WorkerReport.fault.iteration: want -1 to 0, got 9",
+            id="fault",
+        ),
+        pytest.param(WorkerReport(WorkerPhase.RUNNING, 0), None, id="as it was told"),
+    ],
+)
+def test_a_worker_is_in_no_iteration_that_its_pod_was_not_told(report: WorkerReport, why: str | None) -> None:
+    pod = Pod()
+    pod.run()
+    assert pod.member.check_report(report) == why
+
+
+def test_a_worker_that_knows_more_than_an_agent_without_memory_is_believed() -> None:
+    pod = Pod()
+    assert pod.member.check_report(WorkerReport(WorkerPhase.RUNNING, 900)) is None
+    why = "WorkerReport.iteration: want -1 to 2147483647, got 2147483648"
+    assert pod.member.check_report(WorkerReport(WorkerPhase.RUNNING, 1 << 31)) == why

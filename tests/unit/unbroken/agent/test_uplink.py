@@ -45,6 +45,52 @@ def test_token_file_that_cannot_be_read_is_named_and_asked_for_again(
     assert events == []
 
 
+@pytest.mark.parametrize("content", [pytest.param("one\ntwo", id="two lines"), pytest.param("é" * 32, id="not ASCII")])
+def test_token_that_no_header_can_carry_is_complained_of_and_read_again(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token file of two lines ended the agent; its content is told to nobody."""
+    monkeypatch.setattr(uplink, "_SILENT_S", 0.0)
+    file = tmp_path / "token"
+    file.write_text(content, encoding="utf-8")
+
+    async def connect_twice() -> None:
+        link = uplink.Uplink(URL, file, Timeouts(), lambda _: None, TerminationMessage(None))
+        for _ in range(2):
+            await link._connect_once(cast(aiohttp.ClientSession, None))
+
+    asyncio.run(connect_twice())
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rendezvous: token file {file}: want a token in one line of ASCII characters, got other characters"
+    ]
+
+
+def test_connection_that_fails_in_an_unforeseen_way_is_told_with_a_traceback_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uplink, "_SILENT_S", 0.0)
+    tries: list[int] = []
+
+    async def fail(_link: uplink.Uplink, _session: aiohttp.ClientSession) -> None:
+        tries.append(1)
+        raise (OverflowError if len(tries) < 3 else LookupError)("unknown encoding: x")
+
+    async def until_tried() -> None:
+        link = uplink.Uplink(URL, tmp_path / "token", Timeouts(), lambda _: None, TerminationMessage(None))
+        task = asyncio.create_task(link.run())
+        while len(tries) < 4:
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0)
+        task.cancel()
+
+    monkeypatch.setattr(uplink.Uplink, "_connect_once", fail)
+    asyncio.run(asyncio.wait_for(until_tried(), 60))
+    assert [(record.getMessage(), record.exc_info is not None) for record in caplog.records] == [
+        (f"rendezvous: connection to {URL}/v1/agents failed: {kind}: unknown encoding: x", True)
+        for kind in ("OverflowError", "LookupError")
+    ]
+
+
 class Refusing:
     """A session whose every request is answered with this status."""
 

@@ -1,0 +1,87 @@
+"""The end of a job: the training function has returned on all ranks, and their processes have yet to end well.
+
+    Running ──all COMPLETED──> Ending ──every process of a rank has ended well──> COMPLETE
+                                 └──one ended otherwise, was lost, or time over──> FAILED
+
+What follows the training function in the script (an evaluation, the last save) is the user's. Nobody can run it again:
+the others may have ended already.
+"""
+
+from dataclasses import replace
+
+from unbroken_core.coordinator.decisions import Decision, EndJob, Wait
+from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.members import Members
+from unbroken_core.coordinator.state.phases import Ending
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.messages import Finish
+from unbroken_core.pod.liveness import ending_limit_s
+from unbroken_core.reasons import JobPhase, Reason
+from unbroken_core.recovery.ladder import shorten_names
+
+_MARGIN_S = 30.0
+"""So much longer than agents and launchers this waits: they end what still runs, and report it."""
+
+
+def release_all(job: JobState, now_s: float) -> None:
+    """Tell all workers that the training is over."""
+    job.phase = Ending(now_s)
+    ranks = f"all {job.world.size} ranks have" if job.world.size > 1 else "the only rank has"
+    job.report = StatusText(Reason.ENDING, f"{ranks} returned from the training function; waits for their processes")
+    job.progress.end(now_s)
+    job.broadcast(finish_message(job))
+
+
+def finish_message(job: JobState) -> Finish:
+    """Return what agents are told of the end."""
+    report, term = job.report, job.numbers.term
+    if isinstance(job.phase, Ending):
+        return Finish(term, JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+    return Finish(term, job.phase.kind, report.reason, report.message)
+
+
+def decide_ending(job: JobState, phase: Ending, now_s: float) -> Decision:
+    """Wait for the ends of all processes with a rank."""
+    if phase.failure:
+        return EndJob(JobPhase.FAILED, Reason.FAILED_AFTER_TRAINING, phase.failure)
+    members = job.members
+    if not members.not_ended:
+        return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+    timeouts = job.settings.timeouts
+    limit_s = ending_limit_s(timeouts) + timeouts.termination_grace_s + _MARGIN_S
+    if now_s < phase.since_s + limit_s:
+        return Wait(phase.since_s + limit_s)
+    names = shorten_names(members.not_ended, members.name)
+    message = f"processes of {names} had not ended {limit_s:.0f} s after the training function had returned"
+    return EndJob(JobPhase.FAILED, Reason.FAILED_AFTER_TRAINING, message)
+
+
+def note_end(job: JobState, member: Member) -> None:
+    """Note how processes of this pod have ended."""
+    phase = job.phase
+    if not isinstance(phase, Ending) or phase.failure:
+        return
+    for local_rank, rank in member.ranks.items():
+        fault = member.places[local_rank].state.fault
+        if fault is not None:
+            failure = f"rank {rank} in {member.pod} {fault.detail}"
+            job.phase = replace(phase, failure=failure)
+            return
+
+
+def note_gone(job: JobState, member: Member, detail: str) -> None:
+    """Note that nothing more will be heard of this pod; call it before the pod is forgotten."""
+    phase = job.phase
+    if not isinstance(phase, Ending) or phase.failure or not _has_open_end(job.members, member):
+        return
+    seen = job.cluster.pods.get(member.uid)
+    if seen is not None and seen.is_ended and seen.gone is None:
+        return  # Its agent was not heard to the end, but the cluster says that all went well.
+    failure = (
+        f"{member.pod} was lost before its processes had ended, after the training function had returned: {detail}"
+    )
+    job.phase = replace(phase, failure=failure)
+
+
+def _has_open_end(members: Members, member: Member) -> bool:
+    return member.uid in members.not_ended

@@ -1,0 +1,24 @@
+"""What the operator refuses of a job, or holds back: the words of one metric."""
+
+from enum import Enum
+
+
+class Refusal(str, Enum):
+    """One kind of it."""
+
+    REPORT = "report"
+    """A report of the rendezvous that is too large, or out of bounds."""
+    RESERVED_KEYS = "reserved-keys"
+    """A template with keys that are the operator's own."""
+    IMAGE = "image"
+    """A rendezvous image that is not among those that the operator allows."""
+    CIRCLE = "circle"
+    """A round of pods that were made and went before they were of use, after the first few."""
+    EVENTS = "events"
+    """Events beyond the job's budget, which are never posted."""
+    STATUS_WRITES = "status-writes"
+    """Writes of the status that had to wait."""
+    POD_CREATIONS = "pod-creations"
+    """Pods that had to wait for their creation."""
+    POD_DELETIONS = "pod-deletions"
+    """Pods that had to wait for their deletion."""

@@ -1,0 +1,58 @@
+"""Pure: compute resources of our own containers: the job's, else the operator's, else what keeps a pod Guaranteed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unbroken_operator.api.model_base import Resources
+from unbroken_operator.api.models import Spec
+from unbroken_operator.decisions.snapshot import OperatorOptions
+
+Manifest = dict[str, Any]
+GUARANTEED: Mapping[str, str] = {"cpu": "250m", "memory": "256Mi"}
+"""Of an agent, or of the container that installs the library: far more than it uses, since a limit on CPU would make
+a recovery wait."""
+_CLASS = ("cpu", "memory")
+
+
+def sidecar_resources(spec: Spec, options: OperatorOptions) -> Manifest:
+    """Return the part of a container with its resources; empty without any.
+
+    A pod is Guaranteed while each of its containers has limits for CPU and memory and requests as much. So ours have
+    them where all of the template's have.
+    """
+    if spec.sidecar.resources is not None:
+        return _given(spec.sidecar.resources)
+    if _is_guaranteed(spec):
+        return {"resources": {"requests": dict(GUARANTEED), "limits": dict(GUARANTEED)}}
+    return _default(options.sidecar_resources)
+
+
+def rendezvous_resources(spec: Spec, options: OperatorOptions) -> Manifest:
+    """Return the part of the rendezvous' container with its resources; empty without any."""
+    if spec.rendezvous.resources is not None:
+        return _given(spec.rendezvous.resources)
+    return _default(options.rendezvous_resources)
+
+
+def _given(resources: Resources) -> Manifest:
+    return {"resources": resources.model_dump(by_alias=True, exclude_none=True, mode="json")}
+
+
+def _default(resources: Mapping[str, Any]) -> Manifest:
+    return {"resources": {key: dict(value) for key, value in resources.items()}} if resources else {}
+
+
+def _is_guaranteed(spec: Spec) -> bool:
+    pod = spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return all(map(_has_what_it_may_use, _containers(pod)))
+
+
+def _containers(pod: Manifest) -> Iterable[Manifest]:
+    return (*(pod.get("containers") or ()), *(pod.get("initContainers") or ()))
+
+
+def _has_what_it_may_use(container: Manifest) -> bool:
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    # Without a request Kubernetes requests the limit.
+    return all(kind in limits and requests.get(kind, limits[kind]) == limits[kind] for kind in _CLASS)

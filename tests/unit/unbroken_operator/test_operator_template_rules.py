@@ -1,0 +1,186 @@
+"""A template does not let a trainer reach what is its agent's; what the node would have to allow is warned of."""
+
+from typing import Any
+
+import celpy
+import pytest
+from celpy.adapter import json_to_cel
+
+from unbroken_operator.api import layout, template_rules
+from unbroken_operator.decisions.admission import MAX_WARNINGS, InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.review import answer
+
+from .operator_world import CONTAINER, World, a_job
+from .test_operator_review import a_review
+
+JsonObject = dict[str, Any]
+SECRET = "digits-rendezvous"
+IN_PROC = "must be false or left out: in /proc the trainer could read"
+HELD = "Secrets whose names end with -rendezvous hold the tokens of jobs, got 'digits-rendezvous'"
+
+
+def pod(*, container: JsonObject | None = None, **fields: Any) -> JsonObject:
+    """Return a pod's spec with these fields, and those of its container."""
+    return {"containers": [{**CONTAINER, **(container or {})}], **fields}
+
+
+def from_secret(name: str) -> JsonObject:
+    """Return a variable from a Secret."""
+    return {"name": "T", "valueFrom": {"secretKeyRef": {"name": name, "key": "token"}}}
+
+
+HAZARDS: dict[str, tuple[JsonObject, str]] = {
+    "process namespace of the pod": (
+        pod(shareProcessNamespace=True), f"shareProcessNamespace: {IN_PROC} its agent's token"),
+    "process namespace of the node": (
+        pod(hostPID=True), f"hostPID: {IN_PROC} the tokens of all agents on its node"),
+    "Secret as a volume": (
+        pod(volumes=[{"name": "a", "emptyDir": {}}, {"name": "v", "secret": {"secretName": SECRET}}]),
+        f"volumes[1].secret.secretName: {HELD}"),
+    "projected Secret": (
+        pod(volumes=[{"name": "v", "projected": {"sources": [{"secret": {"name": SECRET}}]}}]),
+        f"volumes[0].projected.sources[0].secret.name: {HELD}"),
+    "variable from the Secret": (
+        pod(container={"env": [from_secret(SECRET)]}), f"containers[0].env[0].valueFrom.secretKeyRef.name: {HELD}"),
+    "variables from the Secret": (
+        pod(container={"envFrom": [{"secretRef": {"name": SECRET}}]}),
+        f"containers[0].envFrom[0].secretRef.name: {HELD}"),
+    "mount of the token": (
+        pod(container={"volumeMounts": [{"name": "unbroken-token", "mountPath": "/t"}]}),
+        "containers[0].volumeMounts[0].name: is the operator's, who mounts it where it belongs: 'unbroken-token'"),
+    "mount in an init container": (
+        pod(initContainers=[{**CONTAINER, "name": "i", "volumeMounts": [{"name": "unbroken-run", "mountPath": "/t"}]}]),
+        "initContainers[0].volumeMounts[0].name: is the operator's, who mounts it where it belongs: 'unbroken-run'"),
+    "volume of our name": (
+        pod(volumes=[{"name": "unbroken-lib", "emptyDir": {}}]),
+        "volumes[0].name: is reserved for the operator: 'unbroken-lib'"),
+    "init container of our name": (
+        pod(initContainers=[{**CONTAINER, "name": "unbroken-install"}]),
+        "initContainers[0].name: is reserved for the operator: 'unbroken-install'"),
+}  # fmt: skip
+"""A pod's spec, and what is said of it."""
+
+HARMLESS = pod(
+    container={
+        "env": [from_secret("rendezvous-of-mine"), {"name": "X", "value": "digits-rendezvous"}, {"name": "EMPTY"}],
+        "envFrom": [{"secretRef": {"name": "mine"}}, {"configMapRef": {"name": SECRET}}],
+        "volumeMounts": [{"name": "data", "mountPath": "/etc/unbroken"}],
+    },
+    shareProcessNamespace=False,
+    hostPID=False,
+    hostIPC=True,
+    hostNetwork=True,
+    securityContext={"runAsUser": 0, "fsGroup": 0},
+    volumes=[
+        {"name": "data", "hostPath": {"path": "/var/data"}},
+        {"name": "s", "secret": {"secretName": "digits-rendezvous-copy", "optional": True}},
+        {"name": "p", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}, {"secret": {"name": "mine"}}]}},
+    ],
+)
+
+
+def refused_by_cel(spec: JsonObject) -> list[str]:
+    """Return the messages of the CEL rules that a pod's spec breaks."""
+    environment = celpy.Environment()
+    parts: list[tuple[JsonObject, tuple[template_rules.TemplateRule, ...]]] = [(spec, template_rules.POD_RULES)]
+    for kind in ("containers", "initContainers"):
+        parts += [(container, template_rules.CONTAINER_RULES) for container in spec.get(kind, ())]
+    return [
+        rule.message
+        for part, found in parts
+        for rule in found
+        if not environment.program(environment.compile(rule.cel)).evaluate({"self": json_to_cel(part)})
+    ]
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_what_breaks_the_wall_is_refused_with_its_place_by_operator_webhook_and_schema(name: str) -> None:
+    spec, message = HAZARDS[name]
+    job = a_job(template={"spec": spec})
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (f"spec.template.spec.{message}",)
+    assert answer(a_review(job), ()).refused == verdict
+    assert len(refused_by_cel(spec)) == 1
+
+
+def test_a_refused_template_makes_no_pods() -> None:
+    world = World(a_job(template={"spec": HAZARDS["mount of the token"][0]}))
+    world.settle()
+    assert (world.created, world.condition("Admitted")) == ([], ("False", "InvalidSpec"))
+
+
+def test_what_only_looks_alike_is_the_users() -> None:
+    verdict = admit(a_job(template={"spec": HARMLESS}))
+    assert isinstance(verdict, ValidSpec)
+    assert (verdict.warnings, refused_by_cel(HARMLESS)) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "warning"),
+    [
+        pytest.param(
+            pod(container={"securityContext": {"privileged": True}}),
+            "containers[0].securityContext.privileged: is root on the node, and can read the tokens of all jobs there",
+            id="privileged",
+        ),
+        pytest.param(
+            pod(container={"securityContext": {"capabilities": {"add": ["IPC_LOCK", "SYS_ADMIN"]}}}),
+            "containers[0].securityContext.capabilities.add: SYS_ADMIN is as good as root on the node, which can read "
+            "the tokens of all jobs there",
+            id="capability",
+        ),
+        *(
+            pytest.param(
+                pod(volumes=[{"name": "v", "hostPath": {"path": path}}]),
+                f"volumes[0].hostPath.path: shows the tokens of other jobs on the node, got {path!r}",
+                id=path,
+            )
+            for path in ("/", "/var/lib", "/var/lib/kubelet/pods", "//proc/", "/data/../proc/1")
+        ),
+    ],
+)
+def test_what_makes_a_trainer_root_on_its_node_is_warned_of(spec: JsonObject, warning: str) -> None:
+    job = a_job(template={"spec": spec})
+    verdict = admit(job)
+    assert isinstance(verdict, ValidSpec)
+    assert verdict.warnings == (f"spec.template.spec.{warning}",)
+    assert answer(a_review(job), ()).warnings == verdict.warnings
+    world = World(job)
+    world.settle()
+    assert warning in next(item["message"] for item in world.job["status"]["conditions"] if item["type"] == "Admitted")
+
+
+@pytest.mark.parametrize("path", ["/mnt/nvme", "/var/lib/kubelets", "/run/shm", "/procs", "/tmp/unbroken-digits"])
+def test_other_folders_of_the_node_are_nobodys_business(path: str) -> None:
+    verdict = admit(a_job(template={"spec": pod(volumes=[{"name": "v", "hostPath": {"path": path}}])}))
+    assert isinstance(verdict, ValidSpec)
+    assert verdict.warnings == ()
+
+
+def test_warnings_are_few_and_short_whatever_the_template() -> None:
+    volumes = [{"name": f"v{index}", "hostPath": {"path": f"/proc/{'x' * 4000}"}} for index in range(128)]
+    verdict = admit(a_job(template={"spec": pod(volumes=volumes)}))
+    assert isinstance(verdict, ValidSpec)
+    assert verdict.warnings[-1] == f"and {128 - MAX_WARNINGS} more warnings"
+    assert max(map(len, verdict.warnings)) < 256, "what kubectl shows of one"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(pod(volumes=[{"name": "v", "hostPath": "no"}]), id="volume"),
+        pytest.param(pod(container={"securityContext": 7}), id="security context"),
+        pytest.param(pod(container={"securityContext": {"capabilities": ["x"]}}), id="capabilities"),
+        pytest.param(pod(container={"securityContext": {"capabilities": {"add": "ALL"}}}), id="a word for a list"),
+    ],
+)
+def test_nonsense_in_a_template_is_left_to_the_api_server(spec: JsonObject) -> None:
+    verdict = admit(a_job(template={"spec": spec}))
+    assert isinstance(verdict, ValidSpec)
+    assert verdict.warnings == ()
+
+
+def test_every_name_of_the_operator_is_in_the_schemas_rules() -> None:
+    text = "".join(rule.cel for rule in (*template_rules.POD_RULES, *template_rules.CONTAINER_RULES))
+    assert all(text.count(f"'{name}'") == 3 for name in layout.RESERVED_NAMES)
