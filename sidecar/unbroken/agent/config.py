@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.keeper.config import read_limit
 from unbroken.network.addresses import split_address
 from unbroken_core.errors import InputError
 from unbroken_core.settings import JobSettings
@@ -89,4 +88,6 @@ def _read_memory(source: Mapping[str, str]) -> MemoryConfig | None:
     root = source.get("UNBROKEN_MEMORY_DIR", "")
     if not root:
         return None
+    from unbroken.keeper.config import read_limit  # noqa: PLC0415 - a job without memory loads nothing of it
+
     return MemoryConfig(Path(root), read_limit("UNBROKEN_MEMORY_LIMIT", source.get("UNBROKEN_MEMORY_LIMIT", "")))

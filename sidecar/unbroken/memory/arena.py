@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.place import Place
 from unbroken.memory.shard import Shard
@@ -78,7 +80,7 @@ class Arena:
                 f"its limit is {answer.limit_bytes}: {answer.detail}"
             )
         if not isinstance(answer, Reserved):
-            return f"no keeper answers at {self.folder}: start the job with a size for its memory (--memory SIZE)"
+            return f"no keeper answers at {self.folder}: its log is the agent's"
         self._map(answer)
         return ""
 
@@ -127,6 +129,10 @@ class Arena:
         self._kept = index
         self.client.tell(Sealed(self.local_rank, index))
         return Saved(step, head.content_bytes)
+
+    def mapped(self, path: str) -> torch.Tensor | None:
+        """Return the bytes of a slot that this process has mapped; None of another one."""
+        return next((slot.bytes for slot in self._slots if slot.path == path), None)
 
     def find(self) -> Found | None:
         """Ask what can be read on this host; None without a keeper."""

@@ -112,6 +112,6 @@ class Checkpointer:
 
 
 _NO_JOB = (
-    "this process belongs to no job with a keeper: start it with `unbroken run --memory SIZE`, or with `memory` in "
-    "the spec of a ResilientTrainingJob"
+    "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, or in "
+    "standalone mode with UNBROKEN_MEMORY=SIZE"
 )

@@ -49,6 +49,7 @@ class Restoration:
 
     def __init__(self, arena: Arena | None, place: Place) -> None:
         self._place = place
+        self._arena = arena
         found = None if arena is None else arena.find()
         self._slots: tuple[FoundSlot, ...] = () if found is None else _newest_of_each(found)
         if found is not None and found.bad:
@@ -129,7 +130,7 @@ class Restoration:
 
     def _open(self, slot: FoundSlot) -> Source:
         if slot not in self._sources:
-            self._sources[slot] = open_source(slot)
+            self._sources[slot] = open_source(slot, None if self._arena is None else self._arena.mapped(slot.path))
         return self._sources[slot]
 
     def _explain(self, whole: Sequence[Candidate], chosen: Candidate | None) -> None:

@@ -42,7 +42,8 @@ class Source:
     content: torch.Tensor
     """All of it, as bytes."""
     checksums: list[int]
-    _mapped: mmap.mmap
+    _mapped: mmap.mmap | None
+    """None: the mapping is somebody else's."""
     _verified: set[int] = field(default_factory=set)
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
@@ -101,6 +102,8 @@ class Source:
     def close(self) -> None:
         """Unmap it."""
         del self.content
+        if self._mapped is None:
+            return
         try:
             self._mapped.close()
         except BufferError:
@@ -116,24 +119,43 @@ class Source:
         return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)
 
 
-def open_source(found: FoundSlot) -> Source:
-    """Map a slot that the keeper has found. Raises UnreadableError when it is another one by now."""
+def open_source(found: FoundSlot, mapped: torch.Tensor | None = None) -> Source:
+    """Map a slot that the keeper has found, unless this process has: `mapped` are all of its bytes then.
+
+    Raises UnreadableError when it is another one by now.
+    """
     path = Path(found.path)
+    if mapped is not None:
+        first = (ctypes.c_char * CONTENT_OFFSET).from_address(mapped.data_ptr())
+        head, checksums = _checked(found, read_head(bytes(first), mapped.numel()))
+        return Source(str(path), head, _content(mapped, head), checksums, None)
+    own = _map(path)
+    head, checksums = _checked(found, read_head(own[:CONTENT_OFFSET], len(own)))
+    return Source(str(path), head, _content(torch.frombuffer(own, dtype=torch.uint8), head), checksums, own)
+
+
+def _map(path: Path) -> mmap.mmap:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             # Copy-on-write: torch wants memory that may be written, and nothing here may change the slot.
-            mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:
         raise UnreadableError(f"{path}: cannot be mapped: {error}") from error
-    head = read_head(mapped[:CONTENT_OFFSET], len(mapped))
+
+
+def _checked(found: FoundSlot, head: Head | None) -> tuple[Head, list[int]]:
+    path = Path(found.path)
     digests = None if head is None else read_digests(path.with_name(digests_name(path.name)), head)
     is_same = head is not None and head.state is SlotState.SEALED and head.serial == found.serial
     if head is None or not is_same or head.moment.order != (found.iteration, found.term, found.step):
         raise UnreadableError(f"{path}: was overwritten since the keeper found it")
     if digests is None or digests.problem:
         raise UnreadableError(f"{path}: has no digests")
-    content = torch.frombuffer(mapped, dtype=torch.uint8)[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes]
-    return Source(str(path), head, content, digests.checksums, mapped)
+    return head, digests.checksums
+
+
+def _content(mapped: torch.Tensor, head: Head) -> torch.Tensor:
+    return mapped[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes]

@@ -29,7 +29,7 @@ def run(arguments: Sequence[str] | None) -> int:
     # Readable by this user only: it holds the token and the sockets.
     folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))
     try:
-        with memory_folder(options.memory_bytes is not None) as memory:
+        with memory_folder("--memory", options.memory_bytes is not None) as memory:
             return asyncio.run(_supervise(options, folder, block, memory))
     except InputError as error:
         print(f"unbroken run: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The folder on a tmpfs in which the keepers of a run have their slots: as a host's memory, it ends with the run."""
+"""The folder on a tmpfs in which keepers have their slots where no kubelet gives them one; it ends with the job."""
 
 import os
 import re
@@ -26,10 +26,10 @@ def read_size(option: str, text: str) -> int:
 
 
 @contextmanager
-def memory_folder(is_wanted: bool, tmpfs: Path = TMPFS) -> Iterator[Path | None]:
-    """Make this run's folder, and remove it at the end. None when it is not wanted. Raises InputError.
+def memory_folder(option: str, is_wanted: bool, tmpfs: Path = TMPFS) -> Iterator[Path | None]:
+    """Make a folder for one job, and remove it at the end. None when it is not wanted. Raises InputError.
 
-    What killed runs of this user have left is removed first: nobody else would free that memory.
+    What killed jobs of this user have left is removed first: nobody else would free that memory.
     """
     if not is_wanted:
         yield None
@@ -39,13 +39,13 @@ def memory_folder(is_wanted: bool, tmpfs: Path = TMPFS) -> Iterator[Path | None]
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         if base.lstat().st_uid != os.getuid() or base.lstat().st_mode & 0o077 or base.is_symlink():
-            raise InputError(f"--memory: {base} must be a folder of user {os.getuid()} with mode 700")
+            raise InputError(f"{option}: {base} must be a folder of user {os.getuid()} with mode 700")
         sweep(base)
         while lock is None:
             folder = Path(tempfile.mkdtemp(prefix="run-", dir=base))
             lock = lock_folder(folder)
     except OSError as error:
-        raise InputError(f"--memory: needs a tmpfs at {tmpfs}: {error.strerror}") from error
+        raise InputError(f"{option}: needs a tmpfs at {tmpfs}: {error.strerror}") from error
     try:
         yield folder
     finally:

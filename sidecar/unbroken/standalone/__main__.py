@@ -15,7 +15,7 @@ from unbroken.daemon import leave_starter
 from unbroken.folders import lock_folder, sweep
 from unbroken.logs import read_level, start_log
 from unbroken.network.addresses import listen_at
-from unbroken.standalone.host import Host
+from unbroken.standalone.host import MEMORY, Host
 from unbroken.standalone.messages import ASSIGNMENT_NAME, CONFIG_NAME, PodAssignment, StandaloneConfig
 from unbroken.standalone.root import Root, bind
 from unbroken_core import wire
@@ -31,7 +31,7 @@ def _host(folder: Path, config: StandaloneConfig, level: str) -> int:
 
     async def run() -> None:
         sweep(folder.parent)
-        await Host(folder, config).run()
+        await Host(folder, config, os.environ.get(MEMORY, "")).run()
 
     try:
         asyncio.run(run())

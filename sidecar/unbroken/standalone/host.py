@@ -9,6 +9,7 @@ All in one event loop. The folder's lock, which was inherited, lives as long as 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -19,9 +20,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.agent.config import AgentConfig
+from unbroken.agent.config import AgentConfig, MemoryConfig
 from unbroken.agent.shell import Agent
 from unbroken.network.token import write_private
+from unbroken.run.memory_folder import memory_folder, read_size
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.local_ranks import local_places
 from unbroken.standalone.messages import (
@@ -45,6 +47,8 @@ from unbroken_core.errors import InputError, WireError
 
 logger = logging.getLogger(__name__)
 
+MEMORY = "UNBROKEN_MEMORY"
+"""Variable of the user: how much checkpoints in memory may take on each host, such as 2Gi."""
 _REGISTER_TIMEOUT_S = 10.0
 _LAST_MESSAGE_S = 2.0
 _RELEASE_S = 10.0
@@ -66,7 +70,9 @@ class RegisteredWorker:
 class Host:
     """One host process."""
 
-    def __init__(self, folder: Path, config: StandaloneConfig) -> None:
+    def __init__(self, folder: Path, config: StandaloneConfig, memory: str = "") -> None:
+        """`memory` is the size that checkpoints in memory may take on this host; "" for none."""
+        self._memory = memory
         self._folder = folder
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -238,7 +244,20 @@ class Host:
         watch = self._watch = WorkerWatch(self._folder, pids, num_places)
         if self._has_root:
             write_private(self._folder / ASSIGNMENT_NAME, wire.encode(assignment))
-        pod = self._pod = Agent(self._agent_config(assignment))
+        with contextlib.ExitStack() as stack:
+            try:
+                config = self._agent_config(assignment, self._memory_config(stack))
+            except InputError as error:
+                logger.error("job not started: %s", error)
+                self._send_all(Failed(str(error)))
+                await asyncio.sleep(_LAST_MESSAGE_S)
+                await watch.close()
+                return
+            await self._serve_as(config, watch, assignment)
+
+    async def _serve_as(self, config: AgentConfig, watch: WorkerWatch, assignment: PodAssignment) -> None:
+        num_places = assignment.settings.ranks_per_pod
+        pod = self._pod = Agent(config)
         agent = asyncio.create_task(pod.run())
         limit_s = assignment.settings.timeouts.barrier_s
         self._tasks.start("watch on the rendezvous", self._keep_in_touch(pod, limit_s))
@@ -302,7 +321,13 @@ class Host:
         """Return the address at which the other hosts reach this one; the user's setting wins."""
         return self._config.address or assignment.address
 
-    def _agent_config(self, assignment: PodAssignment) -> AgentConfig:
+    def _memory_config(self, stack: contextlib.ExitStack) -> MemoryConfig | None:
+        """Make this host's memory for checkpoints, until the stack is left. Raises InputError."""
+        limit_bytes = read_size(MEMORY, self._memory) if self._memory else 0
+        root = stack.enter_context(memory_folder(MEMORY, bool(self._memory)))
+        return None if root is None else MemoryConfig(root, limit_bytes)
+
+    def _agent_config(self, assignment: PodAssignment, memory: MemoryConfig | None) -> AgentConfig:
         token_file = self._folder / "token"
         write_private(token_file, assignment.token)
         host = self._config.master_host
@@ -320,6 +345,7 @@ class Host:
             directory=self._folder,
             private_directory=self._folder,
             waits_for_workers=True,
+            memory=memory,
         )
 
 

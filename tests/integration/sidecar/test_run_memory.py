@@ -105,3 +105,15 @@ def test_a_run_leaves_nothing_in_memory(start_job: Callable[..., Any], tmp_path:
         folder for folder in Path("/dev/shm", f"unbroken-{os.getuid()}").iterdir() if lock_folder(folder) is not None
     ]
     assert left == []
+
+
+def test_a_job_without_memory_has_no_keeper_and_says_what_is_missing(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    job = start_job("--pods", "1", workload="wrapped")
+    job.wait_started(0, 1)
+    assert [process for agent in job.parts("unbroken.agent") for process in agent.children(recursive=True)] == []
+    assert job.complete() == 0
+    plain = train(start_job, tmp_path / "plain", "ddp", shape=("--pods", "1"))
+    assert "unbroken run --memory SIZE" in plain.text()
+    assert restored(tmp_path / "plain") == {0: {"None"}}

@@ -212,6 +212,8 @@ def test_variables_are_those_of_torchrun() -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "2",
         "TORCHELASTIC_RUN_ID": "job",
+        "UNBROKEN_TERM": "1",
+        "UNBROKEN_POD_FOLDER": str(PLACE.folder),
     }
 
 
