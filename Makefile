@@ -51,7 +51,7 @@ format: $(STAMP) ## Format the code and fix what the linter can fix
 ##@ Generated files
 .PHONY: generate verify docs lock
 GENERATED = crds/*.yaml charts/unbroken/files/*.yaml charts/unbroken/dashboards/*.json charts/unbroken/README.md docs/reference/*.md docs/metrics.md docs/behaviours.md docs/topology.md \
-    docs/topology/*.svg
+    docs/topology/*.svg tests/data/messages/*.jsonl
 
 generate: $(STAMP) ## Write the generated files again: CRD, references of API, metrics, values and behaviours, dashboards, pictures
 	$(BIN)/python -m unbroken_operator.generate
@@ -60,6 +60,7 @@ generate: $(STAMP) ## Write the generated files again: CRD, references of API, m
 	$(BIN)/python tools/chart_values.py
 	$(BIN)/python tools/cli_reference.py
 	$(BIN)/python tools/behaviours.py
+	$(BIN)/python tools/record_messages.py
 	$(BIN)/python tools/topology_pictures.py
 
 docs: $(STAMP) ## Build the site of the documents into build/docs, and fail on a link or an anchor that leads nowhere
@@ -109,8 +110,9 @@ e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBRO
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number)
 	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
 
-soak: $(STAMP) ## 1,000 restarts in one process, then a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
+soak: $(STAMP) ## 1,000 restarts in one process, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m tests.fuzzing --messages $(or $(MESSAGES),1000000)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 

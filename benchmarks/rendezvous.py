@@ -126,7 +126,7 @@ def job(size: int, ranks_per_pod: int, folder: Path, is_encrypted: bool) -> Iter
         replicas=size,
         ranks_per_pod=ranks_per_pod,
         layers=(Layer("rack", "bench/rack"),),
-        no_progress_limit=None,
+        no_progress_limit=1_000_000,
         timeouts=Timeouts(heartbeat_s=HEARTBEAT_S),
     )
     port = free_port()

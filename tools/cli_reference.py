@@ -1,4 +1,4 @@
-"""Write docs/reference/cli.md: what each command of `unbroken_cli` says of itself with --help."""
+"""Write docs/reference/cli.md: what `unbroken run` and each command of `unbroken_cli` say of themselves with --help."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable
 from pathlib import Path
 
+from unbroken.run.options import make_parser
 from unbroken_cli.commands import inject, page, status, timeline, topology, why
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
@@ -26,9 +27,8 @@ def render(parsers: Iterable[ArgumentParser]) -> str:
 
 def main() -> int:
     """Write the page; return the exit code."""
-    PAGE.write_text(
-        render(command.parser() for command in (status, why, timeline, topology, page, inject)), encoding="utf-8"
-    )
+    commands = [command.parser() for command in (status, why, timeline, topology, page, inject)]
+    PAGE.write_text(render([make_parser(), *commands]), encoding="utf-8")
     return 0
 
 

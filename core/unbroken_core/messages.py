@@ -14,12 +14,12 @@ from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 PROTOCOL = 1
-"""Version of all messages; a peer of another version is refused."""
+"""Version of all messages; a peer of another version is refused. New fields with a default need no new one."""
 
 FEATURES_HEADER = "Unbroken-Features"
 """Header of the agent's request for its WebSocket: what it knows beside the first messages, commas between them."""
 CAN_HALT = "halt"
-"""It knows Halt. Unknown messages and fields are refused, unknown headers are not."""
+"""It knows Halt. Unknown messages are refused, unknown fields and headers are passed over."""
 
 # ---------------------------------------------------------------------------------------------- agent <-> rendezvous
 

@@ -1,5 +1,8 @@
-"""Messages as JSON text and back. Strict: whatever is not exactly a known message, within the bounds of
+"""Messages as JSON text and back. Strict: whatever is not a known message, within the bounds of
 `unbroken_core.bounds`, is refused with WireError.
+
+Only a field that is not known is passed over, since the other side may be one minor release newer: what it adds, it may
+leave out as well (docs/design/0019-version-skew.md). Settings are stricter: one that is not known cannot be obeyed.
 """
 
 import json
@@ -42,7 +45,11 @@ _USUAL: dict[type, dict[str, Any]] = {
     for kind in (messages.WorkerState, messages.Fault)
 }
 _USUAL[Layer] = {"name": "", "label": ""}
-"""The layers of a script have neither; all else is always written."""
+"""The layers of a script have neither; all else is always written.
+
+A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Layer) belongs here, with its default: an
+image of the release before knows no such field, and refuses it.
+"""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 
@@ -71,7 +78,7 @@ def decode(text: str | bytes, expected: Any) -> Any:
     if not isinstance(name, str) or name not in kinds:
         raise WireError(f"type: want one of {sorted(kinds)}, got {_shorten(name)}")
     try:
-        return _reader(kinds[name])(data)
+        return _reader(kinds[name], False)(data)
     except _Refused as refused:
         raise WireError(f"{name}{refused.where}: {refused.text}") from None
 
@@ -91,18 +98,18 @@ def _load(text: str | bytes) -> Any:
 def prepare(expected: Any) -> None:
     """Do now what the first `decode` of each of these messages would do: a millisecond in the first recovery."""
     for kind in _kinds(expected).values():
-        _reader(kind)
+        _reader(kind, False)
 
 
 def settings_to_json(settings: JobSettings) -> str:
     """Return the text of UNBROKEN_SETTINGS."""
-    return _ENCODER.encode(vars(settings))
+    return _ENCODER.encode(_parts(settings))
 
 
 def settings_from_json(text: str) -> JobSettings:
     """Read UNBROKEN_SETTINGS. Raises InputError that names the field."""
     try:
-        return cast(JobSettings, _reader(JobSettings)(_load(text)))
+        return cast(JobSettings, _reader(JobSettings, True)(_load(text)))
     except _Refused as refused:
         raise InputError(f"UNBROKEN_SETTINGS: settings{refused.where}: {refused.text}") from None
     except (ValueError, RecursionError) as error:
@@ -133,26 +140,29 @@ def _kinds(expected: Any) -> dict[str, type]:
 
 
 @cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads a value of this type, or raises _Refused."""
+def _reader(kind: Any, refuses_unknown: bool) -> Callable[[Any], Any]:
+    """Return what reads a value of this type, or raises _Refused; unknown fields are refused, or passed over."""
     if kind is float:
         return _read_float
     if kind in (int, str, bool):
         return _plain_reader(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _word_reader(kind)
-    return _object_reader(kind) if is_dataclass(kind) else _reader_of_parts(kind)
+    if is_dataclass(kind):
+        return _object_reader(kind, refuses_unknown)
+    return _reader_of_parts(kind, refuses_unknown)
 
 
-def _reader_of_parts(kind: Any) -> Callable[[Any], Any]:
+def _reader_of_parts(kind: Any, refuses_unknown: bool) -> Callable[[Any], Any]:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        return _tuple_reader(parts)
+        is_uniform = len(parts) == 2 and parts[1] is Ellipsis
+        return _tuple_reader([_reader(part, refuses_unknown) for part in parts if part is not Ellipsis], is_uniform)
     if origin is dict:
-        return _dict_reader(_reader(parts[1]))
+        return _dict_reader(_reader(parts[1], refuses_unknown))
     if origin not in (Union, types.UnionType):
         raise TypeError(f"{kind!r} is not a message type")
-    (inner,) = (_reader(member) for member in parts if member is not type(None))
+    (inner,) = (_reader(member, refuses_unknown) for member in parts if member is not type(None))
     return lambda data: None if data is None else inner(data)
 
 
@@ -171,10 +181,7 @@ def _read_float(data: Any) -> float:
     return float(data)
 
 
-def _tuple_reader(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
-    is_uniform = len(kinds) == 2 and kinds[1] is Ellipsis
-    readers = [_reader(kind) for kind in kinds if kind is not Ellipsis]
-
+def _tuple_reader(readers: list[Callable[[Any], Any]], is_uniform: bool) -> Callable[[Any], Any]:
     def read(data: Any) -> Any:
         if type(data) is not list:
             raise _unlike("a list", data)
@@ -234,18 +241,22 @@ def _word_reader(kind: type[Enum]) -> Callable[[Any], Any]:
     return read
 
 
-def _object_reader(kind: Any) -> Callable[[Any], Any]:
-    readers = {name: _bounded(_reader(hint), bound_of(kind, name)) for name, hint in _hints(kind).items()}
+def _object_reader(kind: Any, refuses_unknown: bool) -> Callable[[Any], Any]:
+    readers = {
+        name: _bounded(_reader(hint, refuses_unknown), bound_of(kind, name)) for name, hint in _hints(kind).items()
+    }
 
     def read(data: Any) -> Any:
         if type(data) is not dict:
             raise _unlike("an object", data)
+        if not data.keys() <= readers.keys():
+            if refuses_unknown:
+                unknown = min(data.keys() - readers.keys())
+                raise _Refused(f"unknown field; want only {sorted(readers)}", f".{unknown[:80]}")
+            data = {name: item for name, item in data.items() if name in readers}
         try:
             return kind(**{name: readers[name](item) for name, item in data.items()})
-        except (KeyError, _Refused) as error:
-            unknown = sorted(set(data) - set(readers))
-            if unknown:
-                raise _Refused(f"unknown field; want only {sorted(readers)}", f".{unknown[0]}") from None
+        except _Refused as error:
             raise _located(error, ((f".{name}", readers[name], item) for name, item in data.items())) from None
         except TypeError as error:
             raise _Refused(str(error).replace(f"{kind.__name__}.__init__() ", "")) from None

@@ -70,7 +70,12 @@ async def run(config: Config) -> int:
         for address, has_metrics in ((config.metrics_listen, True), (config.liveness_listen, False)):
             endpoints = serving(address, metrics.registry, is_ready, has_metrics, metrics.count_refused)
             await stack.enter_async_context(endpoints)
-        wanted = rights(config.namespaces, config.lease, has_taints=config.quarantine is QuarantineMode.ON)
+        wanted = rights(
+            config.namespaces,
+            config.lease,
+            has_taints=config.quarantine is QuarantineMode.ON,
+            has_policies=config.network_policy is not None,
+        )
         await stack.enter_async_context(reporting_missing_rights(kube, wanted))
         reviews = reviewing(config.webhook, config.namespaces, metrics.count_review, metrics.count_refused)
         await stack.enter_async_context(reviews)
@@ -128,9 +133,11 @@ async def _work(
         has_native_sidecars=is_native,
         force_delete_after_s=config.force_delete_after_s,
         encrypts=config.encrypts,
+        rendezvous_images=config.rendezvous_images,
         lease="" if config.lease is None else str(config.lease),
         sidecar_resources=config.sidecar_resources,
         rendezvous_resources=config.rendezvous_resources,
+        network_policy=config.network_policy,
     )
     jobs = Jobs(kube, client, options, metrics, config.namespaces, may_act=flags.may_act)
     quarantine = QuarantineTaints(

@@ -1,9 +1,10 @@
 """The operator's own settings, from the command line. Everything is checked before anything starts."""
 
 import argparse
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from unbroken_core.errors import InputError
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.webhook import Webhook
-from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, Resources
+from unbroken_operator.api.model_base import DAY_S, DNS_LABEL, LABEL_KEY, Resources
+from unbroken_operator.decisions.limits.images import MAX_PATTERNS, pattern_fault
 from unbroken_operator.decisions.quarantine import QuarantineLimits, QuarantineMode
+from unbroken_operator.decisions.snapshot import PolicyOptions
 
 DEFAULT_SIDECAR_IMAGE = image_of("sidecar")
+MAX_PEERS = 100
 DEFAULT_LIMITS = QuarantineLimits()
+MAX_LABEL_KEY = 317
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Config:
     is_json_log: bool
     log_level: str
     force_delete_after_s: float
+    rendezvous_images: tuple[str, ...] = ()
+    """Empty: any."""
     encrypts: bool = True
     """Whether the parts of new jobs use TLS among each other."""
     sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -46,6 +53,8 @@ class Config:
     webhook: Webhook | None = None
     quarantine: QuarantineMode = QuarantineMode.DRY_RUN
     quarantine_limits: QuarantineLimits = DEFAULT_LIMITS
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 def parse(arguments: list[str] | None = None) -> Config:
@@ -61,6 +70,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         is_json_log=options.log_format == "json",
         log_level=options.log_level.upper(),
         force_delete_after_s=options.force_delete_after_seconds,
+        rendezvous_images=tuple(options.rendezvous_image or ()),
         encrypts=not options.no_encryption,
         sidecar_resources=_resources("--sidecar-resources", options.sidecar_resources),
         rendezvous_resources=_resources("--rendezvous-resources", options.rendezvous_resources),
@@ -69,6 +79,7 @@ def parse(arguments: list[str] | None = None) -> Config:
         webhook=_webhook(options),
         quarantine=QuarantineMode(options.quarantine),
         quarantine_limits=_limits(options),
+        network_policy=_network_policy(options),
     )
 
 
@@ -92,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
             metavar="JSON",
             help=f"requests and limits of {what} in jobs that name none, as in a container (default: {{}})",
         )
+    parser.add_argument(
+        "--rendezvous-image",
+        action="append",
+        metavar="IMAGE",
+        help="jobs may have this image for their rendezvous, or those with this prefix, such as example.com/team/*; "
+        "may be repeated (default: any image)",
+    )
     parser.add_argument("--metrics-listen", metavar="ADDRESS:PORT", help="serve /metrics and /healthz there")
     parser.add_argument("--liveness", metavar="ADDRESS:PORT", help="serve /healthz and /readyz there")
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -109,6 +127,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_lease_and_webhook(parser)
     _add_quarantine(parser)
+    parser.add_argument(
+        "--job-network-policies",
+        metavar="NAMESPACE",
+        help="make a NetworkPolicy for each job's rendezvous: the job's pods and this operator, in NAMESPACE, reach it",
+    )
+    parser.add_argument(
+        "--job-metrics-from",
+        metavar="JSON",
+        default="[]",
+        help="NetworkPolicy peers that may read the rendezvous' metrics (default: everybody)",
+    )
     return parser
 
 
@@ -143,10 +172,18 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"--namespace: not the name of a namespace: {name!r}")
     if not options.sidecar_image:
         raise InputError("--sidecar-image: must not be empty")
+    _check_images(options.rendezvous_image or ())
     if not options.force_delete_after_seconds >= 0:
         raise InputError(f"--force-delete-after-seconds: must be at least 0, got {options.force_delete_after_seconds}")
     if not 1 <= options.lease_seconds <= 3600:
         raise InputError(f"--lease-seconds: must be 1 to 3600, got {options.lease_seconds}")
+
+
+def _check_images(patterns: Sequence[str]) -> None:
+    if len(patterns) > MAX_PATTERNS:
+        raise InputError(f"--rendezvous-image: must be given at most {MAX_PATTERNS} times, got {len(patterns)}")
+    for fault in filter(None, map(pattern_fault, patterns)):
+        raise InputError(f"--rendezvous-image: {fault}")
 
 
 def _add_quarantine(parser: argparse.ArgumentParser) -> None:
@@ -209,6 +246,9 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
         raise InputError(f"--quarantine-min-namespaces: must be 1 to 100, got {options.quarantine_min_namespaces}")
     if not 1 <= options.quarantine_max_percent <= 100:
         raise InputError(f"--quarantine-max-percent: must be 1 to 100, got {options.quarantine_max_percent}")
+    label = options.quarantine_domain_label
+    if label and (len(label) > MAX_LABEL_KEY or not re.fullmatch(LABEL_KEY, label)):
+        raise InputError(f"--quarantine-domain-label: must be the key of a label, got {label[:MAX_LABEL_KEY]!r}")
     return QuarantineLimits(
         options.quarantine_score,
         options.quarantine_max_nodes,
@@ -217,6 +257,29 @@ def _limits(options: argparse.Namespace) -> QuarantineLimits:
         options.quarantine_max_percent,
         options.quarantine_domain_label,
     )
+
+
+def _network_policy(options: argparse.Namespace) -> PolicyOptions | None:
+    namespace, text = options.job_network_policies, options.job_metrics_from
+    if namespace is None:
+        return None
+    if not re.match(DNS_LABEL, namespace):
+        raise InputError(f"--job-network-policies: not the name of a namespace: {namespace!r}")
+    try:
+        peers = json.loads(text)
+    except (ValueError, RecursionError):
+        peers = None
+    if not isinstance(peers, list) or len(peers) > MAX_PEERS or not all(map(_is_peer, peers)):
+        raise InputError(
+            f"--job-metrics-from: must be a JSON list of at most {MAX_PEERS} NetworkPolicy peers, with podSelector, "
+            f"namespaceSelector or ipBlock, got {text[:100]!r}"
+        )
+    return PolicyOptions(namespace, tuple(peers))
+
+
+def _is_peer(peer: object) -> bool:
+    kinds = {"podSelector", "namespaceSelector", "ipBlock"}
+    return isinstance(peer, dict) and bool(peer) and set(peer) <= kinds
 
 
 def _webhook(options: argparse.Namespace) -> Webhook | None:

@@ -45,6 +45,7 @@ from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.rollouts import RETRY_S
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class JobWorker:
                 await self._pause()
         finally:
             self._shared.pods.drop(self.key)
+            self._shared.rollouts.give_back(self.uid)
             await self._poller.stop()
 
     async def _pause(self) -> None:
@@ -149,13 +151,13 @@ class JobWorker:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
-            decision = without_lost_fields(plan(snapshot), self._executor.lost_fields)
+            decision = self._decide(snapshot)
             self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = without_lost_fields(plan(again), self._executor.lost_fields)
+                    decision = self._decide(again)
             decision = self._afford(decision)
             try:
                 refusals = await self._executor.apply(decision.actions)
@@ -203,6 +205,20 @@ class JobWorker:
         for kind, number in attempts.items():
             if kind in COSTS:
                 self._memory.spend(COSTS[kind], number, time.monotonic())
+
+    def _decide(self, snapshot: Snapshot) -> Decision:
+        """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
+        rollouts = self._shared.rollouts
+        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
+        if not decision.wants_new_rendezvous:
+            if snapshot.is_reachable:
+                rollouts.give_back(self.uid)
+        elif rollouts.take(self.uid, time.monotonic()):
+            decision = plan(snapshot)
+        else:
+            wait_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
+            decision = dataclasses.replace(decision, check_after_s=wait_s)
+        return without_lost_fields(decision, self._executor.lost_fields)
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
         shared, now_s = self._shared, time.monotonic()

@@ -64,3 +64,31 @@ def test_every_container_of_a_complete_job_has_ended_well(bench: Bench, tmp_path
             assert set(codes.values()) == {0}, codes
 
     asyncio.run(scenario())
+
+
+def test_job_whose_script_fails_after_the_training_has_failed_and_its_pod_shows_the_code(bench: Bench) -> None:
+    name = "late-failure"
+    script = (
+        "import os, sys\n"
+        "from unbroken import inprocess\n"
+        "@inprocess.Wrapper()\n"
+        "def train():\n"
+        "    return os.environ['RANK']\n"
+        "sys.exit(3 if train() == '1' else 0)\n"
+    )
+
+    async def scenario() -> None:
+        async with bench.namespace(name) as namespace, bench.observe(namespace, name) as observer:
+            await bench.apply(namespace, job(name, ["python", "-c", script], replicas=2))
+            end = await observer.wait("the end", lambda now: now.state in {"Complete", "Failed"}, LIMIT_S)
+            assert end.state == "Failed"
+            status = await bench.status(namespace, name)
+            (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
+            assert failed["reason"] == "FailedAfterTraining"
+            assert "rank 1 in late-failure-1 exited with code 3 after its training function" in failed["message"]
+            containers = await ended_containers(bench, namespace)
+            codes = {key: item["state"]["terminated"]["exitCode"] for key, item in containers.items()}
+            assert {key: code for key, code in codes.items() if code} == {"late-failure-1 trainer": 3}
+            assert len(codes) == 2 * 3, "no pod was replaced"
+
+    asyncio.run(scenario())

@@ -488,7 +488,7 @@ class Pod:
     def _fail_start(self, worker: Worker, incarnation: int) -> None:
         if self.is_alive and worker.incarnation == incarnation and worker.phase is WorkerPhase.STARTING:
             self.world.note_guilt(self, worker, "bad start")
-            self._gone(worker, Fault(Cause.PROCESS_EXIT, worker.iteration, "exited with code 3: ImportError: torhc"))
+            self._gone(worker, Fault(Cause.PROCESS_EXIT, worker.iteration, "exited with code 3: OSError: no disk yet"))
 
     def _get_ready(self, worker: Worker, incarnation: int) -> None:
         is_due = worker.phase in (WorkerPhase.STARTING, WorkerPhase.STOPPING) and not worker.is_hung

@@ -147,6 +147,12 @@ since 1970: the one in the cluster as long as it holds for two more years. Nothi
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if (.Values.jobNetworkPolicy).enabled }}
+# Made together with a rendezvous pod, and then left alone; it goes with its job.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
+{{- end }}
 {{- end -}}
 
 {{- /* CEL: whether the created `object` belongs to the job whose name and uid it bears. */ -}}

@@ -23,6 +23,11 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
         raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
     try:
         token = token_file.read_text().strip()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"--token-file {token_file}: there is no such file; that of `unbroken run` goes when the run is over, "
+            "whose output says how it ended"
+        ) from error
     except OSError as error:
         raise InputError(f"--token-file {token_file}: {error.strerror}; give the file with the job's token") from error
     context = None if ca_file is None else _trust(ca_file)

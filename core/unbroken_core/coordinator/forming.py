@@ -8,6 +8,7 @@ from unbroken_core.coordinator.consulting import objection, plan_when_ready
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
+from unbroken_core.coordinator.state.mistakes import remedy
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
 from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
@@ -51,7 +52,10 @@ def hopeless_text(job: JobState) -> str:
             if place.is_retired:
                 return f"{member.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
             if place.is_hopeless:
-                return f"{member.pod} worker {local_rank} ended {place.num_short_lives} times: {place.last_words}"
+                times = f"{place.num_short_lives} times" if place.num_short_lives > 1 else "once"
+                words = f"{member.pod} worker {local_rank} ended {times}: {place.last_words}"
+                advice = remedy(place.last_words)
+                return f"{words}. {advice}" if advice else words
     return ""
 
 

@@ -96,7 +96,8 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
     if now_s < deadline_s:
         culprit = "" if job.history.running is None else fault_text(job.history.running.culprit)
         first = members.by_uid[next(iter(members.leaving))].pod
-        others = f" and {len(members.leaving) - 1} more pods" if len(members.leaving) > 1 else ""
+        num_more = len(members.leaving) - 1
+        others = f" and {num_more} more pod{'s' * (num_more > 1)}" if num_more else ""
         message = f"iteration {job.world.iteration}: {culprit}; waits for {first}{others} to leave"
         return Wait(min(until_s, deadline_s), StatusText(Reason.RECOVERING, message), phase)
     late = tuple(_late_leavers(job))
@@ -189,6 +190,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         hopeless=hopeless_text(job),
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
+        num_same=job.history.num_same,
         culprit=fault_text(job.history.running.culprit) if job.history.running is not None else "",
     )
     return situation, phase

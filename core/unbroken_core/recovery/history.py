@@ -158,6 +158,8 @@ class History:
         """Rises with every change but of a phase's seconds."""
         self._num_incidents = 0
         self._num_barren = 0
+        self._last_words = ""
+        self._num_same = 0
 
     def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
         """Begin a recovery."""
@@ -187,6 +189,17 @@ class History:
         num_barren = self._num_barren if incident.is_barren else 0
         return num_barren + (incident.culprit.cause in SCRIPT_CAUSES)
 
+    @property
+    def num_same(self) -> int:
+        """Recoveries in a row, the running one included, from the same fault of the script without progress."""
+        return self._num_same if self.running is None else self._count_same(self.running)
+
+    def _count_same(self, incident: Incident) -> int:
+        if incident.culprit.cause not in SCRIPT_CAUSES:
+            return 0
+        is_same = incident.is_barren and incident.culprit.detail == self._last_words
+        return 1 + (self._num_same if is_same else 0)
+
     def close(self, now_s: float) -> None:
         """End the running recovery, since all active workers run again, and count it, once.
 
@@ -205,7 +218,8 @@ class History:
         if incident is None:
             return
         self.num_changes += 1
-        self._num_barren = self._count_barren(incident)
+        self._num_barren, self._num_same = self._count_barren(incident), self._count_same(incident)
+        self._last_words = incident.culprit.detail
         self.finished.append(incident)
         self.running = None
 

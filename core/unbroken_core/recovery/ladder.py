@@ -27,6 +27,9 @@ from typing import Final, NamedTuple, Union
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
 
+MAX_SAME = 10
+"""So often in a row the same fault without progress is recovered in a job without a limit of its own."""
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -71,6 +74,8 @@ class Situation:
     num_barren: int = 0
     """Recoveries in a row, this one included, after which the job got nowhere."""
     no_progress_limit: int | None = None
+    num_same: int = 0
+    """Those of them, the newest ones, that had the very same fault."""
     culprit: str = ""
     """The fault, for people."""
 
@@ -130,11 +135,24 @@ def choose(view: Situation) -> Choice:
 
 
 def _no_progress(view: Situation) -> Fail | None:
-    if view.no_progress_limit is None or view.num_barren <= view.no_progress_limit:
+    if view.no_progress_limit is None:
+        return _same_again(view)
+    if view.num_barren <= view.no_progress_limit:
         return None
     message = (
         f"{view.num_barren} faults in a row without progress between them, "
         f"at most {view.no_progress_limit} are allowed (restart.noProgressLimit); the last: {view.culprit}"
+    )
+    return Fail(Reason.NO_PROGRESS, message)
+
+
+def _same_again(view: Situation) -> Fail | None:
+    """Where nobody has set a limit, only a fault that comes back word by word is taken for one of the script."""
+    if view.num_same <= MAX_SAME:
+        return None
+    message = (
+        f"the same fault came {view.num_same} times in a row without progress between them (restart.noProgressLimit "
+        f"sets another limit): {view.culprit}"
     )
     return Fail(Reason.NO_PROGRESS, message)
 
@@ -264,4 +282,5 @@ LADDER: Final = (
 def shorten_names(pods: Collection[str], name: Callable[[str], str] = str) -> str:
     """Return at most four names for people; `name` makes one of an item."""
     shown = ", ".join(map(name, islice(pods, 4)))
-    return shown if len(pods) <= 4 else f"{shown} and {len(pods) - 4} more pods"
+    num_more = len(pods) - 4
+    return shown if num_more <= 0 else f"{shown} and {num_more} more pod{'s' * (num_more > 1)}"

@@ -7,13 +7,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken_core.errors import assert_never
 from unbroken_operator.adapters.errors import (
     KubeConflict,
     KubeNotFound,
+    KubeNotServed,
     KubeRefused,
     KubeUnavailable,
     RendezvousUnreachable,
@@ -27,6 +28,7 @@ from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -40,6 +42,7 @@ from unbroken_operator.decisions.actions import (
     lost_fields,
 )
 from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.rollouts import Rollouts
 from unbroken_operator.decisions.snapshot import (
     OperatorOptions,
     PodView,
@@ -80,6 +83,7 @@ class Services:
     metrics: OperatorMetrics
     may_act: Callable[[], bool] = lambda: True
     """Whether this process is the one operator that writes."""
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
 
 class Executor:
@@ -171,6 +175,8 @@ class Executor:
                 await self._create_service(action)
             case CreatePod():
                 await self._create_pod(action)
+            case CreateNetworkPolicy():
+                await self._create_network_policy(action)
             case _:
                 await self._dispatch_change(action)
 
@@ -248,6 +254,16 @@ class Executor:
             self._shared.services.upsert(await self._shared.kube.create(self._path("services"), action.manifest))
         except KubeConflict:
             self.foreign_service = await self._read_service()
+
+    async def _create_network_policy(self, action: CreateNetworkPolicy) -> None:
+        path = collection_path("networkpolicies", self._key[0], action.manifest["apiVersion"])
+        try:
+            await self._shared.kube.create(path, action.manifest)
+        except KubeConflict:
+            pass
+        except (KubeRefused, KubeNotServed) as error:
+            # The token keeps strangers out as well: a job must not stop because a namespace takes no policies.
+            logger.warning("network policy was refused job=%s/%s error=%s", *self._key, error)
 
     async def _read_service(self) -> ServiceView | None:
         try:

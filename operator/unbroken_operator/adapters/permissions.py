@@ -14,6 +14,7 @@ from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import LeaseName
 from unbroken_operator.adapters.tasks.supervision import keep_running
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.objects.network_policy import API_GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ _IN_JOBS_NAMESPACES = (
     ("", "events", ("create",)),
 )
 _IN_THE_CLUSTER = (("", "nodes", ("list", "watch")),)
+_FOR_POLICIES = (API_GROUP, "networkpolicies", ("create",))
 _FOR_TAINTS = (("", "nodes", ("get", "patch")),)
 _OF_THE_LEASE = (("get", True), ("patch", True), ("create", False))
 """Verb, and whether it is limited to this Lease: to the API server, a new object has no name yet."""
@@ -68,10 +70,15 @@ class Right:
         }
 
 
-def rights(namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: bool = False) -> Iterator[Right]:
-    """Yield all that the operator needs: what the chart's roles grant. `has_taints`: it quarantines nodes for real."""
+def rights(
+    namespaces: tuple[str, ...], lease: LeaseName | None, *, has_taints: bool = False, has_policies: bool = False
+) -> Iterator[Right]:
+    """Yield all that the operator needs: what the chart's roles grant.
+
+    `has_taints`: it quarantines nodes for real; `has_policies`: jobs get a NetworkPolicy.
+    """
     for namespace in namespaces or (None,):
-        for group, resource, verbs in _IN_JOBS_NAMESPACES:
+        for group, resource, verbs in (*_IN_JOBS_NAMESPACES, *([_FOR_POLICIES] if has_policies else ())):
             yield from (Right(group, resource, verb, namespace) for verb in verbs)
     for group, resource, verbs in (*_IN_THE_CLUSTER, *(_FOR_TAINTS if has_taints else ())):
         yield from (Right(group, resource, verb) for verb in verbs)

@@ -14,6 +14,7 @@ from unbroken_operator.decisions.quarantine import (
     QuarantineLimits,
     QuarantineMode,
     decide_quarantine,
+    is_domain_label_unknown,
 )
 from unbroken_operator.decisions.snapshot import NodeView
 
@@ -45,6 +46,7 @@ class QuarantineTaints:
         self._count_withheld = count_withheld
         self._reported: set[tuple[str, str]] = set()
         """Names of offenders, and what was said of them: there is nothing new to say."""
+        self._is_label_unknown = False
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -60,6 +62,7 @@ class QuarantineTaints:
 
     async def look(self, now: str) -> None:
         """Judge once and act on it. Raises KubeError."""
+        self._tell_of_unknown_label()
         decision = decide_quarantine(self._nodes(), self._jobs(), now, self._limits)
         is_on = self._mode is QuarantineMode.ON
         current: set[tuple[str, str]] = set()
@@ -83,6 +86,14 @@ class QuarantineTaints:
         for offender in decision.quarantine:
             await self._write(offender.name, f"{now} {offender.reason}")
             logger.warning("node quarantined node=%s why=%s", offender.name, offender.reason)
+
+    def _tell_of_unknown_label(self) -> None:
+        """Say once that no node has the label of the domains; nobody may notice before a node is to be tainted."""
+        is_unknown = is_domain_label_unknown(self._nodes(), self._limits)
+        if is_unknown and not self._is_label_unknown:
+            what = "no node has the label of domains, none is quarantined until one has, see --quarantine-domain-label"
+            logger.warning("%s label=%s", what, self._limits.domain_label)
+        self._is_label_unknown = is_unknown
 
     async def _write(self, name: str, mark: str | None) -> None:
         path = f"{collection_path('nodes')}/{name}"

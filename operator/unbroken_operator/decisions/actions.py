@@ -49,6 +49,13 @@ class CreateService:
 
 
 @dataclass(frozen=True)
+class CreateNetworkPolicy:
+    """Create the NetworkPolicy of the rendezvous, unless there is one of that name."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class CreatePod:
     """Create a pod."""
 
@@ -116,6 +123,7 @@ Action = Union[
     WriteStatus,
     CreateSecret,
     CreateService,
+    CreateNetworkPolicy,
     CreatePod,
     DeletePod,
     PatchPod,
@@ -137,6 +145,8 @@ class Decision:
     """Pods that are missing, and wait for the job's budget."""
     sound_spec: Mapping[str, Any] | None = None
     """The job's spec, if it is sound: it stays in force should the next one not be."""
+    wants_new_rendezvous: bool = False
+    """Whether the rendezvous is to be replaced because of its settings, and waits until it may be."""
 
 
 def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import Refusal
 
 MAX_SHOWN = 8
@@ -58,8 +59,8 @@ class InvalidSpec:
     @property
     def counted(self) -> frozenset[Refusal]:
         """What of it is counted."""
-        has_keys = any(layout.RESERVED_KEYS in violation for violation in self.violations)
-        return frozenset((Refusal.RESERVED_KEYS,)) if has_keys else frozenset()
+        signs = ((Refusal.RESERVED_KEYS, layout.RESERVED_KEYS), (Refusal.IMAGE, NOT_ALLOWED))
+        return frozenset(what for what, sign in signs if any(sign in violation for violation in self.violations))
 
     @property
     def message(self) -> str:
@@ -121,6 +122,18 @@ def _size_violation(spec: Any) -> str:
         if not level:
             return ""
     return f"spec: must have at most {MAX_DEPTH} levels of values in each other, got more"
+
+
+def admit_images(verdict: ValidSpec | InvalidSpec, allowed: tuple[str, ...]) -> ValidSpec | InvalidSpec:
+    """Return the verdict under a list of allowed rendezvous images; empty allows all. The operator's own always is."""
+    if not allowed or isinstance(verdict, InvalidSpec):
+        return verdict
+    spec = verdict.spec
+    field = "spec.rendezvous.image" if spec.rendezvous.image else "spec.sidecar.image"
+    image = spec.rendezvous.image or spec.sidecar.image
+    if image is None or is_allowed(image, allowed):
+        return verdict
+    return InvalidSpec((image_violation(field, image, allowed),))
 
 
 def to_settings(spec: Spec, name: str, namespace: str, uid: str) -> JobSettings:

@@ -35,6 +35,8 @@ class Assessment:
     """Uids of present pods that are to make way for others, and why."""
     rendezvous: PodView | None
     """The rendezvous pod to keep."""
+    is_rendezvous_outdated: bool
+    """Whether that one was made with other settings, and is kept until it may be replaced."""
     stale_rendezvous: tuple[PodView, ...]
     """Rendezvous pods to delete."""
     domains: Domains
@@ -69,6 +71,7 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
         outdated=outdated,
         troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
         rendezvous=current,
+        is_rendezvous_outdated=current is not None and current.settings != settings_digest(settings),
         stale_rendezvous=stale,
         domains=find_domains(snapshot, verdict.spec, trainers, alive),
     )
@@ -148,10 +151,9 @@ def _counts(
 
 def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:
     pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
-    good = [
-        pod
-        for pod in pods
-        if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost and pod.settings == digest
-    ]
+    working = [pod for pod in pods if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost]
+    good = [pod for pod in working if pod.settings == digest]
+    if not good and not snapshot.may_replace_rendezvous:
+        good = working
     current = good[-1] if good else None
     return current, tuple(pod for pod in pods if pod is not current)

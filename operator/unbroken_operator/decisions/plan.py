@@ -17,6 +17,7 @@ from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -27,7 +28,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
@@ -36,6 +37,7 @@ from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.silence import look_again_s
@@ -68,14 +70,15 @@ def plan(snapshot: Snapshot) -> Decision:
     )
     check_after_s = min((wait for wait in waits if wait is not None), default=None)
     sound_spec = None if verdict.refused else snapshot.job["spec"]
+    is_waiting = assessment.is_rendezvous_outdated and assessment.outcome is None and not assessment.is_suspended
     actions = (*push, *_reports(snapshot, status), *objects.actions)
     counted = frozenset() if verdict.refused is None else verdict.refused.counted
-    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec)
+    return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
 
 
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
-    verdict = admit(snapshot.job)
+    verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
     if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
         return snapshot, verdict
     job = {**snapshot.job, "spec": snapshot.memory.sound_spec}
@@ -145,6 +148,9 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     options = snapshot.options_of_job
     if needs_rendezvous:
         before = earlier(snapshot, verdict.settings)
+        # With each rendezvous pod: so it comes back by itself, and nothing needs to watch or read it.
+        if options.network_policy is not None and has_network_policy(verdict.spec):
+            actions.append(CreateNetworkPolicy(network_policy(verdict.settings, options.network_policy)))
         actions.append(CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, before)))
     new_pods = _new_pods(snapshot, verdict, assessment, free.pod, num_missing)
     actions += new_pods

@@ -77,6 +77,7 @@ class WithheldBecause(str, Enum):
     FEW_NAMESPACES = "few-namespaces"
     ONE_SOURCE = "one-source"
     MAX_NODES = "max-nodes"
+    NO_DOMAIN = "no-domain"
     SHARE_OF_DOMAIN = "share-of-domain"
     SHARE_OF_CLUSTER = "share-of-cluster"
 
@@ -174,6 +175,9 @@ def _protection(
         return WithheldBecause.CONTROL_PLANE, "it belongs to the control plane"
     if len(held) >= limits.max_nodes:
         return WithheldBecause.MAX_NODES, f"{len(held)} of {limits.max_nodes} nodes are quarantined"
+    if is_domain_label_unknown(nodes, limits):
+        # Misspelt, most likely: the share of a domain could not be kept.
+        return WithheldBecause.NO_DOMAIN, f"no node has the label {limits.domain_label} (quarantine.domainLabel)"
     workers = {name: other for name, other in nodes.items() if not is_control_plane(other)}
     domain = node.labels.get(limits.domain_label) if limits.domain_label else None
     if domain is not None:
@@ -194,6 +198,12 @@ def _has_room(members: set[str], held: set[str], limits: QuarantineLimits) -> bo
 def is_control_plane(node: NodeView) -> bool:
     """Whether the cluster itself runs there."""
     return any(key in _CONTROL_PLANE for key in (*node.labels, *(key for key, _effect in node.taints)))
+
+
+def is_domain_label_unknown(nodes: Mapping[str, NodeView], limits: QuarantineLimits) -> bool:
+    """Whether domains are wanted by a label that no node has, apart from the control plane."""
+    workers = [node for node in nodes.values() if not is_control_plane(node)]
+    return bool(limits.domain_label and workers) and not any(limits.domain_label in node.labels for node in workers)
 
 
 def is_quarantined(node: NodeView) -> bool:

@@ -152,6 +152,15 @@ class WriteRefusal:
 
 
 @dataclass(frozen=True)
+class PolicyOptions:
+    """Who may reach the rendezvous of jobs, beside their own pods."""
+
+    operator_namespace: str
+    metrics_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy peers that may read metrics; empty: everybody."""
+
+
+@dataclass(frozen=True)
 class OperatorOptions:
     """What the plan needs to know about the operator itself."""
 
@@ -163,12 +172,16 @@ class OperatorOptions:
     """Pods that still run so long after the job's end are deleted."""
     encrypts: bool = True
     """Whether agents and operator use TLS to the rendezvous."""
+    rendezvous_images: tuple[str, ...] = ()
+    """Images that a rendezvous may have, and prefixes of such with a * at their end; empty: any."""
     lease: str = ""
     """The Lease that this operator holds, NAMESPACE/NAME; "" when it runs without one."""
     sidecar_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """`requests` and `limits` of agents in jobs that name none."""
     rendezvous_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Likewise of the rendezvous."""
+    network_policy: PolicyOptions | None = None
+    """None: jobs get no NetworkPolicy."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +258,8 @@ class Snapshot:
     memory: PlanMemory = PlanMemory()
     released: tuple[PodView, ...] = ()
     """Training pods that run on after their job label was removed."""
+    may_replace_rendezvous: bool = True
+    """Whether one that works may be replaced now because its settings are others: not all jobs do so at once."""
     hosts: frozenset[str] = frozenset()
     """Nodes on which the operator saw pods of this job run: reports may name any."""
 

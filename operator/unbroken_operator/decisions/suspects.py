@@ -41,7 +41,8 @@ def next_suspects(
     """
     stored = {item["name"]: dict(item) for item in status.get("suspectNodes") or ()}
     recorded = {(item["term"], item["number"]) for item in status.get("history") or () if item.get("endedAt")}
-    fresh = [item for item in report.recoveries if item.ended_at and (report.term, item.number) not in recorded]
+    told = [item for item in report.recoveries if item.started_at and item.ended_at]
+    fresh = [item for item in told if (report.term, item.number) not in recorded]
     blamed = [item for item in fresh if item.node in hosts and item.cause in _WEIGHTS]
     if not blamed:
         return list(stored.values())

@@ -51,7 +51,7 @@ def read_digests(path: Path, head: Head) -> Digests | None:
             return None
         data = json.loads(path.read_bytes())
         found = Digests(int(data["serial"]), str(data["problem"]), [int(one) for one in data["checksums"]])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     if found.serial != head.serial or (not found.problem and len(found.checksums) != num_blocks(head.content_bytes)):
         return None

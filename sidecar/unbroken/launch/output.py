@@ -129,6 +129,9 @@ class Log:
             self._file = None
 
 
+_CPP_LOG = re.compile(rb"\[(rank\d+\]:\[)?[IWE]\d{4} ")
+
+
 class Stream:
     """One pipe of one worker."""
 
@@ -140,7 +143,7 @@ class Stream:
         self._line = b""
         self.console = console
         self.last_line = b""
-        """Last line that is not blank."""
+        """Last line that is not blank, and no message of torch's C++ parts, which write at any time."""
         self.is_open = True
         log.open()
 
@@ -197,7 +200,7 @@ class Stream:
             for start in range(0, len(line) or 1, _MAX_LINE_BYTES):
                 text = line[start : start + _MAX_LINE_BYTES].translate(_UNPRINTABLE)
                 shown.append(self._prefix + text + b"\n")
-                if not text.isspace() and text:
+                if not text.isspace() and text and not _CPP_LOG.match(text):
                     self.last_line = text
         self.console.put(b"".join(shown))
 

@@ -97,6 +97,15 @@ class Arena:
         finally:
             self._lock.release()
 
+    def close(self) -> None:
+        """Unmap the slots and leave the keeper; what was saved stays."""
+        if self._populating is not None:
+            self._populating.stop()
+        for slot in self._slots:
+            slot.close()
+        self._slots = []
+        self.client.close()
+
     def _write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
         iteration = (place.iteration, place.term)
 
@@ -157,6 +166,8 @@ def arena_of(place: Place) -> Arena | None:
         return None
     is_other = _arena is None or (_arena.folder, _arena.local_rank) != (place.folder, place.local_rank)
     if is_other or _owner != os.getpid():
+        if _arena is not None and _owner == os.getpid():
+            _arena.close()
         _arena, _owner = Arena(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
     if _arena is not None:
         _arena.enter(place)

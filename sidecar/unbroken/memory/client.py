@@ -14,6 +14,8 @@ from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Fro
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.05
+AWAY_S = 30.0
+"""How long a keeper may be away while it is started again."""
 _SEND_S = 1.0
 T = TypeVar("T")
 
@@ -29,9 +31,12 @@ class KeeperClient:
     def ask(self, message: ToKeeper, expected: type[T], limit_s: float) -> T | None:
         """Return the answer; None when there is none in time. A request may be repeated: a keeper may die under it."""
         until_s = time.monotonic() + limit_s
+        give_up_s = time.monotonic() + min(AWAY_S, limit_s)
         while True:
             try:
-                answer = self._ask_once(message, until_s)
+                connection = self._connect(_left(until_s))
+                give_up_s = time.monotonic() + min(AWAY_S, limit_s)
+                answer = self._ask_once(connection, message, until_s)
             except (OSError, WireError) as error:
                 logger.debug("keeper has not answered: error=%s", error)
             else:
@@ -40,7 +45,7 @@ class KeeperClient:
                     logger.warning("keeper refuses: %s", answer)
                     return None
                 return answer
-            if time.monotonic() >= until_s:
+            if time.monotonic() >= min(until_s, give_up_s):
                 return None
             time.sleep(_RETRY_S)
 
@@ -62,9 +67,8 @@ class KeeperClient:
         if connection is not None:
             connection.close()
 
-    def _ask_once(self, message: ToKeeper, until_s: float) -> FromKeeper:
+    def _ask_once(self, connection: socket.socket, message: ToKeeper, until_s: float) -> FromKeeper:
         try:
-            connection = self._connect(_left(until_s))
             connection.sendall(wire.encode(message).encode() + b"\n")
             buffer = b""
             while not buffer.endswith(b"\n"):

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_LIMITS = ("UNBROKEN_MEMORY_LIMIT", "UNBROKEN_MEMORY")
+"""One of them is set in a job with memory: by the job, or by the user of the standalone mode."""
+
 
 @dataclass(frozen=True)
 class Place:
     """One worker in one iteration."""
 
     folder: Path | None
-    """The pod's folder, with the keeper's socket; None outside of a job."""
+    """The pod's folder, with the keeper's socket; None outside of a job with memory for checkpoints."""
     local_rank: int
     term: int
     iteration: int
@@ -22,7 +25,8 @@ class Place:
 def read_place(environment: Mapping[str, str] | None = None) -> Place:
     """Return the place that wrapper, launcher or agent have exported; a lone process without them."""
     source = os.environ if environment is None else environment
-    folder = source.get("UNBROKEN_POD_FOLDER") or source.get("UNBROKEN_DIR", "")
+    has_memory = any(source.get(name) for name in _LIMITS)
+    folder = (source.get("UNBROKEN_POD_FOLDER") or source.get("UNBROKEN_DIR", "")) if has_memory else ""
     return Place(
         folder=Path(folder) if folder else None,
         local_rank=_number(source, "UNBROKEN_LOCAL_RANK", "LOCAL_RANK"),

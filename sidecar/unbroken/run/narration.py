@@ -39,7 +39,8 @@ def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str]:
 
 def _fault(recovery: Recovery) -> str:
     who = f"rank {recovery.rank} in {recovery.pod}" if recovery.rank is not None else recovery.pod or "the job"
-    more = f" (and {recovery.num_faults - 1} more faults)" if recovery.num_faults > 1 else ""
+    num_more = recovery.num_faults - 1
+    more = f" (and {num_more} more fault{'s' * (num_more > 1)})" if num_more > 0 else ""
     detail = f": {recovery.detail}" if recovery.detail else ""
     return f"fault {recovery.number}: {recovery.cause} of {who}{detail}{more}"
 

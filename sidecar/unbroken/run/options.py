@@ -49,8 +49,8 @@ class RunOptions:
 
 def read_options(arguments: Sequence[str] | None) -> RunOptions:
     """Read the command line. Raises InputError that says what, where, seen, wanted; SystemExit for --help."""
-    parsed = _parser().parse_args(arguments)
-    command = _command(parsed.command)
+    parsed = make_parser().parse_args(arguments)
+    command = _command(parsed.command if parsed.module is None else ["-m", *parsed.module])
     layers = tuple(Layer(name, f"local/{name}") for name in _names("--layers", parsed.layers))
     num_pods = parsed.pods + parsed.spares
     if num_pods > MAX_LOCAL_PODS:
@@ -89,7 +89,8 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; `unbroken run --help` lists all options")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="unbroken run",
         description="Run a training script on this machine as a job that survives faults.",
@@ -101,7 +102,15 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--pods", type=int, default=1, metavar="N", help="active pods (1)")
     shape.add_argument("--min-pods", type=int, metavar="N", help="go on with as few as this (default: all)")
     shape.add_argument("--spares", type=int, default=0, metavar="N", help="pods that wait, ready to take over (0)")
-    shape.add_argument("--ranks-per-pod", type=int, default=1, metavar="N", help="worker processes a pod (1)")
+    shape.add_argument(
+        "--ranks-per-pod",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        type=int,
+        default=1,
+        metavar="N",
+        help="worker processes a pod (1)",
+    )
     shape.add_argument("--divisible-by", type=int, default=1, metavar="N", help="world size is a multiple of this")
     shape.add_argument("--max-ranks", type=int, metavar="N", help="largest world size")
     shape.add_argument(
@@ -129,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="give up after more faults in a row than this without a new step, or 60 s of training if the script "
-        "reports no steps (no limit)",
+        "reports no steps (10 of the same fault, no limit otherwise)",
     )
     recovery.add_argument("--max-replacements", type=int, default=16, metavar="N", help="pods replaced at most (16)")
     recovery.add_argument(
@@ -149,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run this module")
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="script or command, with arguments"
     )

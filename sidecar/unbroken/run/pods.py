@@ -125,6 +125,8 @@ class Recipes:
             **self._identity(pod),
             "UNBROKEN_RANKS_PER_POD": str(self.options.settings.ranks_per_pod),
         }
+        if self.memory is not None:
+            environment["UNBROKEN_MEMORY_LIMIT"] = str(self.options.memory_bytes)
         if self.options.log_dir is not None:
             environment["UNBROKEN_LOG_DIR"] = str(self.options.log_dir)
         return environment

@@ -66,6 +66,8 @@ class Supervisor:
         """Exit code, once it is known."""
         self._is_over = False
         """Whether the rendezvous has ended the job: its launchers then end by themselves."""
+        self._last_words: list[str] = []
+        """What is said when all workers have ended."""
         self._num_interrupts = 0
         self._started_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,8 +78,12 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._interrupt, number)
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
-        self._say(f"job {settings.job}: {settings.replicas} pods x {settings.ranks_per_pod} ranks{spares}")
-        self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
+        pods = f"{settings.replicas} pod{'s' * (settings.replicas > 1)}"
+        ranks = f"{settings.ranks_per_pod} rank{'s' * (settings.ranks_per_pod > 1)}"
+        self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
+        self._say(f"see it live: {shlex.join(self._recipes.page_command)} (`status` and `why` take the same options)")
+        if self._options.log_dir is not None:
+            self._say(f"logs: {self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):
@@ -88,6 +94,8 @@ class Supervisor:
             code = await self._end
             if self._is_over:
                 await self._wait_for_workers()
+            for line in self._last_words:
+                self._say(line)
             return code if code != 1 else self._failed_code()
         finally:
             await self._clean_up()
@@ -169,9 +177,14 @@ class Supervisor:
                 # Most interruptions are over before a person could read what they wait for.
                 shown = status.message
                 self._say(shown)
-            for line in narrate(self._status, status):
-                self._say(line)
+            lines = narrate(self._status, status)
             self._status = status
+            if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
+                # After all that the workers still write: it is what a person looks for at the end.
+                self._last_words = lines
+                lines = []
+            for line in lines:
+                self._say(line)
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 self._is_over = True
                 self._finish(0 if status.phase is JobPhase.COMPLETE else 1)

@@ -16,11 +16,11 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unbroken.network.addresses import address_to_listen_on, listen, listen_at, plain_address
-from unbroken.network.connections import Connections, GuardedSite, http_runner, limits_of_api
+from unbroken.network.connections import Acceptor, Connections, GuardedSite, http_runner, limits_of_api
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import TokenFile
 from unbroken.rendezvous.server import Server
@@ -103,7 +103,7 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         ranks_per_pod=max(host.num_places for host in hosts),
         min_ranks_per_pod=1,
         rungs=_RUNGS,
-        # Nobody pays for a cluster here, and a script need not ping: whoever started it ends it.
+        # A script need not ping: only the very same fault again and again ends the job.
         no_progress_limit=None,
         timeouts=hosts[0].timeouts,
     )
@@ -122,6 +122,9 @@ class Root:
         self._owner: str | None = None
         self._formed: asyncio.Future[bool] = self._loop.create_future()
         """False if the owner has gone."""
+        limits = replace(limits_of_api(config.world_size), max_head_bytes=None)
+        self._connections = Connections(limits, Refusals())
+        """Of hosts, and of strangers that try to be one."""
         self._tasks = Tasks(lambda _what, _error: None)
         """Of hosts that talk to it, which come again."""
 
@@ -145,15 +148,19 @@ class Root:
             logger.error("no job: %s", self._missing())
 
     async def _listen_while(self, work: Coroutine[None, None, None]) -> None:
-        self._listener.setblocking(False)
-        server = await asyncio.start_server(self._accept, sock=self._listener, limit=MAX_LINE_BYTES)
+        acceptor = Acceptor(self._listener, self._connections, self._conversation)
         try:
             await work
         finally:
-            server.close()
+            acceptor.close()
+            self._connections.drop_strangers()
             await self._tasks.stop()
 
     # -------------------------------------------------------------------------------------------------------- forming
+
+    def _conversation(self) -> asyncio.StreamReaderProtocol:
+        """Return what serves one connection."""
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=MAX_LINE_BYTES), self._accept)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.adopt(f"host at {writer.get_extra_info('peername')}", asyncio.current_task())
@@ -176,6 +183,7 @@ class Root:
         first = await read_message(reader, Attendance, _AUTHENTICATE_TIMEOUT_S)
         if first is None or not hmac.compare_digest(first.proof, wanted):
             return
+        self._connections.admit(writer.transport)
         refusal = self._refusal(first)
         if refusal is not None:
             write_message(writer, refusal)

@@ -38,6 +38,8 @@ class RootSearch:
     def __init__(self, config: StandaloneConfig) -> None:
         self._config = config
         self._changed = asyncio.Event()
+        self._obstacle = ""
+        """Why the last connection could not be made."""
         self.root_port: int | None = None
         """Port of the root that this host started; None before that, and on all other hosts."""
 
@@ -65,7 +67,8 @@ class RootSearch:
                 pause_s = _FIRST_RETRY_S
                 continue
             first, last = self._config.ports[0], self._config.ports[-1]
-            announce(f"waits for rank 0 on {self._config.master_host}, ports {first} to {last}")
+            why = f" ({self._obstacle})" if self._obstacle else ""
+            announce(f"waits for rank 0 on {self._config.master_host}, ports {first} to {last}{why}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LAST_RETRY_S)
 
@@ -79,6 +82,7 @@ class RootSearch:
             reader, writer = await asyncio.wait_for(connecting, _CONNECT_TIMEOUT_S)
         except (OSError, asyncio.TimeoutError) as error:
             logger.debug("no root: host=%s port=%d error=%s", host, port, error)
+            self._obstacle = "no answer" if isinstance(error, asyncio.TimeoutError) else _describe(error)
             return None
         try:
             proof = await self._authenticate(reader, writer)
@@ -138,3 +142,8 @@ class RootSearch:
                     changing.cancel()
         finally:
             reading.cancel()
+
+
+def _describe(error: OSError) -> str:
+    """Return the reason without what the sentence says already; of several addresses asyncio joins the errors."""
+    return (error.strerror or str(error) or type(error).__name__)[:200]

@@ -24,15 +24,16 @@ from tests.waiting import wait_until
 from unbroken_core.reasons import Role
 from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
+from unbroken_operator.decisions.objects.network_policy import network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
-from unbroken_operator.decisions.snapshot import OperatorOptions
+from unbroken_operator.decisions.snapshot import OperatorOptions, PolicyOptions
 
 from .test_chart import helm_or_skip, rendered
 
 JsonObject = dict[str, Any]
 KUBECTL = str(Path(sys.executable).parent / "kubectl")
 ON = ("--kube-version", "1.33.0", "--set", "scope=Cluster,quarantine.mode=On")
-KIND = {"pods": "Pod", "services": "Service", "secrets": "Secret", "nodes": "Node"}
+KIND = {"pods": "Pod", "services": "Service", "secrets": "Secret", "nodes": "Node", "networkpolicies": "NetworkPolicy"}
 
 
 def changed(item: JsonObject, **paths: Any) -> JsonObject:
@@ -60,6 +61,7 @@ def made() -> dict[str, JsonObject]:
         "rendezvous": rendezvous_pod(spec, settings, 0, options),
         "service": changed(service(settings), spec__type="ClusterIP"),
         "secret": secret(settings),
+        "policy": network_policy(settings, PolicyOptions("ops")),
         "foreign": {"metadata": {"name": "db", "labels": {"app": "db"}}, "spec": {"containers": [{"name": "a"}]}},
         "node": {
             "metadata": {"name": "n", "labels": {"zone": "a"}, "annotations": {"x": "y"}},
@@ -70,6 +72,7 @@ def made() -> dict[str, JsonObject]:
 
 MADE = made()
 POD, SERVICE, SECRET, NODE, FOREIGN = (MADE[name] for name in ("trainer", "service", "secret", "node", "foreign"))
+POLICY = MADE["policy"]
 TAINT = {"key": "unbroken.dev/quarantine", "effect": "NoSchedule"}
 MARKED = changed(
     NODE, spec__taints=[*NODE["spec"]["taints"], TAINT], metadata__annotations={"x": "y", TAINT["key"]: "t"}
@@ -82,6 +85,13 @@ CASES: dict[str, Case] = {
     "it makes rendezvous pods": ("pods", "CREATE", MADE["rendezvous"], None, ""),
     "it makes Services": ("services", "CREATE", SERVICE, None, ""),
     "it makes Secrets": ("secrets", "CREATE", SECRET, None, ""),
+    "it makes NetworkPolicies": ("networkpolicies", "CREATE", POLICY, None, ""),
+    "a NetworkPolicy for others' pods": (
+        "networkpolicies", "CREATE", changed(POLICY, spec__podSelector={}), None, "for rendezvous pods of its jobs"),
+    "a NetworkPolicy of nobody": (
+        "networkpolicies", "CREATE", changed(POLICY, metadata__ownerReferences=None), None, "objects of its jobs only"),
+    "another NetworkPolicy": (
+        "networkpolicies", "UPDATE", changed(POLICY, spec__ingress=[]), POLICY, "changes and deletes no"),
     "it labels its pods": ("pods", "UPDATE", changed(POD, metadata__labels__x="y"), POD, ""),
     "it takes an orphan back": ("pods", "UPDATE", POD, ORPHAN, ""),
     "it deletes its pods": ("pods", "DELETE", None, POD, ""),
@@ -165,9 +175,10 @@ def test_the_operators_account_may_write_what_the_operator_makes_and_nothing_els
     assert (wanted in seen) if wanted else not seen, seen
 
 
-@pytest.mark.parametrize("resource", ["pods", "services", "secrets"])
+@pytest.mark.parametrize("resource", ["pods", "services", "secrets", "networkpolicies"])
 def test_it_writes_nothing_in_the_clusters_own_namespaces(resource: str) -> None:
-    name = {"pods": "it makes training pods", "services": "it makes Services", "secrets": "it makes Secrets"}[resource]
+    kind = "training pods" if resource == "pods" else KIND[resource].replace("Policy", "Policie") + "s"
+    name = f"it makes {kind}"
     seen = denied_in_memory(policies(*ON)[resource], as_reviewed(CASES[name], "kube-system"))
     assert "has no business in this namespace" in seen
 
@@ -195,7 +206,7 @@ def test_policies_come_with_all_namespaces_where_kubernetes_knows_them(
     items = rendered(helm_or_skip(), *options)
     found = [item for item in items if item["kind"] == "ValidatingAdmissionPolicy"]
     bindings = {item["spec"]["policyName"]: item["spec"] for item in items if item["kind"].endswith("PolicyBinding")}
-    assert len(found) == (4 if has_policies else 0)
+    assert len(found) == (5 if has_policies else 0)
     for item in found:
         assert item["spec"]["failurePolicy"] == "Fail"
         (condition,) = item["spec"]["matchConditions"]
@@ -219,6 +230,7 @@ def _schema(resource: str) -> JsonObject:
         "pods": {"containers": _list(name=_TEXT, image=_TEXT), "x": _TEXT},
         "services": {"type": _TEXT, "externalIPs": {"type": "array", "maxItems": 8, "items": _TEXT}, "selector": _MAP},
         "secrets": {},
+        "networkpolicies": {"podSelector": {"type": "object", "properties": {"matchLabels": _MAP}}, "ingress": _list()},
         "nodes": {"taints": _list(key=_TEXT, effect=_TEXT), "unschedulable": {"type": "boolean"}, "providerID": _TEXT},
     }
     fields = {"metadata": {"type": "object", "properties": metadata}, "type": _TEXT}

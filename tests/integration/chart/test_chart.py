@@ -201,7 +201,8 @@ def test_the_roles_grant_what_the_operator_asks_for_at_its_start_and_nothing_els
                 for verb in rule["verbs"]
                 for name in rule.get("resourceNames", ("",))
             }
-    assert granted == set(rights(namespaces, LeaseName("ops", "unbroken"), has_taints=not namespaces))
+    wanted = rights(namespaces, LeaseName("ops", "unbroken"), has_taints=not namespaces, has_policies=True)
+    assert granted == set(wanted)
 
 
 async def _service_account_kubeconfig(kube: Kube, admin: Path, namespace: str, name: str, target: Path) -> None:
@@ -224,7 +225,9 @@ async def _upgrade_and_roll_back(made: tools.Bench, words: list[str], helm_home:
         here = f"namespaces/{made.namespace}"
         deployment = await made.kube.get(f"/apis/apps/v1/{here}/deployments/{release}")
         arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-        policies = await made.kube.list(f"/apis/networking.k8s.io/v1/{here}/networkpolicies")
+        policies = await made.kube.list(
+            f"/apis/networking.k8s.io/v1/{here}/networkpolicies", "app.kubernetes.io/managed-by=Helm"
+        )
         maps = await made.kube.list(f"/api/v1/{here}/configmaps")
         boards = [item for item in maps[0] if "-dashboard-" in item["metadata"]["name"]]
         return "--log-level=debug" in arguments, len(policies[0]), len(boards)
@@ -290,10 +293,13 @@ def test_the_operator_does_its_work_with_the_charts_service_account(helm: str, s
                 limited = tmp_path / "service-account.kubeconfig"
                 await _service_account_kubeconfig(made.kube, admin, made.namespace, account, limited)
                 arguments = ["--all-namespaces"] if scope == "Cluster" else ["--namespace", made.namespace]
-                arguments += ["--lease", f"{made.namespace}/{release}"]
+                arguments += ["--lease", f"{made.namespace}/{release}", "--job-network-policies", made.namespace]
                 with tools.operator(made, *arguments, kubeconfig=limited) as running:
                     await made.apply("digits", replicas=2, spares={"count": 1})
                     await made.wait_for_pods("digits-0", "digits-1", "digits-2")
+                    policies = f"/apis/networking.k8s.io/v1/namespaces/{made.namespace}/networkpolicies"
+                    policy = await made.kube.get(f"{policies}/digits-rendezvous")
+                    assert [len(rule.get("from", ())) for rule in policy["spec"]["ingress"]] == [2, 0]
                     await made.end_pod("digits-1", "Failed")
                     await made.wait_for_pods("digits-0", "digits-1", "digits-2", "digits-3")
 

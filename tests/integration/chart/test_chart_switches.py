@@ -37,8 +37,11 @@ CASES: dict[str, tuple[str, ...]] = {
         "prometheusRule.runbookUrl=https://example.com/books/",
     ),
     "dashboards": ("dashboards.enabled=true", "dashboards.annotations.grafana_folder=Unbroken"),
+    "rendezvous-images": ("rendezvousImages={example.com/team/*,example.com/rendezvous:1}",),
     "without-disruption-budget": ("podDisruptionBudget.enabled=false",),
     "without-encryption": ("encryption=false",),
+    "without-job-network-policy": ("jobNetworkPolicy.enabled=false",),
+    "job-network-policy-from": ("jobNetworkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",),
     "network-policy": ("networkPolicy.enabled=true",),
     "network-policy-from": (
         "networkPolicy.enabled=true",

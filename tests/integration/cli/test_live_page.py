@@ -35,7 +35,7 @@ SETTINGS = JobSettings(
     spares=1,
     ranks_per_pod=2,
     layers=(Layer("rack", "test/rack"), Layer("node", "test/node")),
-    no_progress_limit=None,
+    no_progress_limit=1000,
     timeouts=Timeouts(heartbeat_s=600, soft_s=3600, hard_s=7200, barrier_s=14400, startup_s=600, last_call_s=600),
 )
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 from tests.waiting import eventually
 
+from unbroken.network.connections import ConnectionLimits
+from unbroken.standalone import root
 from unbroken.standalone.lines import read_message, write_message
 from unbroken.standalone.messages import (
     Attendance,
@@ -198,3 +203,49 @@ def test_proof_of_somebody_who_does_not_know_the_key_is_refused(tmp_path: Path) 
             writer.close()
 
     asyncio.run(run())
+
+
+def test_hosts_meet_while_strangers_hold_all_connections_that_the_root_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one address lose their oldest, and others come in."""
+    monkeypatch.setattr(root, "limits_of_api", lambda _: ConnectionLimits(8, 16, LIMIT_S))
+
+    async def scenario() -> None:
+        async with meeting(tmp_path) as opened:
+            strangers = [
+                await asyncio.open_connection("127.0.0.1", opened.port, local_addr=("127.0.0.2", 0)) for _ in range(40)
+            ]
+            hosts = [opened.host(present("a", 0, is_owner=True)), opened.host(present("b", 1, 2))]
+            found = await asyncio.wait_for(asyncio.gather(*hosts), LIMIT_S)
+            assert [isinstance(answer, PodAssignment) for answer in found] == [True, True]
+            for reader, writer in strangers:
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), LIMIT_S) == b""
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.timeout(200)
+def test_wait_for_an_address_that_does_not_resolve_is_told_again_and_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from datetime import timedelta\n"
+        "from unbroken import inprocess\n"
+        "from unbroken.inprocess.standalone import joining\n"
+        "joining.NOTICE_S = 0.5\n"
+        "limits = {'soft_timeout': 2, 'hard_timeout': 4, 'heartbeat_timeout': 4, 'barrier_timeout': 8}\n"
+        "limits = {name: timedelta(seconds=seconds) for name, seconds in limits.items()}\n"
+        "inprocess.Wrapper(**limits)(lambda: None)()\n"
+    )
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "no-such-host.invalid"}
+    environment = {**os.environ, **place, "MASTER_PORT": "29500", "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    told = [line for line in ended.stderr.splitlines() if "the wrapped call waits for the job to form, for" in line]
+    assert len(told) > 1, ended.stderr
+    assert "waits for rank 0 on no-such-host.invalid, ports 29502 to 29509 (" in told[-1]
+    assert "(barrier_timeout)" in told[-1]

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from unbroken import inprocess
 
+ENDS: dict[str, str] = json.loads(sys.argv[1])
+
 
 @inprocess.Wrapper()
 def train() -> int:
     """Train for no time at all; return the rank."""
+    end(ENDS.get(f"in {os.environ['RANK']}", ""))
     return int(os.environ["RANK"])
 
 
@@ -31,4 +34,4 @@ def end(how: str) -> None:
 
 
 if __name__ == "__main__":
-    end(json.loads(sys.argv[1]).get(str(train()), ""))
+    end(ENDS.get(str(train()), ""))

@@ -1,6 +1,7 @@
 """`unbroken run` of scripts that go on after the training function: the run is as good as the ends of the processes."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ WORKLOAD = Path(__file__).with_name("ends_workload.py")
             "failed: rank 1 in ends-workload-1 exited with code 3 after its training function had returned",
             id="one exits",
         ),
+        pytest.param(
+            {"in 0": "exit 0", "in 1": "exit 0"}, 0, "complete: all 2 ranks completed", id="early stop on all ranks"
+        ),
         pytest.param({"1": "kill"}, 137, "failed: rank 1 in ends-workload-1 killed by signal 9", id="one is killed"),
         pytest.param({"0": "again", "1": "again"}, 1, "this is the second call in this process", id="second call"),
     ],
@@ -40,6 +44,10 @@ def test_run_is_complete_when_its_processes_have_ended_well(
     assert job.wait_for_exit() == code, job.text()
     assert text in job.text()
     assert ("complete:" in job.text()) == (code == 0)
+    assert "fault 1" not in job.text()
+    last = job.errors.read_text().splitlines()[-1]
+    assert text in last
+    assert "socket.cpp" not in last, "a message of torch is not what the script ended with"
 
 
 @pytest.mark.timeout(200)
@@ -50,3 +58,36 @@ def test_job_is_not_complete_while_a_process_goes_on_after_the_training(start_jo
     assert "complete:" not in job.text()
     assert job.complete() == 0
     assert "complete: all 2 ranks completed" in job.text()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        pytest.param("print('trained')", "leave in-process out of --rungs (process,pod,world,job)", id="never wrapped"),
+        pytest.param(
+            "import torch.distributed as dist\ndist.init_process_group('gloo')",
+            "leave in-process out of --rungs (process,pod,world,job)",
+            id="as written for torchrun",
+        ),
+        pytest.param(
+            "import os\nimport torch.distributed as dist\nfrom unbroken import inprocess\n"
+            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+            "inprocess.Wrapper()(lambda: None)()",
+            "Move init_process_group inside the wrapped function",
+            id="a group made before",
+        ),
+        pytest.param("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'", id="mistake"),
+    ],
+)
+def test_script_that_cannot_start_is_tried_twice_and_told_what_to_change(
+    start_job: Start, tmp_path: Path, script: str, text: str
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    job = start_job(workload="wrapped", command=[sys.executable, str(path)])
+    assert job.wait_for_exit() == 1
+    last = job.errors.read_text().splitlines()[-1]
+    assert "failed: " in last
+    assert "ended 2 times" in last
+    assert text in last

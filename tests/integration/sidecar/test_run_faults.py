@@ -319,11 +319,11 @@ def test_wrong_token_and_garbage_are_refused_counted_and_change_nothing(start_jo
         pytest.param(["--rungs", "magic", sys.executable], "--rungs: want NAME", id="unknown rung"),
         pytest.param(["no-such.py"], "script: 'no-such.py' does not exist", id="no script"),
         pytest.param(
-            ["--min-pods", "3", "--pods", "2", sys.executable], "minReplicas: want 1 to replicas (2), got 3", id="min"
+            ["--min-pods", "3", "--pods", "2", sys.executable], "--min-pods: want 1 to --pods (2), got 3", id="min"
         ),
         pytest.param(
             ["--soft-timeout", "9", "--hard-timeout", "8", sys.executable],
-            "timeouts.softSeconds: want less than timeouts.hardSeconds (8.0), got 9.0",
+            "--soft-timeout: want less than --hard-timeout (8.0), got 9.0",
             id="soft above hard",
         ),
         pytest.param(

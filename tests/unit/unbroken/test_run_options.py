@@ -53,6 +53,12 @@ def test_messages_name_options_that_the_reader_can_type(text: str, told: str) ->
     assert in_flags(text) == told
 
 
+def test_options_of_torchrun_are_understood() -> None:
+    options = read_options(["--pods", "2", "--nproc-per-node", "4", "-m", "my.train", "--pods", "9", "-m", "x"])
+    assert (options.settings.replicas, options.settings.ranks_per_pod, options.settings.job) == (2, 4, "my-train")
+    assert options.command == (sys.executable, "-m", "my.train", "--pods", "9", "-m", "x")
+
+
 def test_rungs_have_limits_and_windows() -> None:
     rungs = read_options(["--rungs", "process:3/60,pod:1,world", "true"]).settings.rungs
     assert rungs == (RungBudget(Rung.PROCESS, 3, 60.0), RungBudget(Rung.POD, 1), RungBudget(Rung.WORLD))
@@ -128,7 +134,7 @@ def test_culprit_of_a_recovery_is_told_again_when_it_is_another_one() -> None:
     shown = replace(STATUS, phase=JobPhase.INTERRUPTED, recoveries=(first,))
     known = replace(shown, recoveries=(replace(RECOVERY, num_faults=2),))
     more = replace(shown, recoveries=(replace(RECOVERY, num_faults=3),))
-    assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more faults)"]
+    assert narrate(shown, known) == ["fault 1: process-signal of rank 3 in j-1: killed (and 1 more fault)"]
     assert narrate(known, more) == []
 
 

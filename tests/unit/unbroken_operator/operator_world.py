@@ -11,6 +11,7 @@ from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPha
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     Action,
+    CreateNetworkPolicy,
     CreatePod,
     CreateSecret,
     CreateService,
@@ -104,6 +105,7 @@ class World:
         self.heard_at = ""
         self.memory = PlanMemory()
         self.options = OperatorOptions("sidecar:1")
+        self.network_policies: dict[str, dict[str, Any]] = {}
         self.now = "2026-01-01T00:00:00Z"
         self.num_status_writes = 0
         self.created: list[str] = []
@@ -174,13 +176,23 @@ class World:
                 self._apply_to_objects(action)
 
     def _apply_to_objects(
-        self, action: CreateSecret | CreateService | CreatePod | DeletePod | PatchPod | Revert | DeleteJob
+        self,
+        action: CreateSecret
+        | CreateService
+        | CreateNetworkPolicy
+        | CreatePod
+        | DeletePod
+        | PatchPod
+        | Revert
+        | DeleteJob,
     ) -> None:
         match action:
             case CreateSecret(manifest):
                 self.secret = self.secret or SecretView(*self._owned(manifest), has_certificates=self.options.encrypts)
             case CreateService(manifest):
                 self.service_object = self.service_object or _stored(manifest, "uid-of-service")
+            case CreateNetworkPolicy(manifest):
+                self.network_policies.setdefault(manifest["metadata"]["name"], dict(manifest))
             case CreatePod(manifest):
                 self._create_pod(manifest)
             case DeletePod():

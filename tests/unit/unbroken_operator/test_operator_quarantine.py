@@ -20,6 +20,7 @@ from unbroken_operator.decisions.quarantine import (
     QuarantineMode,
     WithheldBecause,
     decide_quarantine,
+    is_domain_label_unknown,
 )
 from unbroken_operator.decisions.snapshot import node_view
 
@@ -212,6 +213,9 @@ def test_scores_decay() -> None:
         ["--quarantine-min-namespaces", "0"],
         ["--quarantine-max-percent", "0"],
         ["--quarantine-max-percent", "101"],
+        ["--quarantine-domain-label", "topology.kubernetes.io/zone="],
+        ["--quarantine-domain-label", "zone\n"],
+        ["--quarantine-domain-label", "a" * 400],
     ],
 )
 def test_a_wrong_limit_is_refused_at_the_start(arguments: list[str], tmp_path: Path) -> None:
@@ -278,6 +282,28 @@ def test_no_more_than_a_share_of_a_domain_is_tainted() -> None:
     items = [a_node(name, rack="r1" if name in "abcd" else "r2") for name in "abcdefgh"]
     jobs = [blame(f"team-{number}/job", a=3.0, b=3.0) for number in range(4)]
     assert decide(jobs, *items, limits=limits) == (["a"], {"b": WithheldBecause.SHARE_OF_DOMAIN})
+
+
+def test_no_node_is_tainted_while_none_has_the_label_of_domains() -> None:
+    limits = QuarantineLimits(max_nodes=100, domain_label="example.com/rakc")
+    items = [a_node(name, rack="r1") for name in "abcdefgh"]
+    assert decide(MANY, *items, limits=limits) == ([], {"a": WithheldBecause.NO_DOMAIN})
+    nodes = {item["metadata"]["name"]: node_view(item) for item in items}
+    assert is_domain_label_unknown(nodes, limits)
+    for known in (QuarantineLimits(), QuarantineLimits(domain_label="example.com/rack")):
+        assert not is_domain_label_unknown(nodes, known)
+    assert not is_domain_label_unknown({}, limits), "nothing is known of nodes"
+
+
+def test_a_label_that_no_node_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = {"a": node_view(a_node("a", rack="r1"))}
+    limits = QuarantineLimits(domain_label="example.com/rakc")
+    kube: Any = None  # nothing is written
+    taints = QuarantineTaints(kube, lambda: nodes, list, mode=QuarantineMode.DRY_RUN, limits=limits)
+    for _ in range(3):
+        asyncio.run(taints.look(NOW))
+    (told,) = caplog.messages
+    assert told.endswith("label=example.com/rakc")
 
 
 def test_what_is_said_of_withheld_nodes_is_bounded() -> None:

@@ -217,6 +217,16 @@ def test_the_history_keeps_the_last_recoveries_of_all_coordinators() -> None:
     assert len(world.messages("Recovered")) == 25
 
 
+def test_a_recovery_without_a_beginning_is_left_out_of_the_history() -> None:
+    """A rendezvous whose image is the tenant's may send one: it ended each plan of its job with a KeyError."""
+    world = running_world()
+    say(world, recoveries=(a_recovery(1, started_at=""), a_recovery(2)))
+    world.settle()
+    say(world, recoveries=(a_recovery(1, started_at=""), a_recovery(2)), message="more")
+    world.settle()
+    assert [item["number"] for item in world.job["status"]["history"]] == [2]
+
+
 def test_the_time_of_a_condition_moves_only_with_its_status() -> None:
     world = running_world()
     before = {item["type"]: item["lastTransitionTime"] for item in world.job["status"]["conditions"]}

@@ -331,7 +331,7 @@ class Members:
         """Note that all processes are to be replaced at once, however often they ended; retired places stay so."""
         for member in self.by_uid.values():
             for place in member.places.values():
-                place.num_short_lives = 0
+                place.num_short_lives, place.is_pointless = 0, False
                 place.retry_at_s = now_s
                 if not place.is_retired and place.replacing is None:
                     place.replacing = place.state.incarnation

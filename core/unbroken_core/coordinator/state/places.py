@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from unbroken_core.coordinator.state.mistakes import is_mistake
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
@@ -39,6 +40,8 @@ class WorkerPlace:
     num_faults: int = 0
     last_words: str = ""
     """How the last process that ended too early has ended."""
+    is_pointless: bool = False
+    """Whether it ended as the one before it, in a way that only another script or other settings change."""
     is_retired: bool = False
     """It had more faults than a rank may have."""
     refusal: str = ""
@@ -47,7 +50,8 @@ class WorkerPlace:
     @property
     def is_hopeless(self) -> bool:
         """Whether no further process is started here."""
-        return self.is_retired or bool(self.refusal) or self.num_short_lives >= MAX_START_ATTEMPTS
+        has_failed = self.is_pointless or self.num_short_lives >= MAX_START_ATTEMPTS
+        return self.is_retired or bool(self.refusal) or has_failed
 
     @property
     def is_dead(self) -> bool:
@@ -198,7 +202,7 @@ def _follow(place: WorkerPlace, state: WorkerState, now_s: float, ran_since_s: f
     if has_ended and place.replacing is None:
         _count_life(place, before, now_s, ran_since_s)
     elif ran_since_s is None and state.phase not in (WorkerPhase.STARTING, WorkerPhase.GONE):
-        place.num_short_lives = 0
+        place.num_short_lives, place.is_pointless = 0, False
 
 
 def _is_repeated(state: WorkerState, before: WorkerState) -> bool:
@@ -218,6 +222,8 @@ def _count_life(place: WorkerPlace, before: WorkerState, now_s: float, ran_since
         is_short = is_exit and now_s - ran_since_s < YOUNG_S and not before.has_progress
     place.num_short_lives = place.num_short_lives + 1 if is_short else 0
     if is_short:
+        words, before_words = fault.detail if fault is not None else "", place.last_words
+        place.is_pointless = place.num_short_lives > 1 and words == before_words and is_mistake(words)
         place.last_words = fault.detail if fault is not None and fault.detail else "the process ended"
     place.retry_at_s = now_s + place.back_off_s()
 

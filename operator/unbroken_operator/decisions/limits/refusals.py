@@ -10,6 +10,8 @@ class Refusal(str, Enum):
     """A report of the rendezvous that is too large, or out of bounds."""
     RESERVED_KEYS = "reserved-keys"
     """A template with keys that are the operator's own."""
+    IMAGE = "image"
+    """A rendezvous image that is not among those that the operator allows."""
     CIRCLE = "circle"
     """A round of pods that were made and went before they were of use, after the first few."""
     EVENTS = "events"

@@ -1,7 +1,9 @@
 """Pure: the Secret, the Service and the rendezvous pod of a job, and what all of its objects share."""
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from unbroken_core.messages import Earlier
@@ -19,8 +21,25 @@ NOTHING_EARLIER = Earlier()
 
 
 def settings_digest(settings: JobSettings) -> str:
-    """Return a short name of the settings: a rendezvous pod with another one is replaced."""
-    return hashlib.sha256(settings_to_json(settings).encode()).hexdigest()[:16]
+    """Return a short name of the settings: a rendezvous pod with another one is replaced.
+
+    Without defaults: a setting that a later release adds is no change of the job.
+    """
+    return hashlib.sha256(json.dumps(_without_defaults(settings), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_without_defaults(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    found = {}
+    for item in fields(value):
+        usual = item.default_factory() if item.default_factory is not MISSING else item.default
+        seen = _without_defaults(getattr(value, item.name))
+        if seen != _without_defaults(usual):
+            found[item.name] = seen
+    return found
 
 
 def object_metadata(settings: JobSettings, name: str, component: str) -> Manifest:

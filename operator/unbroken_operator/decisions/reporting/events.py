@@ -73,7 +73,8 @@ def _recovery_events(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         return
     recorded = {(item["term"], item["number"]) for item in snapshot.status.get("history") or () if item.get("endedAt")}
     for recovery in report.recoveries:
-        if recovery.ended_at and (report.term, recovery.number) not in recorded:
+        # Without its beginning it is never recorded, and would be news for ever.
+        if recovery.started_at and recovery.ended_at and (report.term, recovery.number) not in recorded:
             key = ("recovery", report.term, recovery.number)
             manifest = event(snapshot, key, Reason.RECOVERED.value, "Normal", recovery_sentence(recovery))
             # One whose times are no times never gets into the history.

@@ -226,7 +226,9 @@ def _record(recovery: Recovery, term: int) -> dict[str, Any]:
 
 def _history(stored: Any, report: JobStatus) -> list[dict[str, Any]]:
     records = {(item["term"], item["number"]): dict(item) for item in stored}
-    records |= {(report.term, item.number): _record(item, report.term) for item in report.recoveries}
+    # Without its beginning a recovery has no place in the list: only a rendezvous that is not ours sends such.
+    told = (item for item in report.recoveries if item.started_at)
+    records |= {(report.term, item.number): _record(item, report.term) for item in told}
     return sorted(records.values(), key=lambda item: (item["startedAt"], item["number"]))[-MAX_HISTORY:]
 
 

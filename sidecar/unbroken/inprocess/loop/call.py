@@ -13,6 +13,7 @@ inside another one joins the outer call: both share the iteration, and a fault i
 
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.loop.inner_calls import InnerCalls, InnerFault
 from unbroken.inprocess.loop.plan_state import state_in
 from unbroken.inprocess.loop.plugins import Plugins
+from unbroken.inprocess.loop.repeated_error import RepeatedError
 from unbroken.inprocess.loop.step_hold import StepHold
 from unbroken.inprocess.loop.store_offer import StoreOffer
 from unbroken.inprocess.options import WrapperOptions
@@ -96,6 +98,9 @@ class WrappedCall:
         self._answered: Question | None = None
         self._is_pinged = False
         self._is_in_function = False
+        self._raised = RepeatedError()
+        self._has_exited = False
+        """Whether the function was left by `sys.exit(0)`."""
         self._is_practised = False
         """Whether this worker has run an iteration, or rehearsed one."""
         self._has_run = False
@@ -174,7 +179,10 @@ class WrappedCall:
             outcome = self._run_iteration(function)
             release = self._settle(outcome)
             if release is not None:
-                return self._finish(release, outcome.value)
+                value = self._finish(release, outcome.value)
+                if self._has_exited:
+                    sys.exit(0)
+                return value
             self._recover(outcome.error)
             del outcome
 
@@ -275,6 +283,10 @@ class WrappedCall:
         self._is_in_function = False
         self._step_hold.end()
         self._progress.end()
+        self._has_exited = isinstance(outcome.error, SystemExit) and outcome.error.code in (None, 0)
+        if self._has_exited:
+            # An early stop: the script wants no more of this, and calls it a success.
+            return FunctionOutcome()
         return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, InnerFault) else outcome
 
     def _refuse_what_is_over(self) -> None:
@@ -326,9 +338,7 @@ class WrappedCall:
             return
         self._current_state().fn_exception = error
         self._report(WorkerPhase.STOPPING, fault=failure.fault_of(error, Cause.EXCEPTION, self._iteration))
-        logger.error(
-            "function raised: iteration=%d rank=%s", self._iteration, self._current_state().rank, exc_info=error
-        )
+        self._raised.log(error, self._iteration, self._current_state().rank)
 
     def _recover(self, error: BaseException | None) -> None:
         """Prepare the process for another run of the function."""

@@ -6,7 +6,9 @@ folder of the job on this machine       <temporary>/unbroken-<uid>/<job and host
   agent.sock, stamps                    as in a pod
 """
 
+import builtins
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -47,7 +49,12 @@ BUSY_RETRY_S = 0.1
 START_TIMEOUT_S = 60.0
 LAST_MESSAGE_S = 5.0
 """When time is up, the host process gives the job up and says why: a worker waits this long for the reason."""
+NOTICE_S = 10.0
+"""How often a worker that waits says what for."""
+_LOOK_S = 1.0
 _MAX_FOLDER_CHARACTERS = 50
+
+logger = logging.getLogger(__name__)
 
 _open: "weakref.WeakSet[Registration]" = weakref.WeakSet()
 
@@ -105,6 +112,23 @@ class JoinRequest:
         return make_key(self.key, socket.gethostname(), self.launched.host)[:16]
 
 
+class WaitNotice:
+    """Says every NOTICE_S what a job waits for, and how long: on the first worker of each host."""
+
+    def __init__(self, request: JoinRequest) -> None:
+        self._is_speaker = request.launched.local_rank in (None, 0)
+        self._limit_s = request.limit_s
+        self._since_s = self._said_s = time.monotonic()
+
+    def say(self, waiting_for: str) -> None:
+        """Say it, if it is time."""
+        now_s = time.monotonic()
+        if self._is_speaker and now_s >= self._said_s + NOTICE_S:
+            self._said_s = now_s
+            text = "the wrapped call waits for the job to form, for %.0f s of at most %.0f s (barrier_timeout): %s"
+            logger.warning(text, now_s - self._since_s, self._limit_s, waiting_for)
+
+
 def join(request: JoinRequest) -> Registration:
     """Wait until the job has formed.
 
@@ -114,7 +138,9 @@ def join(request: JoinRequest) -> Registration:
     deadline_s = time.monotonic() + request.limit_s
     folder = base_folder() / request.folder_name
     waiting_for = "nobody has answered"
+    notice = WaitNotice(request)
     while time.monotonic() < deadline_s:
+        notice.say(waiting_for)
         connection = _connect(folder)
         if connection is None:
             if not _start_host(folder, request, deadline_s):
@@ -123,7 +149,7 @@ def join(request: JoinRequest) -> Registration:
         is_kept = False
         try:
             # All workers wait for the same event: the one that came last must learn of the failure as well.
-            placement, waiting_for = _register(connection, request, deadline_s + LAST_MESSAGE_S)
+            placement, waiting_for = _register(connection, request, deadline_s + LAST_MESSAGE_S, notice)
             if placement is not None:
                 is_kept = True
                 return Registration(_place(folder, placement), placement.is_first, connection)
@@ -172,7 +198,7 @@ def _connect(folder: Path) -> socket.socket | None:
 
 
 def _register(
-    connection: socket.socket, request: JoinRequest, deadline_s: float
+    connection: socket.socket, request: JoinRequest, deadline_s: float, notice: WaitNotice
 ) -> tuple[Placement, str] | tuple[None, str]:
     """Return the placement, or what the job waits for. Raises RestartError."""
     launched = request.launched
@@ -181,6 +207,9 @@ def _register(
     try:
         _send(connection, Register(launched.rank, local_rank, os.getpid(), request.timeouts))
         for answer in _answers(connection, deadline_s):
+            notice.say(waiting_for)
+            if answer is None:
+                continue
             if isinstance(answer, Placement):
                 connection.settimeout(None)
                 return answer, ""
@@ -199,12 +228,21 @@ def _send(connection: socket.socket, message: object) -> None:
     connection.sendall(wire.encode(message).encode() + b"\n")
 
 
-def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Placement | Waiting | Busy | Failed]:
-    """Yield the host process's messages. Raises OSError at the deadline, RestartError for an unreadable message."""
+def _answers(connection: socket.socket, deadline_s: float) -> Iterator[Placement | Waiting | Busy | Failed | None]:
+    """Yield the host process's messages, and None after a second without any.
+
+    Raises OSError at the deadline, RestartError for an unreadable message.
+    """
     buffer = b""
     while True:
-        connection.settimeout(max(deadline_s - time.monotonic(), 0.001))
-        data = connection.recv(1 << 16)
+        connection.settimeout(max(min(deadline_s - time.monotonic(), _LOOK_S), 0.001))
+        try:
+            data = connection.recv(1 << 16)
+        except builtins.TimeoutError:
+            if time.monotonic() >= deadline_s:
+                raise
+            yield None
+            continue
         if not data:
             return
         *lines, buffer = (buffer + data).split(b"\n")

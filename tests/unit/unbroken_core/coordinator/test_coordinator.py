@@ -250,7 +250,7 @@ def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None
     waits: list[float] = []
     for incarnation in range(6):
         died_s = bench.now_s
-        fault = Fault(Cause.PROCESS_EXIT, -1, "exited with code 3: ImportError: no torhc")
+        fault = Fault(Cause.PROCESS_EXIT, -1, "exited with code 3: OSError: no disk yet")
         actions = bench.worker("p0", 0, GONE, fault, incarnation=incarnation)
         if bench.status().phase is JobPhase.FAILED:
             break
@@ -262,10 +262,34 @@ def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None
     assert waits == [1, 2, 4, 8]
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.FAILED_BEFORE_READY)
-    assert "p0 worker 0 ended 5 times: exited with code 3: ImportError: no torhc" in status.message
+    assert "p0 worker 0 ended 5 times: exited with code 3: OSError: no disk yet" in status.message
 
 
 # ---------------------------------------------------------------------------------------------------------- recovery
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("exited with code 1: NameError: name 'modle' is not defined", ""),
+        ("exited with code 1: KeyError: 'RANK'", "leave in-process out of restart.rungs"),
+        ("exited with code 0 before it completed (does the script call it?)", "leave in-process out of restart.rungs"),
+        ("exited with code 1: ValueError: torch.distributed is already initialised", "Move init_process_group inside"),
+    ],
+)
+def test_a_mistake_in_the_script_is_tried_once_more_and_told_with_what_to_change(words: str, advice: str) -> None:
+    bench = Bench(replace(SETTINGS, spares=0))
+    bench.states["p0"] = bench.workers(STARTING)
+    bench.join("p0")
+    bench.join("p1")
+    for incarnation in range(2):
+        assert bench.status().phase is JobPhase.FORMING
+        bench.worker("p0", 0, GONE, Fault(Cause.PROCESS_EXIT, -1, words), incarnation=incarnation)
+        bench.live(2)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.FAILED_BEFORE_READY)
+    assert f"p0 worker 0 ended 2 times: {words}" in status.message
+    assert advice in status.message
 
 
 def test_an_exception_costs_an_in_process_restart() -> None:
@@ -688,6 +712,22 @@ def test_a_script_that_fails_again_and_again_without_progress_fails_the_job() ->
     assert "exception of rank 0 of p0" in status.message
 
 
+def test_without_a_limit_only_a_fault_that_comes_back_word_by_word_fails_the_job() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=None, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    for iteration in range(30):
+        bench.all_are(RUNNING, iteration, "p0", "p1")
+        bench.worker("p0", 0, STOPPING, Fault(Cause.EXCEPTION, iteration, f"RuntimeError: batch {iteration}"))
+        bench.all_are(READY, iteration, "p0", "p1")
+    assert bench.status().phase is JobPhase.PLANNED
+    for iteration in range(30, 41):
+        assert bench.status().phase is JobPhase.PLANNED
+        _fail_again(bench, iteration, step=-1)
+    status = bench.status()
+    assert (status.phase, status.reason) == (JobPhase.FAILED, Reason.NO_PROGRESS)
+    assert "the same fault came 11 times in a row" in status.message
+
+
 def test_faults_with_progress_between_them_are_recovered_without_end() -> None:
     bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
     bench.run("p0", "p1")
@@ -1047,7 +1087,7 @@ def test_the_revision_rises_with_changes_only() -> None:
 
 
 def test_the_history_of_recoveries_is_bounded() -> None:
-    bench = Bench(replace(SETTINGS, no_progress_limit=None, timeouts=Timeouts()))
+    bench = Bench(replace(SETTINGS, no_progress_limit=1000, timeouts=Timeouts()))
     bench.run("p0", "p1", "p2")
     for iteration in range(25):
         bench.fault("p0", 0, Cause.EXCEPTION)

@@ -1,0 +1,28 @@
+"""Ends of a process before it was ready that no further try changes, and what its user can change instead."""
+
+import re
+
+_NO_WRAPPER = re.compile(
+    r"exited with code 0 before it completed"
+    r"|env:// rendezvous"
+    r"|KeyError: '(RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
+)
+_GROUP_BEFORE = re.compile(r"torch\.distributed is already initialised")
+_MISTAKES = re.compile(r"\b(SyntaxError|IndentationError|ImportError|ModuleNotFoundError|NameError|TypeError): ")
+
+
+def is_mistake(words: str) -> bool:
+    """Return whether a process that ended with these words would do so again."""
+    return bool(_MISTAKES.search(words)) or bool(remedy(words))
+
+
+def remedy(words: str) -> str:
+    """Return what to change, in a sentence; "" where only the words themselves say it."""
+    if _GROUP_BEFORE.search(words):
+        return "Move init_process_group inside the wrapped function"
+    if _NO_WRAPPER.search(words):
+        return (
+            "The script does not call unbroken.inprocess.Wrapper before it trains or ends: wrap its training function, "
+            "or, for a script as written for torchrun, leave in-process out of restart.rungs (process,pod,world,job)"
+        )
+    return ""

@@ -1,0 +1,397 @@
+"""`Checkpointer` with a real keeper, in one process: what is saved, what is refused, and what a broken slot does."""
+
+import copy
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.waiting import wait_until
+from torch import nn
+
+from unbroken.memory import Checkpointer, Saved, Skipped
+from unbroken.memory.slots import Slot
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
+
+from .conftest import LivePod
+
+
+def make_state(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    first, tied = nn.Linear(8, 8), nn.Linear(8, 8)
+    tied.weight = first.weight
+    model = nn.Sequential(first, tied, nn.BatchNorm1d(8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        "tensor": torch.rand(5, 3).t(),
+        "nested": {"a": [torch.rand(2), 3], "text": "x"},
+    }
+
+
+def step_once(state: dict[str, Any], seed: int) -> None:
+    state["optimizer"].zero_grad()
+    data = torch.rand(4, 8, generator=torch.Generator().manual_seed(seed))
+    state["model"](data).square().sum().backward()
+    state["optimizer"].step()
+    state["schedule"].step()
+    state["tensor"].add_(seed)
+
+
+def contents(state: dict[str, Any]) -> Any:
+    return copy.deepcopy([one.state_dict() if hasattr(one, "state_dict") else one for one in state.values()])
+
+
+def is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(is_same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    return bool(first == second)
+
+
+def test_a_new_process_gets_everything_back_bit_by_bit(pod: LivePod) -> None:
+    """Tied weights, buffers, strides, lazily made state of the optimizer, schedule, nested lists."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    assert checkpointer.load(state) is None
+    for step in range(3):
+        step_once(state, step)
+        assert isinstance(checkpointer.save(state, step), Saved)
+    expected = contents(state)
+    pod.be(iteration=1)
+    pod.be_new_process()
+    fresh = make_state(seed=1)
+    assert Checkpointer().load(fresh) == 2
+    assert is_same(contents(fresh), expected)
+    assert fresh["model"][0].weight is fresh["model"][1].weight
+    step_once(state, 9)
+    step_once(fresh, 9)
+    assert is_same(contents(fresh), contents(state))
+
+
+def test_what_is_not_due_is_skipped_without_a_look(pod: LivePod) -> None:
+    checkpointer = Checkpointer(every=5)
+    assert [type(checkpointer.save({"a": object()}, step)) for step in (1, 4, 6)] == [Skipped] * 3
+    assert checkpointer.num_skipped == 0
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "3"])
+def test_a_wrong_interval_is_refused(every: Any) -> None:
+    with pytest.raises(ValueError, match="every: want a number of steps from 1 on"):
+        Checkpointer(every=every)
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, 1 << 62, None])
+def test_a_wrong_step_is_refused(pod: LivePod, step: Any) -> None:
+    with pytest.raises(ValueError, match="step: want a number from 0 on"):
+        Checkpointer().save({}, step)
+
+
+def test_what_could_not_be_read_without_running_code_is_refused_by_name(pod: LivePod) -> None:
+    pod.start()
+    with pytest.raises(TypeError, match=r"mine\.path: want tensors, numbers, text"):
+        Checkpointer().save({"mine": {"path": Path("x"), "fine": 1}}, 0)
+
+
+def test_without_a_keeper_saves_are_skipped_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNBROKEN_DIR", raising=False)
+    monkeypatch.delenv("UNBROKEN_POD_FOLDER", raising=False)
+    monkeypatch.delenv("UNBROKEN_MEMORY_LIMIT", raising=False)
+    checkpointer = Checkpointer()
+    result = checkpointer.save({"a": torch.zeros(1)}, 0)
+    assert isinstance(result, Skipped)
+    assert "--memory SIZE" in result.reason
+    assert checkpointer.load({"a": torch.zeros(1)}) is None
+
+
+def test_too_small_a_limit_is_told_before_the_first_save_with_the_size_needed(pod: LivePod) -> None:
+    pod.limit_bytes = 1 << 20
+    pod.start()
+    state, checkpointer = {"a": torch.zeros(1 << 18)}, Checkpointer()
+    problem = checkpointer.reserve(state)
+    needed = int(problem.split("need ")[1].split()[0])
+    # Two slots for each of two workers, each with the tensor of 1 MiB and less than 100 KB beside it.
+    assert 4 << 20 < needed < (4 << 20) + 4 * 100_000
+    assert "its limit is 1048576" in problem
+    assert isinstance(checkpointer.save(state, 0), Skipped)
+    assert sum(path.stat().st_size for path in pod.root.rglob("*.slot")) == 0
+
+
+def test_a_limit_that_is_just_enough_is_enough_for_all_workers(pod: LivePod) -> None:
+    pod.limit_bytes = 1 << 20
+    keeper = pod.start()
+    state = {"a": torch.zeros(1 << 18)}
+    pod.limit_bytes = int(Checkpointer().reserve(state).split("need ")[1].split()[0])
+    keeper.kill()
+    keeper.wait()
+    pod.start()
+    for local_rank in range(2):
+        pod.be(local_rank, rank=local_rank, world_size=2)
+        assert Checkpointer().reserve(state) == ""
+        assert isinstance(Checkpointer().save(state, 0), Saved)
+
+
+def test_a_full_file_system_is_no_room_and_changes_nothing(pod: LivePod) -> None:
+    pod.limit_bytes = 1 << 49
+    pod.start()
+    huge = torch.empty(1, dtype=torch.uint8).expand(1 << 45)
+    problem = Checkpointer().reserve({"a": huge})
+    assert "bytes left" in problem
+    assert list(pod.root.rglob("*.slot")) == []
+
+
+def test_a_layout_that_changes_is_saved_as_it_is_then(pod: LivePod) -> None:
+    """Names, shapes, types and ties: nothing of the layout before may stay."""
+    pod.start()
+    shared = torch.rand(4)
+    states: list[dict[str, torch.Tensor]] = [
+        {"a": torch.rand(4), "b": torch.rand(4)},
+        {"a": shared, "b": shared},
+        {"a": torch.rand(4), "b": torch.rand(4)},
+        {"a": torch.rand(4), "c": torch.rand(4)},
+        {"a": torch.rand(2, 2), "b": torch.rand(4).double()},
+        {"a": torch.rand(300_000), "b": torch.rand(4)},
+        {"a": torch.rand(4)},
+    ]
+    checkpointer = Checkpointer()
+    for step, state in enumerate(states):
+        assert isinstance(checkpointer.save(state, step), Saved)
+        blank = {name: torch.zeros_like(one) for name, one in state.items()}
+        assert Checkpointer().load(blank) == step
+        assert all(torch.equal(blank[name], state[name]) for name in state)
+
+
+def test_a_state_of_another_shape_is_not_restored(pod: LivePod, caplog: pytest.LogCaptureFixture) -> None:
+    pod.start()
+    Checkpointer().save({"a": torch.ones(4)}, 0)
+    for other in ({"a": torch.zeros(5)}, {"b": torch.zeros(4)}, {"a": torch.zeros(4).double()}):
+        before = copy.deepcopy(other)
+        assert Checkpointer().load(other) is None
+        assert is_same(other, before)
+    assert "checkpoint in memory not used: step=0" in caplog.text
+
+
+def test_tensors_that_change_during_the_copy_are_not_sealed(pod: LivePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.start()
+    state = {"a": torch.ones(4), "b": torch.ones(4)}
+    checkpointer = Checkpointer()
+    checkpointer.save(state, 0)
+    targets = Slot._targets
+
+    def change(slot: Slot, shard: Any) -> Any:
+        state["a"].add_(1)
+        return targets(slot, shard)
+
+    monkeypatch.setattr(Slot, "_targets", change)
+    result = checkpointer.save(state, 1)
+    assert isinstance(result, Skipped)
+    assert "changed while they were copied" in result.reason
+    assert set(pod.sealed()) == {0}
+    assert checkpointer.num_skipped == 1
+
+
+def test_a_change_that_torch_does_not_count_is_found_by_the_keeper(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.start()
+    state = {"a": torch.ones(4)}
+    Checkpointer().save(state, 0)
+    targets = Slot._targets
+
+    def change(slot: Slot, shard: Any) -> Any:
+        state["a"].data.add_(1)
+        return targets(slot, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "_targets", change)
+        assert isinstance(Checkpointer().save(state, 1), Saved)
+    fresh = {"a": torch.zeros(4)}
+    assert Checkpointer().load(fresh) == 0
+    assert torch.equal(fresh["a"], torch.ones(4))
+    assert "the copy differs from its source" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["tensor", "layout", "objects"])
+def test_a_flipped_bit_is_never_restored(pod: LivePod, place: str, caplog: pytest.LogCaptureFixture) -> None:
+    pod.start()
+    state: dict[str, Any] = {"a": torch.zeros(100), "n": {"x": 1}}
+    checkpointer = Checkpointer()
+    for step in range(2):
+        state["a"] += 1
+        checkpointer.save(state, step)
+        path = pod.wait_digested(step)
+    head = pod.slots()[path]
+    at = {"tensor": head.objects_offset - 200, "layout": 3, "objects": head.objects_offset + 200}[place]
+    flip(path, CONTENT_OFFSET + at)
+    fresh: dict[str, Any] = {"a": torch.zeros(100), "n": {"x": 0}}
+    assert Checkpointer().load(fresh) == 0
+    assert torch.equal(fresh["a"], torch.ones(100))
+    assert "differ from what was sealed" in caplog.text
+    assert [head.moment.step for head in pod.slots().values() if head.state is SlotState.SEALED] == [0]
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip a bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def flip_both(path: Path) -> None:
+    """Flip a bit of each head."""
+    flip(path, 20)
+    flip(path, HEAD_BYTES + 20)
+
+
+def replace_by_pipe(path: Path) -> None:
+    """Put a pipe in its place, at which a careless reader waits for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda path: os.truncate(path, CONTENT_OFFSET + 10), id="truncated"),
+        pytest.param(lambda path: os.truncate(path, 10), id="truncated to nothing"),
+        pytest.param(lambda path: path.unlink(), id="gone"),
+        pytest.param(flip_both, id="both heads flipped"),
+        pytest.param(lambda path: (path.unlink(), path.symlink_to("/etc/passwd")), id="a link"),
+        pytest.param(replace_by_pipe, id="a pipe"),
+        pytest.param(
+            lambda path: path.with_name(digests_name(path.name)).write_text('{"serial": 1e999}'), id="digests"
+        ),
+    ],
+)
+def test_a_spoilt_slot_leaves_the_other_one(pod: LivePod, spoil: Callable[[Path], Any]) -> None:
+    pod.start()
+    checkpointer = Checkpointer()
+    for step in range(2):
+        checkpointer.save({"a": torch.full((100,), float(step))}, step)
+        path = pod.wait_digested(step)
+    pod.be_new_process()
+    spoil(path)
+    fresh = {"a": torch.full((100,), 7.0)}
+    found = Checkpointer().load(fresh)
+    # Digests that are lost are made again: what was sealed is whole.
+    assert found in (0, 1)
+    assert torch.equal(fresh["a"], torch.full((100,), float(found)))
+
+
+def test_an_older_timeline_is_void_after_a_restore(pod: LivePod) -> None:
+    pod.start()
+    checkpointer = Checkpointer()
+    for step in (10, 20):
+        checkpointer.save({"a": torch.full((4,), float(step))}, step)
+    pod.be(iteration=1)
+    flip(pod.wait_digested(20), CONTENT_OFFSET + 4096)
+    fresh = {"a": torch.zeros(4)}
+    second = Checkpointer()
+    assert second.load(fresh) == 10
+    # Step 15 of the new timeline is newer than step 20 of the old one, which is void.
+    second.save({"a": torch.full((4,), 15.0)}, 15)
+    pod.be(iteration=2)
+    assert Checkpointer().load(fresh) == 15
+    assert set(pod.sealed()) == {10, 15}
+
+
+def test_slots_of_another_job_are_not_seen(pod: LivePod) -> None:
+    keeper = pod.start()
+    Checkpointer().save({"a": torch.ones(4)}, 3)
+    keeper.kill()
+    keeper.wait()
+    pod.job = "another"
+    pod.start()
+    assert Checkpointer().load({"a": torch.zeros(4)}) is None
+
+
+def test_a_save_needs_no_keeper_and_a_later_one_finds_it(pod: LivePod) -> None:
+    keeper = pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"a": torch.ones(4)}, 0)
+    keeper.send_signal(signal.SIGKILL)
+    keeper.wait()
+    assert isinstance(checkpointer.save({"a": torch.full((4,), 2.0)}, 1), Saved)
+    pod.start()
+    fresh = {"a": torch.zeros(4)}
+    assert Checkpointer().load(fresh) == 1
+    assert fresh["a"].tolist() == [2.0] * 4
+
+
+def test_two_keepers_never_share_a_folder(pod: LivePod) -> None:
+    pod.start()
+    second = pod.start()
+    assert second.wait(30) == 2
+    assert "another keeper has" in (pod.folder / "stderr").read_text()
+
+
+def test_a_writer_of_an_earlier_iteration_ends(pod: LivePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of async_save may live on after its iteration."""
+    pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"a": torch.ones(4)}, 0)
+    entered, go_on = threading.Event(), threading.Event()
+    targets = Slot._targets
+
+    def wait(slot: Slot, shard: Any) -> Any:
+        entered.set()
+        assert go_on.wait(60)
+        return targets(slot, shard)
+
+    results: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "_targets", wait)
+        old = threading.Thread(target=lambda: results.append(checkpointer.save({"a": torch.zeros(4)}, 1)))
+        old.start()
+        assert entered.wait(60)
+        pod.be(iteration=1)
+        late = Checkpointer()
+        late._enter()
+        go_on.set()
+        old.join(60)
+    assert [result.reason for result in results] == ["another iteration has begun"]
+    assert isinstance(late.save({"a": torch.ones(4)}, 1), Saved)
+
+
+@pytest.mark.timeout(400)
+def test_memory_and_descriptors_stay_flat_over_a_thousand_saves_and_two_hundred_restores(pod: LivePod) -> None:
+    keeper = pod.start()
+    processes = [psutil.Process(), psutil.Process(keeper.pid)]
+    state = make_state()
+    step_once(state, 0)
+
+    def measure() -> list[tuple[int, int]]:
+        gc.collect()
+        return [(process.num_fds(), process.num_threads()) for process in processes]
+
+    def used() -> int:
+        return sum(path.stat().st_blocks * 512 for path in pod.root.rglob("*") if path.is_file())
+
+    def run(num_saves: int, num_restores: int, iteration: int) -> None:
+        pod.be(iteration=iteration)
+        checkpointer = Checkpointer()
+        for step in range(num_saves):
+            assert isinstance(checkpointer.save(state, step), Saved)
+        for _ in range(num_restores):
+            assert Checkpointer().load(state) == num_saves - 1
+        pod.wait_digested(num_saves - 1)
+
+    run(50, 10, 0)
+    before, before_used, before_bytes = measure(), used(), processes[0].memory_info().rss
+    run(1000, 200, 1)
+    wait_until(lambda: measure() == before, f"{before} descriptors and threads", describe=lambda: str(measure()))
+    assert used() == before_used
+    assert processes[0].memory_info().rss - before_bytes < 8 << 20
