@@ -13,7 +13,7 @@ ever longer. It is over when pods made after the last round have lasted, or when
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from unbroken_operator.decisions.retry import retry_delay_s
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView
 
 NUM_FREE = 5

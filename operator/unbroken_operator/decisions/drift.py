@@ -19,9 +19,9 @@ from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, Revert
 from unbroken_operator.decisions.assessment import Assessment
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.objects.manifests import owner_reference, service
 from unbroken_operator.decisions.reporting.events import event
-from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, ServiceView, Snapshot
 
 NUM_FREE_STAMPS = 5

@@ -18,7 +18,7 @@ from unbroken_operator.decisions.limits.budgets import (
     spend,
     wait_s,
 )
-from unbroken_operator.decisions.retry import retry_delay_s
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
 MAX_RECOVERIES = 200

@@ -34,6 +34,7 @@ from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service
@@ -42,7 +43,6 @@ from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
 from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
-from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.spreading import spare_preferences
 from unbroken_operator.decisions.suspects import avoided_nodes

@@ -11,8 +11,8 @@ from unbroken_operator.adapters.listening import Address
 from unbroken_operator.adapters.stores import MAX_HOSTED_JOBS, MAX_PAST_HOSTS, NodeStore, PodStore
 from unbroken_operator.api import layout
 from unbroken_operator.config import parse
+from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.memory import MAX_POSTED, REVERTS_S, JobMemory
-from unbroken_operator.decisions.retry import retry_delay_s
 from unbroken_operator.decisions.snapshot import PodView, WriteRefusal, pod_view
 
 from .operator_world import World, a_node, a_recovery
