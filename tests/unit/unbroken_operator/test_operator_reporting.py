@@ -251,7 +251,7 @@ def test_a_rendezvous_that_is_down_is_a_normal_state_and_training_goes_on() -> N
 
 
 def _message(world: World, kind: str) -> str:
-    return next(item["message"] for item in world.job["status"]["conditions"] if item["type"] == kind)
+    return str(next(item["message"] for item in world.job["status"]["conditions"] if item["type"] == kind))
 
 
 def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was_known_last() -> None:
