@@ -10,6 +10,7 @@ from unbroken_operator.decisions.domains import Domains, find_domains
 from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_outcome
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
+from unbroken_operator.decisions.objects.rendezvous_place import made_from
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
 
@@ -60,7 +61,7 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     outcome = job_outcome(snapshot, verdict.spec)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
     outdated = outdated_pods(verdict.spec, alive)
-    current, stale = _rendezvous(snapshot, lost, settings_digest(settings))
+    current, stale = _rendezvous(snapshot, lost, settings_digest(settings), made_from(verdict.spec))
     return Assessment(
         outcome=outcome,
         is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
@@ -149,11 +150,15 @@ def _counts(
     return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
 
 
-def _rendezvous(snapshot: Snapshot, lost: frozenset[str], digest: str) -> tuple[PodView | None, tuple[PodView, ...]]:
+def _rendezvous(
+    snapshot: Snapshot, lost: frozenset[str], digest: str, wanted: str
+) -> tuple[PodView | None, tuple[PodView, ...]]:
     pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
     working = [pod for pod in pods if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost]
-    good = [pod for pod in working if pod.settings == digest]
+    # One that has not started waits, perhaps for what the new spec corrects. One that works is left where it is.
+    hopeful = [pod for pod in working if pod.phase != "Pending" or pod.made_from in ("", wanted)]
+    good = [pod for pod in hopeful if pod.settings == digest]
     if not good and not snapshot.may_replace_rendezvous:
-        good = working
+        good = hopeful
     current = good[-1] if good else None
     return current, tuple(pod for pod in pods if pod is not current)

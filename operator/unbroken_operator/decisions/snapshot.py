@@ -56,6 +56,8 @@ class PodView:
     """Digest of the settings that a rendezvous pod runs with."""
     topology: str
     """The topology annotation as it is."""
+    made_from: str = ""
+    """Digest of what else a rendezvous pod was made from; "" when it does not say."""
     problem: Problem | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -381,6 +383,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         is_deleting=bool(metadata.get("deletionTimestamp")),
         is_ready=_is_true(status, "Ready"),
         settings=annotations.get(layout.SETTINGS_ANNOTATION, ""),
+        made_from=annotations.get(layout.MADE_FROM_ANNOTATION, ""),
         topology=annotations.get(layout.TOPOLOGY_ANNOTATION, ""),
         labels={key: value for key, value in labels.items() if not layout.is_reserved_key(key)},
         annotations={

@@ -94,3 +94,39 @@ def test_resources_on_the_command_line_are_checked(text: str, tmp_path: Path) ->
     assert parse([*options, "--sidecar-resources", '{"limits": {"cpu": "1"}}']).sidecar_resources == {
         "limits": {"cpu": "1"}
     }
+
+
+def waiting_world() -> World:
+    """Return a world with a job whose rendezvous waits for a node that does not exist."""
+    world = World(a_job(rendezvous={"nodeSelector": {"pool": "typo"}}))
+    world.settle()
+    world.pods["digits-rendezvous-0"]["status"] = {"phase": "Pending"}
+    return world
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rendezvous": {"nodeSelector": {"pool": "cpu"}}},
+        {"rendezvous": {"image": "sidecar:2"}},
+        {"sidecar": {"image": "sidecar:2"}},
+        {"template": template({"imagePullSecrets": [{"name": "pull"}]})},
+    ],
+)
+def test_a_rendezvous_that_has_not_started_is_made_anew_from_a_corrected_spec(change: dict[str, Any]) -> None:
+    world = waiting_world()
+    world.job["spec"] |= change
+    world.job["metadata"]["generation"] = 2
+    world.settle()
+    assert world.names(layout.RENDEZVOUS) == ["digits-rendezvous-1"]
+
+
+def test_a_rendezvous_that_waits_or_works_is_not_made_anew_for_nothing() -> None:
+    world = waiting_world()
+    world.job["spec"] |= {"replicas": 2, "template": template(image="torch:3")}
+    world.settle()
+    assert world.names(layout.RENDEZVOUS) == ["digits-rendezvous-0"], "its own part of the spec is the same"
+    world.pods["digits-rendezvous-0"]["status"] = {"phase": "Running", "podIP": "10.0.0.9"}
+    world.job["spec"]["rendezvous"] = {"nodeSelector": {"pool": "cpu"}}
+    world.settle()
+    assert world.names(layout.RENDEZVOUS) == ["digits-rendezvous-0"], "it works: it stays where it is"

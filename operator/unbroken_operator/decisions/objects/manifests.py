@@ -12,7 +12,7 @@ from unbroken_core.wire import encode, settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.model_base import Model
 from unbroken_operator.api.models import Spec
-from unbroken_operator.decisions.objects.rendezvous_place import rendezvous_place
+from unbroken_operator.decisions.objects.rendezvous_place import made_from, rendezvous_place
 from unbroken_operator.decisions.objects.resources import rendezvous_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
@@ -108,7 +108,10 @@ def rendezvous_pod(
 ) -> Manifest:
     """Return the nth rendezvous pod of the job."""
     metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
-    metadata["annotations"] |= {layout.SETTINGS_ANNOTATION: settings_digest(settings)}
+    metadata["annotations"] |= {
+        layout.SETTINGS_ANNOTATION: settings_digest(settings),
+        layout.MADE_FROM_ANNOTATION: made_from(spec),
+    }
     rendezvous = spec.rendezvous
     identity_key = layout.JOB_KEY_KEY if options.has_job_key else layout.TOKEN_KEY
     identity_variable = "UNBROKEN_JOB_KEY_FILE" if options.has_job_key else "UNBROKEN_TOKEN_FILE"

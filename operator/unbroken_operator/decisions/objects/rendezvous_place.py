@@ -1,5 +1,7 @@
 """Pure: where a job's rendezvous pod may run, and as whom: as its training pods, but not beside them."""
 
+import hashlib
+import json
 from typing import Any
 
 from unbroken_operator.api import layout
@@ -29,6 +31,16 @@ def rendezvous_place(spec: Spec, job: str) -> Manifest:
         "affinity": _affinity(job),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def made_from(spec: Spec) -> str:
+    """Return a short name of all that a job's spec says about its rendezvous pod, but for settings."""
+    said = [
+        spec.rendezvous.model_dump(by_alias=True, exclude_defaults=True, mode="json"),
+        spec.sidecar.image,
+        rendezvous_place(spec, ""),
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _affinity(job: str) -> Manifest:
