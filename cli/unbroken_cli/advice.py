@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from shlex import quote
 
 from unbroken_cli.job import FaultSummary, JobRecord
 
@@ -68,14 +69,17 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     steps = []
     words = _CAUSES.get(fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
-        steps.append(words.format(rank="?" if fault.rank is None else fault.rank, node=fault.node))
+        steps.append(words.format(rank="?" if fault.rank is None else fault.rank, node=quote(fault.node)))
     if fault.pod and job.namespace:
-        steps.append(f"{_kubectl(job)} logs {fault.pod} -c {job.container} --tail=100   (as long as the pod is there)")
+        steps.append(
+            f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   "
+            "(as long as the pod is there)"
+        )
     return steps
 
 
 def _kubectl(job: JobRecord) -> str:
-    return f"kubectl -n {job.namespace}"
+    return f"kubectl -n {quote(job.namespace)}"
 
 
 def _nothing(job: JobRecord) -> str:
@@ -105,7 +109,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         if last is not None:
             yield from fault_steps(job, last)
         if job.namespace:
-            yield f"{_kubectl(job)} delete rtj {job.name}   (then apply it again: a failed job stays as it is)"
+            yield f"{_kubectl(job)} delete rtj {quote(job.name)}   (then apply it again: a failed job stays as it is)"
         return
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
@@ -119,8 +123,8 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
         return
     if job.lost_ranks and job.spare_ranks:
         yield (
-            f"{job.lost_ranks} ranks are missing and {job.spare_ranks} wait as spares: the next fault takes them in; "
-            "not to wait for it, delete one active pod"
+            f"{job.lost_ranks} ranks are missing and {job.spare_ranks} wait as spares: the next restart takes in as "
+            "many as spec.world allows; spec.restart.growBackSeconds makes one for them"
         )
     elif job.lost_ranks:
         yield f"add nodes: {job.lost_ranks} ranks are missing and no spare waits"
@@ -134,4 +138,5 @@ def _node_steps(job: JobRecord) -> Iterator[str]:
     blamed = Counter(fault.node for fault in job.faults if fault.node)
     for node, count in blamed.most_common(1):
         if count >= MIN_FAULTS_OF_A_BAD_NODE and len(blamed) > 1 and count * 2 > len(job.faults):
-            yield f"kubectl cordon {node}   (it was the culprit's node in {count} of the last {len(job.faults)} faults)"
+            share = f"{count} of the last {len(job.faults)} faults"
+            yield f"kubectl cordon {quote(node)}   (it was the culprit's node in {share})"

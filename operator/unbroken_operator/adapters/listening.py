@@ -1,6 +1,6 @@
 """A small HTTP server of the operator's own. Whoever reaches its port may not starve it, nor the rest of the operator.
 
-accepted ──too many, or too many of one address──> closed
+accepted ──too many of one address──> closed; too many in all ──> the address that has most loses its oldest
     └──> TLS handshake, 5 s ──> one request, one answer, closed; 20 s for all of it
 """
 
@@ -12,7 +12,6 @@ import logging
 import socket
 import ssl
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -158,7 +157,8 @@ class _Door:
         self._limits = limits
         self._where = where
         self._on_refused = on_refused
-        self._num_open: Counter[str] = Counter()
+        self._open: dict[str, dict[asyncio.Task[None], None]] = {}
+        """The connections of each address, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._rarely = Rarely()
 
@@ -175,15 +175,26 @@ class _Door:
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             host = str(peer[0])
-            seen = (len(self._tasks), self._num_open[host])
-            if seen[0] >= self._limits.connections or seen[1] >= self._limits.of_one_address:
+            num_there = len(self._open.get(host, ()))
+            if num_there >= self._limits.of_one_address:
                 connection.close()
-                self._refuse(RefusedBecause.TOO_MANY, host, f"{seen[0]} are open, {seen[1]} of them from there")
+                self._refuse(RefusedBecause.TOO_MANY, host, f"{num_there} are open from there")
                 continue
+            if len(self._tasks) >= self._limits.connections:
+                self._make_room()
             task = asyncio.create_task(self._serve(connection, host), name=f"connection {self._where}")
-            self._num_open[host] += 1
+            self._open.setdefault(host, {})[task] = None
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._forget, host))
+
+    def _make_room(self) -> None:
+        """End the oldest connection of the address that has most: probes and the API server come from few."""
+        host, theirs = max(self._open.items(), key=lambda item: len(item[1]))
+        oldest = next(iter(theirs))
+        oldest.cancel()
+        # It counts no more, though it takes a moment to end.
+        self._forget(host, oldest)
+        self._refuse(RefusedBecause.TOO_MANY, host, f"{len(self._tasks) + 1} are open, {len(theirs) + 1} from there")
 
     async def close(self) -> None:
         """End all connections."""
@@ -194,9 +205,10 @@ class _Door:
 
     def _forget(self, host: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._num_open[host] -= 1
-        if self._num_open[host] <= 0:
-            del self._num_open[host]
+        theirs = self._open.get(host, {})
+        theirs.pop(task, None)
+        if not theirs:
+            self._open.pop(host, None)
 
     async def _serve(self, connection: socket.socket, host: str) -> None:
         loop, limits = asyncio.get_running_loop(), self._limits

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from unbroken_core.conventions.printable import printable
 from unbroken_operator.adapters.listening import Address, ListenLimits, Rarely, RefusalObserver, listening
 from unbroken_operator.decisions.review import ReviewAnswer, answer
 
@@ -160,13 +161,15 @@ class _Reviews:
             self._num_waiting -= 1
         self._on_review("allowed" if made.refused is None else "refused")
         if made.refused is not None:
-            logger.info("refused job=%s because=%s", made.job, made.refused.message)
+            logger.info("refused job=%s because=%s", printable(made.job), printable(made.refused.message))
         return web.json_response(made.to_json())
 
     def _failed(self, request: web.Request, status: int, outcome: str, because: str) -> web.Response:
         self._on_review(outcome)
         if self._rarely.may_tell(outcome, time.monotonic()):
-            logger.warning("review failed peer=%s outcome=%s error=%s", request.remote, outcome, because)
+            logger.warning(
+                "review failed peer=%s outcome=%s error=%s", request.remote, outcome, printable(str(because))
+            )
         # As bytes: what was seen may hold halves of characters.
         return web.Response(status=status, body=f"{because}\n".encode(errors="replace"), content_type="text/plain")
 

@@ -30,7 +30,15 @@ _OWN_TOKEN, _ALL_TOKENS = f"{_IN_PROC} its agent's token", f"{_IN_PROC} the toke
 _RESERVED = "is reserved for the operator"
 _OURS = "is the operator's, who mounts it where it belongs"
 _SECRETS = f"Secrets whose names end with {layout.SECRET_SUFFIX} hold the tokens of jobs"
-_NODE_FOLDERS = ("/var/lib/kubelet", "/proc", "/run/containerd", "/var/run/docker.sock")
+_NODE_FOLDERS = (
+    "/var/lib/kubelet",
+    "/proc",
+    *(
+        f"{run}/{name}"
+        for run in ("/run", "/var/run")
+        for name in ("containerd", "crio", "docker.sock", "cri-dockerd.sock", "k3s", "k0s")
+    ),
+)
 _STRONG = ("SYS_ADMIN", "CAP_SYS_ADMIN", "ALL")
 
 

@@ -8,6 +8,8 @@ logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 60.0
 _MAX_PEERS = 1024
+_MAX_LINES = 20
+"""Of one reason in that time: addresses are cheap."""
 
 
 class Refusal(str, Enum):
@@ -39,6 +41,8 @@ class Refusals:
     def __init__(self) -> None:
         self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
         self._logged_at_s: dict[tuple[str, Refusal], float] = {}
+        self._lines: dict[Refusal, tuple[float, int]] = {}
+        """Since when so many lines were written."""
         self.unauthorized_peer = ""
         """The peer that last came without the job's token; "" for none. Another replaces it after _LOG_EVERY_S."""
         self._unauthorized_at_s = -_LOG_EVERY_S
@@ -70,4 +74,13 @@ class Refusals:
         if len(self._logged_at_s) >= _MAX_PEERS:
             self._logged_at_s.clear()
         self._logged_at_s[key] = now_s
+        since_s, num = self._lines.get(reason, (now_s, 0))
+        if now_s - since_s >= _LOG_EVERY_S:
+            since_s, num = now_s, 0
+        self._lines[reason] = (since_s, num + 1)
+        if num > _MAX_LINES:
+            return
+        if num == _MAX_LINES:
+            logger.warning("refused: reason=%s: more peers; they are only counted for a minute", reason)
+            return
         logger.warning("refused: reason=%s peer=%s detail=%s", reason, peer, detail)

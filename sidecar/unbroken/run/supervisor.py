@@ -86,7 +86,8 @@ class Supervisor:
         pods = f"{settings.replicas} pod{'s' * (settings.replicas > 1)}"
         ranks = f"{settings.ranks_per_pod} rank{'s' * (settings.ranks_per_pod > 1)}"
         self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
-        self._say(f"see it live: {shlex.join(self._recipes.page_command)} (`status` and `why` take the same options)")
+        self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
+        self._say("`unbroken status` and `unbroken why` take the same options")
         if self._options.log_dir is not None:
             self._say(f"logs: {self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log")
         try:

@@ -252,6 +252,8 @@ def _schema(resource: str) -> JsonObject:
         "nodes": {"taints": _list(key=_TEXT, effect=_TEXT), "unschedulable": {"type": "boolean"}, "providerID": _TEXT},
     }
     fields = {"metadata": {"type": "object", "properties": metadata}, "type": _TEXT}
+    if resource == "secrets":
+        fields |= {"data": _MAP}
     item: JsonObject = {
         "type": "object",
         "properties": fields | {"spec": {"type": "object", "properties": specs[resource]}},

@@ -81,7 +81,8 @@ def test_a_job_is_made_and_repaired_once_whatever_calls_and_watches_fail(kubecon
                 await eventually(is_troubled, "every kind of call to have failed", describe=lambda: str(proxy.troubled))
                 # Four, another rendezvous for other settings, and one for the pod that failed.
                 assert await _num_created(proxy, "pods", 6) == 6
-                assert (proxy.created.count("services"), proxy.created.count("secrets")) == (1, 1)
+                # The job's own Secret, and one with the tokens of its pods.
+                assert (proxy.created.count("services"), proxy.created.count("secrets")) == (1, 2)
 
     asyncio.run(scenario())
 

@@ -359,7 +359,7 @@ def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: 
                             return await made.events("TopologyLabelMissing")
 
                         (event,) = await eventually(is_told, "an Event")
-                        assert f"label example.com/nvl on {node}" in event["message"]
+                        assert f"label example.com/nvl on node {node}" in event["message"]
 
     asyncio.run(scenario())
 

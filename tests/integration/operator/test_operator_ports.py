@@ -241,6 +241,26 @@ async def test_one_address_cannot_take_all_connections() -> None:
 
 
 @in_loop
+async def test_a_few_addresses_cannot_take_all_connections_together() -> None:
+    """With as many as may be open, whoever comes from elsewhere still comes in."""
+    limits = ListenLimits(connections=8, of_one_address=2, handshake_s=600.0, connection_s=600.0)
+    async with reviews(limits) as (port, counted):
+        silent = [
+            await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{host}", 0))
+            for host in range(1, 7)
+            for _ in range(2)
+        ]
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+            writer.close()
+        assert counted["too-many"] >= 4
+        for _, other in silent:
+            other.close()
+
+
+@in_loop
 async def test_health_and_metrics_close_after_each_answer() -> None:
     async with serving(ANYWHERE, CollectorRegistry(), lambda: True, has_metrics=True) as port:
         for path in ("/healthz", "/readyz", "/metrics"):

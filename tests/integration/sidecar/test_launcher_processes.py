@@ -358,7 +358,7 @@ def test_shutdown_lets_workers_end_and_gives_the_exit_code(start: Begin) -> None
     agent.say(Shutdown(6, 30.0, "all done"))
     assert agent.wait_exit().exit_code == 0
     assert agent.process.wait(LIMIT_S) == 6
-    assert "the training is over: all done" in agent.text()
+    assert "the job is over: all done" in agent.text()
 
 
 def test_flood_of_output_is_complete_on_console_and_in_the_log(start: Begin, tmp_path: Path) -> None:

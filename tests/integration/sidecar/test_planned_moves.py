@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from unbroken_core import wire
+from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.messages import Observation, PodObservation
 from unbroken_core.reasons import Cause
 
@@ -48,7 +49,8 @@ def test_pods_that_are_to_leave_give_their_ranks_away_after_a_step_that_all_have
             )
             for pod in job.status()["pods"]
         }
-        assert job.request("/v1/observation", data=wire.encode(Observation(seen)).encode())[0] == 204
+        operator = derive_token(job.private("job-key").read_text(), Kind.OPERATOR, job.uid)
+        assert job.request("/v1/observation", operator, data=wire.encode(Observation(seen)).encode())[0] == 204
 
     wait_trained(0)
     cordoned = pod_of(1)

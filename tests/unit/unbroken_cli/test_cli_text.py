@@ -254,3 +254,11 @@ def test_a_refused_edit_of_a_job_that_trains_is_told_beside_the_training() -> No
     assert lines[0].startswith("digits in namespace team-a: TRAINING")
     assert lines[1] == "  spec       refused: spec.replicas: got -1; the spec before it stays in force"
     assert any("correct the field" in line for line in lines)
+
+
+def test_a_name_in_a_command_is_quoted_whatever_it_holds() -> None:
+    evil = "a $(touch x); b #"
+    lines = status_lines(job_of(running(history=[record(1, pod=evil, node=evil, cause="node-lost")])), NOW)
+    told = "\n".join(line for line in lines if "kubectl" in line)
+    assert f"logs '{evil}' -c trainer" in told
+    assert f"describe node '{evil}'" in told

@@ -103,6 +103,15 @@ def test_what_is_no_report_at_all_is_refused_in_few_words(body: bytes) -> None:
     assert len(str(refused.value)) <= 800
 
 
+@pytest.mark.parametrize(
+    "name", ["a $(touch x)", "a;b", "a\n  next  all is well", "a\x1b[2J", "-a", "a b", "ä", "a`b`"]
+)
+@pytest.mark.parametrize("path", ["recoveries.0.pod", "recoveries.0.node", "recoveries.0.domain", "pods.0.node"])
+def test_names_that_people_copy_into_commands_are_names(path: str, name: str) -> None:
+    with pytest.raises(WireError, match="want a name of Kubernetes, got"):
+        read_report(_changed(path, name), LIMITS)
+
+
 def test_texts_are_cut_where_nobody_reads_on() -> None:
     fault = a_recovery(detail="x" * 10_000, replaced_by=("digits-1",) * 500, stack=("f" * 1000,) * 500)
     body = json.dumps({**SOUND, "message": "m" * 10_000, "recoveries": [json.loads(encode(fault))]}).encode()
@@ -143,7 +152,7 @@ def test_a_refused_report_is_a_condition_and_one_event() -> None:
     assert world.condition("Running") == ("Unknown", "ReportRefused")
     (message,) = world.messages("ReportRefused")
     assert "report.term: want 0 to 9, got 10. " in message
-    assert "Training goes on without it" in message
+    assert "Training goes on meanwhile" in message
 
 
 @pytest.mark.parametrize(

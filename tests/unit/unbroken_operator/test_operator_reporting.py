@@ -278,6 +278,7 @@ def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was
     message = _message(world, "Running")
     assert "rendezvous pod digits-rendezvous-0: 0/3 nodes are available" in message
     assert "at 2026-01-01T00:00:00Z, 4 ranks trained in iteration 0" in message
+    assert "Training goes on meanwhile" in message
     num_writes = world.num_status_writes
     world.unheard_for_s, world.now = 500.0, "2026-01-01T01:00:00Z"
     assert world.actions() == (), "the age is told by a time: it costs no writes"
@@ -286,6 +287,16 @@ def test_a_rendezvous_without_a_node_makes_the_job_unknown_with_why_and_what_was
     world.settle()
     assert (world.job["status"]["state"], world.job["status"]["ranks"]["active"]) == ("Running", 4)
     assert world.condition("Running")[0] == "True"
+
+
+def test_training_does_not_go_on_without_a_rendezvous_once_an_active_pod_has_gone() -> None:
+    world = running_world()
+    world.is_reachable, world.unheard_for_s = False, SILENT_S
+    world.settle()
+    world.remove_pod("digits-1")
+    world.settle()
+    message = _message(world, "Running")
+    assert "Since then digits-1 has gone: the training stands still until the rendezvous is back" in message
 
 
 def test_a_new_operator_takes_what_is_stored_for_true_only_until_the_rendezvous_should_have_answered() -> None:

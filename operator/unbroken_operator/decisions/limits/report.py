@@ -33,6 +33,7 @@ MAX_SHOWN = 120
 MAX_COUNT = 1 << 53
 MAX_STEP = 1 << 63
 MAX_SECONDS = 1e9
+_NAME = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", re.ASCII)
 _TIME = re.compile(r"(19[7-9]\d|[2-9]\d{3})-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
@@ -163,6 +164,9 @@ def _names(*names: tuple[str, str, int]) -> Iterator[str]:
     for where, name, most in names:
         if len(name) > most:
             yield f"{where}: want at most {most} characters, got {len(name)}"
+        elif not _NAME.fullmatch(name):
+            # People copy them into commands.
+            yield f"{where}: want a name of Kubernetes, got {_shown(name)}"
 
 
 def _pod_violations(pod: PodStatus, limits: ReportLimits) -> Iterator[str]:
@@ -189,7 +193,11 @@ def _recovery_violations(recovery: Recovery) -> Iterator[str]:
     for phase in recovery.phase_s:
         if phase not in _PHASES:
             yield f"{where}.phase_s: want words of {sorted(_PHASES)}, got {_shown(phase)}"
-    yield from _names((f"{where}.pod", recovery.pod, MAX_NAME), (f"{where}.node", recovery.node, MAX_NAME))
+    yield from _names(
+        (f"{where}.pod", recovery.pod, MAX_NAME),
+        (f"{where}.node", recovery.node, MAX_NAME),
+        (f"{where}.domain", recovery.domain, MAX_DOMAIN),
+    )
     yield from _names(*((f"{where}.replaced_by", name, MAX_NAME) for name in recovery.replaced_by))
     times = ((".started_at", recovery.started_at), (".ended_at", recovery.ended_at or recovery.started_at))
     yield from (

@@ -65,7 +65,7 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     if names:
         message = (
             f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "
-            "name (those of a deleted job of the same name go within seconds)"
+            "name (those of a deleted job of the same name go within seconds, but not after --cascade=orphan)"
         )
         return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     settings = verdict.settings

@@ -8,10 +8,10 @@ Its training may go on in both cases. So it is neither Running nor at rest: it i
 
 from collections.abc import Iterator
 
-from unbroken_core.reasons import JobPhase, Reason
+from unbroken_core.reasons import JobPhase, Reason, Role
 from unbroken_operator.api.status_models import ConditionType, JobState
 from unbroken_operator.decisions.assessment import Assessment
-from unbroken_operator.decisions.reporting.finding import Finding, cut
+from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot
 
 SILENT_S = 5.0
@@ -57,7 +57,7 @@ def unknown(snapshot: Snapshot, assessment: Assessment | None) -> Iterator[Findi
         message = f"{because}. Training may go on meanwhile"
     else:
         because = why_silent(snapshot, assessment)
-        message = f"{because}. {_last_known(snapshot)}Training goes on without it until the next fault, which waits"
+        message = f"{because}. {_last_known(snapshot)}{_meanwhile(assessment)}"
     for kind in _KNOWN_BY_THE_RENDEZVOUS:
         if kind is ConditionType.RUNNING:
             yield Finding(kind, None, reason, cut(message))
@@ -76,10 +76,20 @@ def why_silent(snapshot: Snapshot, assessment: Assessment | None) -> str:
     if pod is None:
         return snapshot.unreachable_because or "there is no rendezvous pod at the moment"
     if pod.problem is not None:
-        return f"rendezvous pod {pod.name}: {pod.problem.message}"
+        return f"rendezvous pod {pod.name}: {pod.problem.message.rstrip('.')}"
     if pod.phase == "Pending":
         return f"rendezvous pod {pod.name} is starting"
     return snapshot.unreachable_because or f"rendezvous pod {pod.name} does not answer"
+
+
+def _meanwhile(assessment: Assessment | None) -> str:
+    """Return what that means for the training: it stands once an active pod has gone."""
+    present = set() if assessment is None else {pod.uid for pod in assessment.alive}
+    members = {} if assessment is None else assessment.members
+    gone = [member.pod for uid, member in members.items() if member.role is Role.ACTIVE and uid not in present]
+    if gone:
+        return f"Since then {listed(gone)} has gone: the training stands still until the rendezvous is back"
+    return "Training goes on meanwhile; a fault is repaired only when the rendezvous is back"
 
 
 def _last_known(snapshot: Snapshot) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unbroken.agent.adapters.access import shared_mode
+from unbroken.agent.adapters.clearing import clear
 from unbroken.agent.decisions.events import (
     Event,
     LauncherAttached,
@@ -64,7 +65,7 @@ class LocalServer:
             raise InputError(
                 f"UNBROKEN_DIR: want a path with {_MAX_PATH_BYTES} bytes at most, got {length}: {self._path}"
             )
-        self._path.unlink(missing_ok=True)
+        clear(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
         try:

@@ -6,10 +6,10 @@ maps nothing that it reads: it asks the kernel for the bytes, and mends the file
 
 import logging
 import os
-import shutil
 from pathlib import Path
 
 from unbroken.agent.adapters.access import shared_mode
+from unbroken.agent.adapters.clearing import clear
 from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, parse_stack, stack_path
 from unbroken_core.pod.stamps import Slot, pack_header, page_bytes, unpack_slot
@@ -31,10 +31,10 @@ class StampPage:
         if descriptor is None:
             # Complete it under another name first: a worker must never map a page that is too short.
             part = path.with_name(f"{path.name}.{os.getpid()}")
-            _remove(part)
+            clear(part)
             part.write_bytes(_empty(num_slots))
             part.chmod(shared_mode(path.parent))
-            _remove(path)
+            clear(path)
             part.replace(path)
             descriptor = os.open(path, _FLAGS)
         self._descriptor = descriptor
@@ -84,14 +84,6 @@ def _opened(path: Path, num_slots: int) -> int | None:
         pass
     os.close(descriptor)
     return None
-
-
-def _remove(path: Path) -> None:
-    """Remove whatever has this name."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _slot(first: bytes, second: bytes, local_rank: int) -> Slot:

@@ -2,12 +2,14 @@
 
 import os
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unbroken.agent.adapters.clearing import clear
 from unbroken.agent.adapters.stamp_page import StampPage
 from unbroken_core.bounds import MAX_NUMBER, MAX_SECONDS
 from unbroken_core.pod.liveness import ages, find_hangs, next_check_s
@@ -94,3 +96,27 @@ def test_forged_stamps_are_bounded(numbers: list[int], flags: int, tmp_path_fact
 
 def test_a_slot_is_as_long_as_what_a_worker_writes() -> None:
     assert struct.calcsize("<8q") == SLOT_BYTES
+
+
+def test_a_folder_of_any_depth_gives_way_to_the_agents_own_files(tmp_path: Path) -> None:
+    deep = tmp_path / "agent.sock"
+    place = os.open(tmp_path, os.O_RDONLY)
+    for name in ["agent.sock", *["a"] * 3000]:
+        os.mkdir(name, dir_fd=place)
+        inner = os.open(name, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    clear(deep)
+    assert not deep.exists()
+    for made in (
+        deep.mkdir,
+        lambda: deep.write_bytes(b""),
+        lambda: deep.symlink_to(deep),
+        lambda: os.mkfifo(deep),
+    ):
+        made()
+        clear(deep)
+        assert not os.path.lexists(deep)
+    # For whoever removes the test's folder afterwards.
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)
