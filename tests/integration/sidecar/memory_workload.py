@@ -130,13 +130,25 @@ def is_listening(module: str) -> bool:
         return connection.connect_ex(str(Path(os.environ["UNBROKEN_DIR"]) / name)) == 0
 
 
+def digested(step: int) -> set[int]:
+    """Return the ranks, of all pods of this host, whose part of this step has its digests."""
+    (own,) = Path("/dev/shm", f"unbroken-{os.getuid()}").glob(f"run-*/{os.environ['UNBROKEN_POD_UID']}")
+    slots = own.parent.glob("*/*.slot")
+    heads = {path: head for path in slots if (head := read_slot_head(path)) and head.moment.step == step}
+    return {
+        head.rank
+        for path, head in heads.items()
+        if read_digests(path.with_name(f"{path.name}.digests"), head) is not None
+    }
+
+
 def corrupt() -> None:
     """Flip a bit of the newest checkpoint of this rank, once its digests are there, and raise."""
     slots = Path("/dev/shm", f"unbroken-{os.getuid()}").glob(f"run-*/{os.environ['UNBROKEN_POD_UID']}/*.slot")
     heads = {path: head for path in slots if (head := read_slot_head(path)) and head.rank == dist.get_rank()}
     newest = max(heads, key=lambda path: heads[path].moment.order)
-    wait_for = newest.with_name(f"{newest.name}.digests")
-    while read_digests(wait_for, heads[newest]) is None:
+    # Those of the other ranks, too: a step that is not whole yet is not looked at.
+    while len(digested(heads[newest].moment.step)) < dist.get_world_size():
         time.sleep(0.01)
     with newest.open("r+b") as file:
         file.seek(CONTENT_OFFSET + heads[newest].objects_offset - 70)
