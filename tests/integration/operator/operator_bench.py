@@ -1,6 +1,7 @@
 """A real API server, the operator as a process, and a rendezvous of the test's own that speaks the contract."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import itertools
@@ -140,7 +141,8 @@ class Bench:
         identity = identity_of(secret)
         assert certificates is not None
         assert identity is not None
-        return Rendezvous(identity.operator_token(secret["metadata"]["ownerReferences"][0]["uid"]), certificates)
+        operators = identity.operator_token(secret["metadata"]["ownerReferences"][0]["uid"])
+        return Rendezvous(operators, certificates, base64.b64decode(secret["data"]["token"]).decode())
 
 
 @contextlib.asynccontextmanager
@@ -291,8 +293,10 @@ def operator(made: Bench, *arguments: str, kubeconfig: Path | None = None, wante
 class Rendezvous:
     """Speaks the operator's part of the rendezvous API."""
 
-    def __init__(self, token: str, certificates: Certificates) -> None:
+    def __init__(self, token: str, certificates: Certificates, readers_token: str = "") -> None:
         self._token = token
+        self._readers_token = readers_token
+        """That of the commands: it reads the status, and no more."""
         self._certificates = certificates
         self._status: JobStatus | None = None
         self._changed = asyncio.Condition()
@@ -311,7 +315,8 @@ class Rendezvous:
         return is_known
 
     async def _get_status(self, request: web.Request) -> web.Response:
-        if not self._is_known(request):
+        is_reader = request.headers.get("Authorization") == f"Bearer {self._readers_token}" and self._readers_token
+        if not is_reader and not self._is_known(request):
             return web.Response(status=401)
         seen = (int(request.query.get("term", -1)), int(request.query.get("after", -1)))
         wait_s = min(float(request.query.get("timeout", 0)), 60.0)
