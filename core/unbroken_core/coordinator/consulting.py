@@ -184,4 +184,4 @@ def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: floa
     consulting = Consulting(
         objection=phase.consulting.objection, num_silent=num_silent, silent_began=job.pod_clock.read(now_s)
     )
-    return Replace(((member, place),), replace(phase, consulting=consulting), job.fault(member, record))
+    return Replace(((member, place),), replace(phase, consulting=consulting), record)

@@ -13,13 +13,11 @@ from unbroken_core.coordinator.decisions import (
     EndJob,
     Replace,
     ReplaceAll,
-    TakeFaults,
     Wait,
     at_latest,
+    replace_late,
 )
-from unbroken_core.coordinator.faults import fault_text
 from unbroken_core.coordinator.forming import first_outcome, hopeless_text
-from unbroken_core.coordinator.planning import late_fault
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
@@ -94,7 +92,7 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
             return Believe(passed_over, phase)
     deadline_s = phase.at_s + job.settings.timeouts.barrier_s
     if now_s < deadline_s:
-        culprit = "" if job.history.running is None else fault_text(job.history.running.culprit)
+        culprit = "" if job.history.running is None else job.history.running.culprit.text
         first = members.by_uid[next(iter(members.leaving))].pod
         num_more = len(members.leaving) - 1
         others = f" and {num_more} more pod{'s' * (num_more > 1)}" if num_more else ""
@@ -102,9 +100,7 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
         return Wait(min(until_s, deadline_s), StatusText(Reason.RECOVERING, message), phase)
     late = tuple(_late_leavers(job))
     if late:
-        waited_s = now_s - phase.at_s
-        faults = tuple(job.fault(member, late_fault(member, place, waited_s, now_s)) for member, place in late)
-        return TakeFaults(faults, late)
+        return replace_late(late, now_s - phase.at_s, now_s)
     # What is left is away and has its own, shorter grace.
     return Wait(until_s, phase=phase)
 
@@ -191,7 +187,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
-        culprit=fault_text(job.history.running.culprit) if job.history.running is not None else "",
+        culprit="" if job.history.running is None else job.history.running.culprit.text,
     )
     return situation, phase
 

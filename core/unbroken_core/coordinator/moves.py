@@ -43,7 +43,9 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
     faults: dict[str, FaultRecord] = {}
     if job.members.out:
         leaving = [member for uid in job.members.out if (member := job.members.by_uid[uid]).ranks]
-        faults = {member.uid: _leave_fault(job, member, now_s) for member in leaving}
+        faults = {
+            member.uid: FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s) for member in leaving
+        }
         if not all(may_wait(job, member, is_adoption=False) for member in leaving):
             return TakeFaults(tuple(faults.values()))
     if job.settings.grow_back_s is None:
@@ -174,8 +176,8 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
     if step == NO_STEP:
         return Order(order, phase, None)
     where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
-    names = [fault.pod for fault in move.faults.values() if fault.pod]
-    who = f"those of {shorten_names(names)} move" if names else "more join"
+    leaving = [uid for uid in move.faults if uid != GROWTH]
+    who = f"those of {shorten_names(leaving, job.members.name)} move" if leaving else "more join"
     return Order(order, phase, StatusText(Reason.TRAINING, f"{running_text(job)}; {who} {where}"))
 
 
@@ -229,10 +231,6 @@ def _is_first_progress(job: JobState) -> bool:
 
 def _can_halt(job: JobState) -> Iterator[bool]:
     return (job.members.by_uid[uid].can_halt for uid in job.members.active)
-
-
-def _leave_fault(job: JobState, member: Member, now_s: float) -> FaultRecord:
-    return job.fault(member, FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s))
 
 
 def _answers(job: JobState) -> Iterator[Halted]:

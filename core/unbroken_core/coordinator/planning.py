@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
-from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, TakeFaults, Wait
+from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
 from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText, build_plan, running_text
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.state.places import Member, WorkerPlace
+from unbroken_core.coordinator.state.places import Member
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Finish
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
-from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.reasons import JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
 
 
@@ -32,8 +31,7 @@ def decide_planned(job: JobState, now_s: float) -> Decision:
         member = members.by_uid[uid]
         places = (member.places[local_rank] for local_rank in member.ranks)
         late += [(member, place) for place in places if place.is_ready or place.state.iteration < iteration]
-    faults = (job.fault(member, late_fault(member, place, barrier_s, now_s)) for member, place in late)
-    return TakeFaults(tuple(faults), tuple(late)) if late else Wait()
+    return replace_late(late, barrier_s, now_s) if late else Wait()
 
 
 def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
@@ -88,15 +86,6 @@ def send_plan(job: JobState, member: Member, master: tuple[str, int]) -> None:
     job.members.note_plan(member, plan)
     if plan is not None:
         job.send(member, plan)
-
-
-def late_fault(member: Member, place: WorkerPlace, seconds: float, now_s: float) -> FaultRecord:
-    """Return the fault of a worker that did not do in time what it was told."""
-    detail = f"did not follow for {seconds:.0f} s (timeouts.barrierSeconds); its process is replaced"
-    incarnation = place.state.incarnation
-    return FaultRecord(
-        Cause.HARD_TIMEOUT, member.uid, place.state.local_rank, now_s - seconds, seconds, incarnation, detail=detail
-    )
 
 
 def enter_world(job: JobState, now_s: float) -> None:

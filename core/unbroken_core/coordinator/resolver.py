@@ -36,7 +36,7 @@ from unbroken_core.coordinator.decisions import (
     Wait,
 )
 from unbroken_core.coordinator.ending import decide_ending, release_all
-from unbroken_core.coordinator.faults import inspect, take_fault
+from unbroken_core.coordinator.faults import inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import decide_interrupted, is_free
 from unbroken_core.coordinator.moves import decide_running, note_halted
@@ -167,7 +167,7 @@ def _mark_failed(job: JobState, member: Member, place: WorkerPlace) -> None:
 
 def _replace_processes(job: JobState, decision: Replace) -> None:
     if decision.fault is not None:
-        job.history.add(decision.fault)
+        job.history.add(with_pod(job.members, decision.fault))
     for member, place in decision.places:
         _mark_failed(job, member, place)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.interruption import possible_rungs
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
-from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Respawn
 from unbroken_core.reasons import Cause, Rung, WorkerPhase
 
@@ -33,7 +33,7 @@ def respawn(job: JobState, now_s: float) -> float:
         return min(until_s, held_until_s)
     for uid in list(members.respawning):
         member = members.by_uid[uid]
-        due = [place for place in member.places.values() if needs_order(place)]
+        due = [place for place in member.places.values() if place.needs_order]
         until_s = min([until_s, *(place.retry_at_s for place in due if place.retry_at_s > now_s)])
         now = [place for place in due if place.retry_at_s <= now_s]
         if now:

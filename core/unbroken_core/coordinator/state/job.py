@@ -13,7 +13,7 @@ Deciders read it and return a Decision, which the resolver carries out (resolver
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
@@ -22,12 +22,11 @@ from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
 from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
-from unbroken_core.pod.stacks import bounded
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
 from unbroken_core.recovery.budgets import Budgets
-from unbroken_core.recovery.history import FaultRecord, History, Progress
+from unbroken_core.recovery.history import History, Progress
 from unbroken_core.settings import JobSettings, Timeouts
 
 
@@ -169,21 +168,6 @@ class JobState:
     def startup_due_s(self, began: float) -> float:
         """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
         return self.pod_clock.due_s(began, self.settings.timeouts.startup_s)
-
-    def fault(self, member: Member, record: FaultRecord) -> FaultRecord:
-        """Return the record with what is known of the pod."""
-        rank = None if record.local_rank is None else member.ranks.get(record.local_rank)
-        names = self.members.ranking.names(member.uid)
-        return replace(
-            record,
-            pod_uid=member.uid,
-            rank=rank,
-            pod=member.pod,
-            node=member.node,
-            domain=names[-1] if names else "",
-            detail=record.detail[:2000],
-            stack=bounded(record.stack),
-        )
 
 
 def running_text(job: JobState) -> str:

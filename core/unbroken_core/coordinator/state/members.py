@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
@@ -56,7 +56,7 @@ class _Health:
             if place.is_dead:
                 self.is_broken = True
                 self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
-                self.needs_order = self.needs_order or needs_order(place)
+                self.needs_order = self.needs_order or place.needs_order
             elif place.has_left:
                 ready.append(local_rank)
                 healthy.append(local_rank)

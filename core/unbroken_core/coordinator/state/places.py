@@ -79,6 +79,13 @@ class WorkerPlace:
         """Whether it has a process that has yet to leave."""
         return not (self.has_left or self.is_dead)
 
+    @property
+    def needs_order(self) -> bool:
+        """Whether a process is to be started here and nobody was told."""
+        if self.is_hopeless or self.is_order_sent:
+            return False
+        return self.replacing is not None or self.state.phase is _GONE
+
     def back_off_s(self) -> float:
         """Return how long to wait before the next process is started: 0, 1, 2, 4, ... s."""
         return 0.0 if self.num_short_lives == 0 else min(2.0 ** (self.num_short_lives - 1), MAX_BACK_OFF_S)
@@ -247,10 +254,3 @@ def evidence(place: WorkerPlace, iteration: int, is_adoption: bool = False) -> F
         return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
     has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
-
-
-def needs_order(place: WorkerPlace) -> bool:
-    """Return whether a process is to be started here and nobody was told."""
-    if place.is_hopeless or place.is_order_sent:
-        return False
-    return place.replacing is not None or place.state.phase is WorkerPhase.GONE
