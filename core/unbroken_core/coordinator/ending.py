@@ -12,7 +12,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.decisions import Decision, EndJob, Wait
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Members
-from unbroken_core.coordinator.state.phases import Ending
+from unbroken_core.coordinator.state.phases import Ending, Over
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Finish
 from unbroken_core.pod.liveness import ending_limit_s
@@ -30,6 +30,16 @@ def release_all(job: JobState, now_s: float) -> None:
     job.report = StatusText(Reason.ENDING, f"{ranks} returned from the training function; waits for their processes")
     job.progress.end(now_s)
     job.broadcast(finish_message(job))
+
+
+def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
+    """End the job."""
+    was_ending = isinstance(job.phase, Ending)
+    job.phase = Over(outcome)
+    job.report = StatusText(reason, message)
+    if was_ending:
+        return  # All are told already; how one process ended must not end what the others do after the training.
+    job.broadcast(Finish(job.numbers.term, outcome, reason, message))
 
 
 def finish_message(job: JobState) -> Finish:

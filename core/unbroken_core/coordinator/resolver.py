@@ -35,12 +35,12 @@ from unbroken_core.coordinator.decisions import (
     TakeFaults,
     Wait,
 )
-from unbroken_core.coordinator.ending import decide_ending, release_all
+from unbroken_core.coordinator.ending import decide_ending, finish, release_all
 from unbroken_core.coordinator.faults import inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import decide_interrupted, is_free
-from unbroken_core.coordinator.moves import decide_running, note_halted
-from unbroken_core.coordinator.planning import cut_plan, decide_planned, enter_world, finish
+from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
+from unbroken_core.coordinator.planning import cut_plan, decide_planned
 from unbroken_core.coordinator.previous_world import adopted_world
 from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
 from unbroken_core.coordinator.respawning import note_respawned, respawn
@@ -123,7 +123,7 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
         case Adopt():
             _adopt(job, decision, now_s)
         case BeginRunning():
-            enter_world(job, now_s)
+            begin_running(job, now_s)
         case TakeFaults():
             for number, fault in enumerate(decision.faults):
                 take_fault(job, fault, now_s)

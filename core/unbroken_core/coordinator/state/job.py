@@ -21,7 +21,7 @@ from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.messages import PodObservation, Policy, RendezvousMessage
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
@@ -168,27 +168,3 @@ class JobState:
     def startup_due_s(self, began: float) -> float:
         """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
         return self.pod_clock.due_s(began, self.settings.timeouts.startup_s)
-
-
-def running_text(job: JobState) -> str:
-    """Return what the status says of an iteration that runs."""
-    size, wanted = job.world.size, job.rules.wanted_ranks
-    fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
-    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
-
-
-def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
-    """Return a pod's part of the current plan."""
-    world = job.world
-    return Plan(
-        term=job.numbers.term,
-        iteration=world.iteration,
-        role=member.role,
-        world_size=world.size,
-        master_host=master[0],
-        master_port=master[1],
-        ranks=member.rank_plans(),
-        domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
-        spare_ranks=world.num_spare_ranks,
-        origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
-    )
