@@ -12,11 +12,12 @@ from typing import Union
 from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, EndJob, Learn, Replace, Wait
 from unbroken_core.coordinator.previous_world import hold_back
 from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Answer, Consult, Question
-from unbroken_core.ranks.worlds import Shortage, Worker
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 MAX_SILENT = 3
@@ -32,6 +33,14 @@ def plan_when_ready(job: JobState, phase: Consultable, rung: Rung | None, now_s:
         return CutPlan(rung, phase)
     order = _consult(job, phase, now_s)
     return CutPlan(rung, phase, order) if isinstance(order, list) else order
+
+
+def first_outcome(job: JobState, phase: Consultable, newcomers: Newcomers) -> Outcome:
+    """Return the world of what is ready now, regardless of earlier ones."""
+    ranking = job.members.ranking
+    ranking.exclude(newcomers.places)
+    preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
+    return phase.consulting.shortage(ranking.version) or ranking.first(preferred)
 
 
 def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Worker], Decision]:
@@ -50,13 +59,6 @@ def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Work
         message = f"waits for the rank assignment of the script on {member.pod} worker {asked.local_rank}"
         return Wait(deadline_s, StatusText(job.report.reason, message), phase)
     return _give_up(job, phase, asked, now_s)
-
-
-def objection(job: JobState) -> Shortage | None:
-    """Return why the script makes no world of what is ready; None when it was not asked since the last change."""
-    phase = job.phase
-    last = phase.consulting.objection if isinstance(phase, (Forming, Interrupted)) else None
-    return None if last is None or last.version != job.members.ranking.version else last.shortage
 
 
 def consult_message(job: JobState, question: Consultation) -> Consult:
@@ -155,11 +157,11 @@ def _shortage(job: JobState, asked: Consultation, answer: Answer, world_size: in
     num_pods = len({asked.workers[number][0] for number in answer.workers})
     what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
     if num_pods < max(settings.minimum_replicas, 1):
-        return Shortage(
-            num_pods, num_ranks, f"{what}, at least {settings.minimum_replicas} pods are wanted (minReplicas)"
-        )
+        limit = f"at least {settings.minimum_replicas} pods are wanted (minReplicas)"
+        return Shortage(num_pods, num_ranks, f"{what}, {limit}", is_objection=True)
     if world_size < 1:
-        return Shortage(num_pods, num_ranks, f"{what}, a multiple of {job.rules.divisible_by} is wanted")
+        limit = f"a multiple of {job.rules.divisible_by} is wanted"
+        return Shortage(num_pods, num_ranks, f"{what}, {limit}", is_objection=True)
     return None
 
 

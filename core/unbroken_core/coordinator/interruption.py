@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from unbroken_core.coordinator.cluster import standing_text
-from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import (
     Believe,
     Decision,
@@ -17,7 +17,6 @@ from unbroken_core.coordinator.decisions import (
     at_latest,
     replace_late,
 )
-from unbroken_core.coordinator.forming import first_outcome, hopeless_text
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
@@ -153,7 +152,6 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
     is_job_rung = phase.job_rung_began is not None
     outcome = _outcome(job, phase, possible, newcomers, now_s)
     phase = _note_end_of_shortage(phase, outcome, now_s)
-    refused = objection(job)
     respawn_began = phase.began if phase.job_rung_began is None else phase.job_rung_began
     shortage_began = job.pod_clock.read(now_s) if phase.shortage_began is None else phase.shortage_began
     last_call_s = None if phase.enough_at_s is None else phase.enough_at_s + settings.timeouts.last_call_s
@@ -178,12 +176,11 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=job.startup_due_s(shortage_began),
         startup_s=settings.timeouts.startup_s,
-        is_kept_apart=refused is None and _is_kept_apart(job, outcome, possible),
-        objection="" if refused is None else refused.detail,
+        is_kept_apart=_is_kept_apart(job, outcome, possible),
         standing=standing_text(job),
         last_call_until_s=last_call_s,
         spent=job.budgets.spent(now_s),
-        hopeless=hopeless_text(job),
+        hopeless=members.hopeless_text,
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
@@ -203,7 +200,7 @@ def _is_kept_apart(job: JobState, outcome: Outcome, possible: frozenset[Rung]) -
     settings, num_ready = job.settings, len(job.members.ready)
     is_enough = num_ready >= settings.minimum_replicas and Rung.POD in possible and bool(job.rules.layers)
     is_replaced = job.members.num_living < settings.replicas + settings.spares
-    return isinstance(outcome, Shortage) and is_enough and is_replaced
+    return isinstance(outcome, Shortage) and not outcome.is_objection and is_enough and is_replaced
 
 
 def _note_end_of_shortage(phase: Interrupted, outcome: Outcome, now_s: float) -> Interrupted:
@@ -224,8 +221,9 @@ def _outcome(
             return Shortage(
                 num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
             )
-        return first_outcome(job, newcomers)
+        return first_outcome(job, phase, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
     ranking.exclude({**respawned, **newcomers.places})
-    return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+    shortage = phase.consulting.shortage(ranking.version)
+    return shortage or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)

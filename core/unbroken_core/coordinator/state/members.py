@@ -154,6 +154,11 @@ class Members:
         pods = (self.by_uid[uid] for uid in self.hopeless if uid in self.ready)
         return sum(place.is_hopeless and place.is_dead for pod in pods for place in pod.places.values())
 
+    @property
+    def hopeless_text(self) -> str:
+        """How the processes of the first place that was given up have ended, for people; "" when there is none."""
+        return next((text for uid in self.hopeless if (text := self.by_uid[uid].hopeless_text)), "")
+
     def newcomers(self, now_s: float, wait_s: float) -> Newcomers:
         """Return those that have just come and whose domains nobody has named yet.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.coordinator.state.mistakes import is_mistake
+from unbroken_core.coordinator.state.mistakes import is_mistake, remedy
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
@@ -130,6 +130,21 @@ class Member:
     def role(self) -> Role:
         """Role in the current iteration."""
         return Role.ACTIVE if self.ranks else Role.SPARE
+
+    @property
+    def hopeless_text(self) -> str:
+        """How the processes of a place that was given up have ended, for people; "" when there is none."""
+        for local_rank, place in self.places.items():
+            if place.refusal:
+                return f"{self.pod} worker {local_rank}: {place.refusal}"
+            if place.is_retired:
+                return f"{self.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
+            if place.is_hopeless:
+                times = f"{place.num_short_lives} times" if place.num_short_lives > 1 else "once"
+                words = f"{self.pod} worker {local_rank} ended {times}: {place.last_words}"
+                advice = remedy(place.last_words)
+                return f"{words}. {advice}" if advice else words
+        return ""
 
     @property
     def newest_iteration(self) -> int:
