@@ -49,7 +49,7 @@ from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import assert_never
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 _MAX_TURNS = 8
@@ -60,16 +60,15 @@ def resolve(job: JobState, now_s: float) -> float:
     """Do what is to be done now. Return when a tick is due; inf when only an event can change anything."""
     if isinstance(job.phase, Over):
         return _end(job, now_s)
-    until_s, waits_until_s = lose_overdue(job, now_s), math.inf
+    until_s = waits_until_s = math.inf
     for _turn in range(_MAX_TURNS):
+        until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
         if job.members.hopeless or job.pod_clock.is_standing:
             run_pod_clock(job, now_s)  # A turn that loses the pod for which it stood must not leave it standing.
         before = job.phase.kind
         waits_until_s = _settle_phase(job, now_s)
         if job.phase.kind is before:
             break
-        if before is JobPhase.RUNNING:
-            until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
     if isinstance(job.phase, Over):
         return _end(job, now_s)
     if not isinstance(job.phase, Ending) and (job.members.respawning or job.members.lingering):

@@ -35,6 +35,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
+from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
@@ -550,6 +551,19 @@ def test_a_worker_that_never_enters_is_replaced_after_the_barrier() -> None:
     actions = bench.live(121)
     assert sent(actions, Interrupt)["p0"].pod == "p1"
     assert sent(actions, Respawn)["p1"].places == ((0, 0), (1, 0))
+
+
+def test_a_pod_that_is_away_when_the_barrier_is_over_is_waited_for_no_longer_than_in_a_recovery() -> None:
+    bench = Bench()
+    for pod in ("p0", "p1", "p2"):
+        bench.join(pod)
+    bench.all_are(RUNNING, 0, "p0")
+    bench.live(119)
+    bench.tick(0.5)
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.tick(0.5)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    assert bench.coordinator.next_deadline_s() == 119.5 + RECOVERY_RECONNECT_S
 
 
 def test_a_world_that_may_shrink_goes_on_with_fewer_ranks() -> None:
