@@ -61,16 +61,11 @@ def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Work
     return _give_up(job, phase, asked, now_s)
 
 
-def consult_message(job: JobState, question: Consultation) -> Consult:
-    """Return a question for the agent of the worker that is asked."""
-    return Consult(job.numbers.term, question.local_rank, question.incarnation, question.question)
-
-
-def ask_again(job: JobState, member: Member) -> None:
-    """Repeat an open question to a pod whose connection is new."""
-    question = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
-    if question is not None and question.uid == member.uid:
-        job.send(member, consult_message(job, question))
+def ask(job: JobState, member: Member) -> None:
+    """Send a pod the question that is open for it, if one is: once it is asked, and over each new connection."""
+    asked = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
+    if asked is not None and asked.uid == member.uid:
+        job.send(member, Consult(job.numbers.term, asked.local_rank, asked.incarnation, asked.question))
 
 
 def _question(job: JobState, previous: Consultation | None, now_s: float) -> Consultation:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-from unbroken_core.coordinator.cluster import standing_text
 from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
 from unbroken_core.coordinator.state.job import JobState, StatusText
@@ -103,8 +102,7 @@ def _wait_for_pods(job: JobState, phase: Forming, startup_end_s: float, now_s: f
         return None
     has_all_pods = len(job.members.by_uid) >= job.settings.replicas
     reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
-    standing = standing_text(job)
-    message = _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else "")
+    message = _count_text(job) + _missing_text(job) + (f"; {job.pod_clock.why}" if job.pod_clock.why else "")
     return Wait(report=StatusText(reason, message), phase=phase)
 
 

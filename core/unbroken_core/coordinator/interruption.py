@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 
-from unbroken_core.coordinator.cluster import standing_text
 from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import (
     Believe,
@@ -45,11 +44,22 @@ def decide_interrupted(job: JobState, phase: Interrupted, now_s: float) -> Decis
 
 def possible_rungs(job: JobState, phase: Interrupted, now_s: float) -> frozenset[Rung]:
     """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
-    free = job.budgets.allowed if is_free(job) else frozenset()
+    free = job.budgets.allowed if _is_free(job) else frozenset()
     return job.budgets.possible(now_s) | phase.charged | free
 
 
-def is_free(job: JobState) -> bool:
+def charge(job: JobState, phase: Interrupted, rung: Rung, now_s: float) -> Interrupted:
+    """Pay for a rung, once an interruption."""
+    if rung not in phase.charged:
+        phase = replace(phase, charged=phase.charged | {rung})
+        if not _is_free(job):
+            job.budgets.charge(rung, now_s)
+    if job.history.running is not None:
+        job.history.running.raise_rung(rung)
+    return phase
+
+
+def _is_free(job: JobState) -> bool:
     """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
     incident = job.history.running
     return incident is not None and not job.settings.counts(incident.culprit.cause)
@@ -177,7 +187,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         shortage_until_s=job.startup_due_s(shortage_began),
         startup_s=settings.timeouts.startup_s,
         is_kept_apart=_is_kept_apart(job, outcome, possible),
-        standing=standing_text(job),
+        standing=job.pod_clock.why,
         last_call_until_s=last_call_s,
         spent=job.budgets.spent(now_s),
         hopeless=members.hopeless_text,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.coordinator.cluster import observe_cluster
-from unbroken_core.coordinator.consulting import ask_again
+from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
 from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
@@ -64,7 +64,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     receive_script(job, member)
     receive_exits(job, member)
     job.members.sort(member)
-    ask_again(job, member)
+    ask(job, member)
     inspect(job, member, now_s)
     note_end(job, member)
     bring_up_to_date(job, member, now_s)

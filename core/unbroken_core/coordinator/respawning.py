@@ -41,19 +41,25 @@ def respawn(job: JobState, now_s: float) -> float:
     return until_s
 
 
-def note_respawned(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
-    """Note which of the processes with ranks are new in this interruption."""
-    if isinstance(job.phase, Interrupted) and member.ranks:
-        numbers = (place.state.local_rank for place in places)
-        job.phase.respawned.setdefault(member.uid, set()).update(numbers)
+def replace_process(job: JobState, member: Member, place: WorkerPlace) -> None:
+    """Note that the process of a place is to be replaced; the order follows."""
+    _note_respawned(job, member, [place])
+    job.members.mark_failed(member, place)
 
 
 def _order(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
     cause = _cause_of(job, member, places[0])
-    note_respawned(job, member, places)
+    _note_respawned(job, member, places)
     job.members.note_respawn(member, places)
     orders = tuple((place.state.local_rank, place.replacing) for place in places if place.replacing is not None)
     job.send(member, Respawn(job.numbers.term, orders, cause))
+
+
+def _note_respawned(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
+    """Note which of the processes with ranks are new in this interruption."""
+    if isinstance(job.phase, Interrupted) and member.ranks:
+        numbers = (place.state.local_rank for place in places)
+        job.phase.respawned.setdefault(member.uid, set()).update(numbers)
 
 
 def _end_lingering(job: JobState, now_s: float) -> float:
@@ -70,8 +76,7 @@ def _end_lingering(job: JobState, now_s: float) -> float:
             if place.state.phase is WorkerPhase.READY:
                 members.believe(member, place)  # It never entered what it was told, or it would have said so by now.
             else:
-                note_respawned(job, member, [place])
-                members.mark_failed(member, place)
+                replace_process(job, member, place)
     return math.inf
 
 

@@ -185,10 +185,10 @@ class Members:
         is_placed = member.has_domains or bool(member.ranks) or self.ranking.num_layers == 0
         _put(self.without_domain, uid, is_ready and not is_placed)
         _put(self.out, uid, is_known and member.out is not None)
-        if is_known:
-            self.ranking.fit(uid, health.healthy)
         self._sort_health(member, health, is_known)
         self._sort_iteration(member)
+        if is_known:
+            self.ranking.fit(uid, health.healthy)
 
     def _sort_health(self, member: Member, health: _Health, is_known: bool) -> None:
         uid = member.uid
