@@ -96,6 +96,8 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
             "too: leave one of them out"
         )
     found += _template_violations(spec)
+    names = spec.rendezvous.image_pull_secrets or ()
+    found += template_rules.pull_secret_refusals(names, "spec.rendezvous.imagePullSecrets")
     found += _change_violations(spec, accepted)
     return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
 
