@@ -126,6 +126,8 @@ class JobState:
         self.progress = Progress()
         self.refused: dict[tuple[str, str], str] = {}
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
+        self.gone: dict[str, None] = {}
+        """Names of pods that the operator has named, and does not name any more; the newest last."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
         self.actions: list[Action] = []
