@@ -85,7 +85,7 @@ class Wrapper:
         if positional:
             raise TypeError(
                 "Wrapper: must be written with parentheses (@unbroken.inprocess.Wrapper()) and takes options by name "
-                f"only, got {positional[0]!r}"
+                f"only, got {getattr(positional[0], '__name__', positional[0])!r}"
             )
         self.options = WrapperOptions(**given)
 

@@ -10,12 +10,18 @@ _MISTAKES = re.compile(
     # What python says of `-m NAME` and of a script that is not there.
     r"|: No module named \S+|: can't (open|find) "
 )
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 _OTHER_RUNGS = "leave in-process out of restart.rungs (process,pod,world,job)"
 
 
 def is_mistake(words: str) -> bool:
     """Return whether a process that ended with these words would do so again."""
     return bool(_MISTAKES.search(words)) or bool(remedy(words))
+
+
+def is_same(words: str, before: str) -> bool:
+    """Return whether two processes ended with the same words; addresses of objects differ each time."""
+    return _ADDRESS.sub("0x", words) == _ADDRESS.sub("0x", before)
 
 
 def remedy(words: str) -> str:

@@ -269,5 +269,5 @@ def test_a_decorator_without_parentheses_is_refused_with_how_it_is_written() -> 
     def train() -> None:
         """Do nothing."""
 
-    with pytest.raises(TypeError, match=r"with parentheses \(@unbroken\.inprocess\.Wrapper\(\)\).*got <function"):
+    with pytest.raises(TypeError, match=r"with parentheses \(@unbroken\.inprocess\.Wrapper\(\)\).*got 'train'"):
         inprocess.Wrapper(train)  # type: ignore[arg-type]
