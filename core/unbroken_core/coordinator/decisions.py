@@ -64,6 +64,8 @@ class Adopt:
     world_size: int
     places: dict[int, Worker]
     """Worker of each rank that has come back."""
+    is_ending: bool = False
+    """Whether the training function had returned on all ranks: those that have not come back have ended well."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
+from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
@@ -17,6 +18,9 @@ def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
     """Cut the first plan when it is time, or give up when the startup timeout is over."""
     if phase.adoption is not None:
         return _decide_adoption(job, phase, phase.adoption, now_s)
+    unheard_end = decide_unheard_end(job, phase.since_s, now_s)
+    if unheard_end is not None:
+        return unheard_end
     has_enough = len(job.members.ready) >= job.settings.replicas
     if has_enough != (phase.last_call_s is not None):
         phase = replace(phase, last_call_s=now_s if has_enough else None)
@@ -63,6 +67,8 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
         if plan.iteration == newest.iteration:
             places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size))
+    if was_ending(job, newest.world_size - len(places)):
+        return Adopt(newest.iteration, newest.world_size, places, is_ending=True)
     if is_complete or now_s >= deadline_s:
         return Adopt(newest.iteration, newest.world_size, places)
     num_awaited = _num_awaited(job, newest.world_size - len(places))

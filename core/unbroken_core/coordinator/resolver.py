@@ -35,7 +35,7 @@ from unbroken_core.coordinator.decisions import (
     TakeFaults,
     Wait,
 )
-from unbroken_core.coordinator.ending import decide_ending, finish, release_all
+from unbroken_core.coordinator.ending import decide_ending, finish, note_end, release_all
 from unbroken_core.coordinator.faults import inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import charge, decide_interrupted
@@ -206,6 +206,11 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.phase = Planned()
     message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
+    if decision.is_ending:
+        release_all(job, now_s)
+        for member in members.by_uid.values():
+            note_end(job, member)
+        return
     heartbeat_s = job.settings.timeouts.heartbeat_s
     for uid in [uid for uid in ranks if uid not in members.by_uid]:
         detail = "did not come back to a new rendezvous"

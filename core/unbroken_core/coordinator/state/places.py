@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.coordinator.state.mistakes import is_mistake, remedy
+from unbroken_core.coordinator.state.mistakes import is_mistake, is_same, remedy
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
@@ -245,7 +245,7 @@ def _count_life(place: WorkerPlace, before: WorkerState, now_s: float, ran_since
     place.num_short_lives = place.num_short_lives + 1 if is_short else 0
     if is_short:
         words, before_words = fault.detail if fault is not None else "", place.last_words
-        place.is_pointless = place.num_short_lives > 1 and words == before_words and is_mistake(words)
+        place.is_pointless = place.num_short_lives > 1 and is_same(words, before_words) and is_mistake(words)
         place.last_words = fault.detail if fault is not None and fault.detail else "the process ended"
     place.retry_at_s = now_s + place.back_off_s()
 

@@ -273,7 +273,17 @@ def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None
     ("words", "advice"),
     [
         ("exited with code 1: NameError: name 'modle' is not defined", ""),
+        ("exited with code 1: TypeError: got <function train at 0x7f01>", ""),
+        ("exited with code 1: python3: No module named trian", ""),
+        ("exited with code 1: python3: Error while finding module specification: No module named 'a.b'", ""),
+        ("exited with code 2: python3: can't open file '/work/trian.py': [Errno 2] No such file or directory", ""),
         ("exited with code 1: KeyError: 'RANK'", "leave in-process out of restart.rungs"),
+        (
+            "exited with code 1: ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+            "variable RANK expected, but not set",
+            "A process has a rank only inside a function wrapped by unbroken.inprocess.Wrapper: move what needs one, "
+            "such as init_process_group, into it, or, for a script as written for torchrun, leave in-process out",
+        ),
         ("exited with code 0 before it completed (does the script call it?)", "leave in-process out of restart.rungs"),
         ("exited with code 1: ValueError: torch.distributed is already initialised", "Move init_process_group inside"),
     ],
@@ -285,6 +295,7 @@ def test_a_mistake_in_the_script_is_tried_once_more_and_told_with_what_to_change
     bench.join("p1")
     for incarnation in range(2):
         assert bench.status().phase is JobPhase.FORMING
+        words = words.replace("0x7f01", f"0x7f0{incarnation}")
         bench.worker("p0", 0, GONE, Fault(Cause.PROCESS_EXIT, -1, words), incarnation=incarnation)
         bench.live(2)
     status = bench.status()
