@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE_BYTES = 4096
 _MAX_FOLDERS = 1000
+COPIES = "copies"
+"""Folder, below a pod's own, for copies of other pods' checkpoints."""
 _SPARE_BYTES = 1 << 20
 """Left on the tmpfs for the files of digests."""
 
@@ -58,6 +60,8 @@ class Arena:
             raise InputError(f"UNBROKEN_MEMORY_DIR: {self.folder} cannot be used: {error.strerror}") from error
         if self._lock is None:
             raise InputError(f"UNBROKEN_MEMORY_DIR: another keeper has {self.folder}")
+        self.job = config.job
+        """Digest of the job's uid, as heads have it."""
         self._allocation = threading.Lock()
         self._digestion = threading.Lock()
 
@@ -75,17 +79,30 @@ class Arena:
         paths = [self.folder / slot_name(local_rank, index) for index in range(NUM_SLOTS)]
         with self._allocation:
             growth = sum(max(size - _size_of(path), 0) for path in paths)
-            used = sum(_size_of(path) for path in self.folder.glob("*.slot"))
-            if used + growth > self._config.limit_bytes:
-                return self._no_room(size, f"its slots have {used} bytes, and {growth} more are wanted")
-            free = _free_bytes(self.folder)
-            if growth > max(free - _SPARE_BYTES, 0):
-                return self._no_room(size, f"the file system at {self.folder} has {free} bytes left, {growth} wanted")
+            problem = self._why_no_room(growth)
+            if problem:
+                return self._no_room(size, problem)
             for path in paths:
                 error = self._allocate(path, size)
                 if error:
                     return self._no_room(size, error)
         return Reserved(tuple(map(str, paths)), self._config.job.hex())
+
+    def allocate_copy(self, path: Path, size: int) -> str:
+        """Give the slot of a copy so many bytes; return why it cannot be, "" when it is done."""
+        size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        with self._allocation:
+            return self._why_no_room(max(size - _size_of(path), 0)) or self._allocate(path, size)
+
+    def _why_no_room(self, growth: int) -> str:
+        """Return why so many bytes more cannot be had, "" if they can."""
+        used = sum(_size_of(path) for path in self.folder.rglob("*.slot"))
+        if used + growth > self._config.limit_bytes:
+            return f"its slots have {used} bytes, and {growth} more are wanted"
+        free = _free_bytes(self.folder)
+        if growth > max(free - _SPARE_BYTES, 0):
+            return f"the file system at {self.folder} has {free} bytes left, {growth} wanted"
+        return ""
 
     def _allocate(self, path: Path, size: int) -> str:
         """Extend one slot; return why it cannot be, "" when it is done."""
@@ -154,7 +171,8 @@ class Arena:
 
     def sealed(self) -> list[SealedSlot]:
         """Return the sealed slots of this job on this host, the newest first."""
-        paths = [path for folder in self._folders() for path in sorted(folder.glob("*.slot"))]
+        folders = [part for folder in self._folders() for part in (folder, folder / COPIES)]
+        paths = [path for folder in folders for path in sorted(folder.glob("*.slot"))]
         found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(path)) is not None]
         mine = [one for one in found if one.head.state is SlotState.SEALED and one.head.job == self._config.job]
         return sorted(mine, key=lambda one: one.head.moment.order, reverse=True)
