@@ -1,6 +1,7 @@
 """The slots of one pod, and those that pods of this job have left on the same host."""
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _PAGE_BYTES = 4096
 _MAX_FOLDERS = 1000
+COPIES = "copies"
+"""Folder, below a pod's own, for copies of other pods' checkpoints."""
+MAX_COPY_SLOTS = 4096
 _SPARE_BYTES = 1 << 20
 """Left on the tmpfs for the files of digests."""
 
@@ -65,6 +69,9 @@ class Arena:
             os.close(self._lock)
             raise InputError(f"UNBROKEN_MEMORY_DIR: another keeper has {self.folder}")
         self._inside = Path(f"/proc/self/fd/{self._lock}")
+        self._copies: int | None = None
+        self.job = config.job
+        """Digest of the job's uid, as heads have it."""
         self._allocation = threading.Lock()
         self._digestion = threading.Lock()
         self._rarely = Rarely()
@@ -74,10 +81,16 @@ class Arena:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        if self._copies is not None:
+            os.close(self._copies)
+            self._copies = None
 
-    def _reached(self, path: Path) -> Path:
+    def reached(self, path: Path) -> Path:
         """Return the path by which the keeper opens a slot: its own folder may have been moved away meanwhile."""
-        return self._inside / path.name if path.parent == self.folder else path
+        if path.parent == self.folder:
+            return self._inside / path.name
+        is_copy = self._copies is not None and path.parent == self.folder / COPIES
+        return Path(f"/proc/self/fd/{self._copies}", path.name) if is_copy else path
 
     # ------------------------------------------------------------------------------------------------------ allocation
 
@@ -86,30 +99,59 @@ class Arena:
         size = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         paths = [self.folder / slot_name(local_rank, index) for index in range(NUM_SLOTS)]
         with self._allocation:
-            growth = sum(max(size - _allocated_bytes(self._reached(path)), 0) for path in paths)
-            used = self.used_bytes()
-            if used + growth > self._config.limit_bytes:
-                return self._no_room(size, f"its slots have {used} bytes, and {growth} more are wanted")
-            free = _free_bytes(self._inside)
-            if growth > max(free - _SPARE_BYTES, 0):
-                return self._no_room(size, f"the file system at {self.folder} has {free} bytes left, {growth} wanted")
+            growth = sum(max(size - _allocated_bytes(self.reached(path)), 0) for path in paths)
+            problem = self._why_no_room(growth)
+            if problem:
+                return self._no_room(size, problem)
             for path in paths:
                 error = self._allocate(path, size)
                 if error:
                     return self._no_room(size, error)
         return Reserved(tuple(map(str, paths)), self._config.job.hex())
 
+    def allocate_copy(self, path: Path, size: int) -> str:
+        """Give the slot of a copy so many bytes; return why it cannot be, "" when it is done."""
+        size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        with self._allocation:
+            growth = max(size - _allocated_bytes(self.reached(path)), 0)
+            return self._why_no_room(growth) or self._allocate(path, size)
+
+    def _why_no_room(self, growth: int) -> str:
+        """Return why so many bytes more cannot be had, "" if they can."""
+        used = self.used_bytes()
+        if used + growth > self._config.limit_bytes:
+            return f"its slots have {used} bytes, and {growth} more are wanted"
+        free = _free_bytes(self._inside)
+        if growth > max(free - _SPARE_BYTES, 0):
+            return f"the file system at {self.folder} has {free} bytes left, {growth} wanted"
+        return ""
+
     def used_bytes(self) -> int:
         """Return what this pod's slots take."""
-        return sum(_allocated_bytes(self._reached(path)) for path in self._own_slots())
+        return sum(_allocated_bytes(self.reached(path)) for path in (*self._own_slots(), *self.copy_slots()))
 
     def _own_slots(self) -> list[Path]:
         places = range(self._config.ranks_per_pod)
         return [self.folder / slot_name(place, index) for place in places for index in range(NUM_SLOTS)]
 
+    def open_copies(self) -> Path:
+        """Make the folder for copies of other pods' checkpoints, and return it. Raises OSError."""
+        if self._copies is None:
+            self._copies = _open_folder(self._inside / COPIES)
+            os.fchmod(self._copies, 0o755 if self._is_shared else 0o700)
+        return self.folder / COPIES
+
+    def copy_slots(self) -> list[Path]:
+        """Return the slots of copies, at most MAX_COPY_SLOTS."""
+        if self._copies is None:
+            return []
+        names = itertools.islice(os.scandir(self._copies), 4 * MAX_COPY_SLOTS)
+        found = sorted(entry.name for entry in names if entry.name.endswith(".slot"))
+        return [self.folder / COPIES / name for name in found[:MAX_COPY_SLOTS]]
+
     def _allocate(self, path: Path, size: int) -> str:
         """Extend one slot; return why it cannot be, "" when it is done."""
-        reached = self._reached(path)
+        reached = self.reached(path)
         try:
             descriptor = _open_own(reached)
         except OSError as error:
@@ -141,7 +183,7 @@ class Arena:
 
     def digest(self, path: Path) -> str:
         """Digest a slot unless it was; return what is wrong with it, "" when it can be read or holds nothing."""
-        reached = self._reached(path)
+        reached = self.reached(path)
         head = read_slot_head(reached)
         if head is None or head.state is not SlotState.SEALED:
             return ""
@@ -171,7 +213,7 @@ class Arena:
                 problem = f"cannot be read: {error.strerror}"
             if problem:
                 bad.append(f"{sealed.path.name}, step {head.moment.step} of rank {head.rank}: {problem}")
-            elif read_slot_head(self._reached(sealed.path)) == head:
+            elif read_slot_head(self.reached(sealed.path)) == head:
                 moment = head.moment
                 slots.append(
                     FoundSlot(
@@ -184,8 +226,8 @@ class Arena:
     def sealed(self) -> list[SealedSlot]:
         """Return the sealed slots of this job on this host, the newest first."""
         others = [path for folder in self._other_folders() for path in sorted(folder.glob("*.slot"))]
-        paths = [*self._own_slots(), *others]
-        found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(self._reached(path))) is not None]
+        paths = [*self._own_slots(), *self.copy_slots(), *others]
+        found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(self.reached(path))) is not None]
         mine = [one for one in found if one.head.state is SlotState.SEALED and one.head.job == self._config.job]
         return sorted(mine, key=lambda one: one.head.moment.order, reverse=True)
 
@@ -205,7 +247,7 @@ class Arena:
         """All ranks went back to this checkpoint: what is newer belongs to a timeline that is over."""
         for sealed in self.sealed():
             if sealed.head.moment.order > restored.order:
-                descriptor = open_slot(self._reached(sealed.path), os.O_RDWR)
+                descriptor = open_slot(self.reached(sealed.path), os.O_RDWR)
                 try:
                     os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)
                 finally:
@@ -243,7 +285,7 @@ class Arena:
         """Return the newest checkpoint of which the living pods of this host hold every rank, digested."""
         ranks: defaultdict[tuple[Moment, int], set[int]] = defaultdict(set)
         for sealed in self.sealed():
-            path = self._reached(sealed.path)
+            path = self.reached(sealed.path)
             digests = read_digests(path.with_name(digests_name(path.name)), sealed.head)
             if sealed.path.parent not in left and digests is not None and not digests.problem:
                 ranks[sealed.head.moment, sealed.head.world_size].add(sealed.head.rank)
