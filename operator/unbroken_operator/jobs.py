@@ -73,6 +73,7 @@ class Jobs:
         tasks = [*self._tasks, *(task for _, task in self._workers.values())]
         self._tasks, self._workers = [], {}
         await end_all(tasks)
+        self._shared.planner.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_ready(self) -> bool:
