@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.permissions import reporting_missing_rights, rights
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
-from unbroken_operator.adapters.tasks.supervision import keep_running
+from unbroken_operator.adapters.tasks.supervision import end_all, keep_running
 from unbroken_operator.adapters.webhook import reviewing
 from unbroken_operator.config import Config, parse
 from unbroken_operator.decisions.quarantine import QuarantineMode
@@ -34,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 STATUS_LEASE_LOST = 3
+STATUS_NOT_ENDED = 4
+END_S = 25.0
+"""So long after a signal the process ends, whatever of it does not: Kubernetes kills it after 30 s, without a word."""
 SWITCH_S = 0.001
 """How long a busy thread may keep the interpreter from the others."""
 
@@ -48,13 +55,18 @@ class Flags:
 
 
 async def run(config: Config) -> int:
-    """Run until SIGTERM or SIGINT, or until another operator leads; return the exit status. Raises InputError."""
+    """Run until SIGTERM or SIGINT, or until another operator leads; return the exit status. Raises InputError.
+
+    The process ends soon after that, whatever hangs.
+    """
     metrics = OperatorMetrics()
     stop, ready = asyncio.Event(), asyncio.Event()
     _stop_on_signals(stop)
+    bound = asyncio.create_task(_bound_the_end(stop), name="bound")
     kube = await Kube.connect(config.kubeconfig, metrics.count_call)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(kube.close)
+        stack.callback(bound.cancel)
         client = await stack.enter_async_context(RendezvousApi())
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         lease = None
@@ -100,8 +112,7 @@ async def _lead(lease: Election, work: Callable[[], Coroutine[None, None, None]]
     if keeping.done():
         logger.warning("lease is lost, ending to be started again holder=%s", keeping.result())
         return STATUS_LEASE_LOST
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    await end_all([keeping])
     await lease.release()
     return 0
 
@@ -163,14 +174,26 @@ async def _work(
         )
     finally:
         if keeping is not None:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            await end_all([keeping])
         await jobs.stop()
 
 
 def _stop_on_signals(stop: asyncio.Event) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def _bound_the_end(stop: asyncio.Event) -> None:
+    await stop.wait()
+    threading.Thread(target=_end_in_time, name="end", daemon=True).start()
+
+
+def _end_in_time(limit_s: float = END_S) -> None:
+    """End the process if it has not ended by then. Its lease is not released, and runs out: nobody leads beside it."""
+    time.sleep(limit_s)
+    logger.error("did not end in time, ending now in_s=%.0f; what it was doing follows", limit_s)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(STATUS_NOT_ENDED)
 
 
 def _make_room() -> None:
@@ -185,7 +208,9 @@ def _make_room() -> None:
 
 
 def main() -> int:
-    """Return the exit status: 0 after a signal, 2 for wrong settings, 3 when another operator leads."""
+    """Return the exit status: 0 after a signal, 2 for wrong settings, 3 when another operator leads, 4 when
+    it did not end in time.
+    """
     try:
         config = parse()
         logs.configure(config.is_json_log, config.log_level)

@@ -289,7 +289,8 @@ def _webhook(options: argparse.Namespace) -> Webhook | None:
         return None
     if address is None or not folder:
         raise InputError("--webhook-listen, --webhook-certificates: give both or neither")
-    return Webhook(address, Path(folder), Path(authority) if authority else None)
+    images = tuple(options.rendezvous_image or ())
+    return Webhook(address, Path(folder), images, Path(authority) if authority else None)
 
 
 def _resources(flag: str, text: str) -> Mapping[str, Mapping[str, str]]:

@@ -13,7 +13,7 @@ from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.adapters.stores import JobKey, NodeStore, PodStore, ServiceStore
-from unbroken_operator.adapters.tasks.supervision import keep_running
+from unbroken_operator.adapters.tasks.supervision import end_all, keep_running
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.quarantine import JobsView
 from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
@@ -72,9 +72,8 @@ class Jobs:
         self._is_stopped = True
         tasks = [*self._tasks, *(task for _, task in self._workers.values())]
         self._tasks, self._workers = [], {}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
+        self._shared.planner.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_ready(self) -> bool:

@@ -65,6 +65,8 @@ BUG_PAUSE_S = 60.0
 _CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 MIN_HELD_S = 0.2
 """Shortest wait for a budget."""
+NUM_QUICK = 256
+"""Pods of a job whose plan takes 20 ms at most. Those of larger jobs, seconds for 65,536 pods, are made in a thread."""
 PEAK_S = 600.0
 """So long a job counts as having been as large as it was."""
 
@@ -156,13 +158,13 @@ class JobWorker:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
             self._is_starting = _is_starting(snapshot)
-            decision = self._decide(snapshot)
+            decision = await self._decide(snapshot)
             self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
                 # New pods mount the Secret: be sure that it is there, however long ago it was read.
                 again = await self._observe(FRESH_SECRET_S)
                 if again.secret != snapshot.secret:
-                    decision = self._decide(again)
+                    decision = await self._decide(again)
             decision = self._afford(decision)
             try:
                 refusals = await self._executor.apply(decision.actions)
@@ -183,19 +185,27 @@ class JobWorker:
         waits = [decision.check_after_s, STARTING_SECRET_S if self._is_starting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    def _decide(self, snapshot: Snapshot) -> Decision:
+    async def _decide(self, snapshot: Snapshot) -> Decision:
         """Return the plan; a rendezvous that works is replaced when the job has a place among those that do so."""
         rollouts = self._shared.rollouts
-        decision = plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
+        decision = await self._plan(dataclasses.replace(snapshot, may_replace_rendezvous=False))
         if not decision.wants_new_rendezvous:
             if snapshot.is_reachable:
                 rollouts.give_back(self.uid)
         elif rollouts.take(self.uid, time.monotonic()):
-            decision = plan(snapshot)
+            decision = await self._plan(snapshot)
         else:
             retry_s = RETRY_S if decision.check_after_s is None else min(RETRY_S, decision.check_after_s)
             decision = dataclasses.replace(decision, check_after_s=retry_s)
         return without_lost_fields(decision, self._executor.lost_fields)
+
+    async def _plan(self, snapshot: Snapshot) -> Decision:
+        """Plan; beside the loop where that takes long. What changes meanwhile wakes this worker, as during actions."""
+        if max(wanted_pods(snapshot.job.get("spec")), len(snapshot.pods)) <= NUM_QUICK:
+            return plan(snapshot)
+        # The one thing in it that the loop changes in place.
+        still = dataclasses.replace(snapshot, nodes=dict(snapshot.nodes), tokens=dict(snapshot.tokens))
+        return await asyncio.get_running_loop().run_in_executor(self._shared.planner, plan, still)
 
     def _afford(self, decision: Decision) -> Decision:
         """Hold back what the job's budgets do not allow; see that it is said, and tried later."""

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,8 @@ class Services:
     may_act: Callable[[], bool] = lambda: True
     """Whether this process is the one operator that writes."""
     rollouts: Rollouts = field(default_factory=Rollouts)
+    planner: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "planner"))
+    """Makes the plans of large jobs, one after the other, beside the loop."""
 
 
 class Executor:

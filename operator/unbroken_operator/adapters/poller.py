@@ -15,7 +15,7 @@ from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
-from unbroken_operator.adapters.tasks.supervision import keep_running
+from unbroken_operator.adapters.tasks.supervision import end_all, keep_running
 from unbroken_operator.decisions.limits.budgets import POLLS, full, spend, wait_s
 from unbroken_operator.decisions.limits.report import ABSOLUTE
 
@@ -103,8 +103,7 @@ class Poller:
         """End the polling."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_all([task])
 
     async def _run(self, target: RendezvousTarget) -> None:
         num_failures = 0

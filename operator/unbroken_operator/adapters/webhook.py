@@ -47,6 +47,8 @@ class Webhook:
     listen: Address
     certificates: Path
     """Folder with tls.crt and tls.key, which may arrive late and be replaced."""
+    images: tuple[str, ...] = ()
+    """Images that a job's rendezvous may have, as the operator itself admits them; empty: any."""
     client_authority: Path | None = None
     """File with the authority that the API server's own certificate comes from; None: whoever connects is answered."""
 
@@ -107,7 +109,7 @@ async def reviewing(
         return
     certificate = Certificate(webhook.certificates, webhook.client_authority)
     certificate.look()
-    application = make_application(namespaces, on_review)
+    application = make_application(namespaces, on_review, webhook.images)
     keeping = asyncio.create_task(certificate.keep(), name="certificate")
     try:
         async with listening(application, webhook.listen, certificate.context, limits=LIMITS, on_refused=on_refused):
@@ -117,9 +119,11 @@ async def reviewing(
         await asyncio.gather(keeping, return_exceptions=True)
 
 
-def make_application(namespaces: tuple[str, ...], on_review: ReviewObserver) -> web.Application:
+def make_application(
+    namespaces: tuple[str, ...], on_review: ReviewObserver, images: tuple[str, ...] = ()
+) -> web.Application:
     """Return what answers reviews; anything but 200 is a failed call to the API server."""
-    reviews = _Reviews(namespaces, on_review)
+    reviews = _Reviews(namespaces, on_review, images)
     application = web.Application(client_max_size=MAX_BYTES)
     application.add_routes([web.post(PATH, reviews.handle)])
     application.on_cleanup.append(reviews.close)
@@ -129,8 +133,8 @@ def make_application(namespaces: tuple[str, ...], on_review: ReviewObserver) -> 
 class _Reviews:
     """Answers reviews one after the other, in a thread."""
 
-    def __init__(self, namespaces: tuple[str, ...], on_review: ReviewObserver) -> None:
-        self._namespaces = namespaces
+    def __init__(self, namespaces: tuple[str, ...], on_review: ReviewObserver, images: tuple[str, ...]) -> None:
+        self._known = (namespaces, images)
         self._on_review = on_review
         self._thread = ThreadPoolExecutor(1, "review")
         self._num_waiting = 0
@@ -150,7 +154,7 @@ class _Reviews:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            made = await asyncio.get_running_loop().run_in_executor(self._thread, _judge, body, self._namespaces)
+            made = await asyncio.get_running_loop().run_in_executor(self._thread, _judge, body, *self._known)
         except web.HTTPRequestEntityTooLarge:
             return self._failed(request, 413, "too-large", _too_large("more"))
         except TimeoutError:
@@ -174,8 +178,8 @@ class _Reviews:
         return web.Response(status=status, body=f"{because}\n".encode(errors="replace"), content_type="text/plain")
 
 
-def _judge(body: bytes, namespaces: tuple[str, ...]) -> ReviewAnswer:
-    return answer(json.loads(body), namespaces)
+def _judge(body: bytes, namespaces: tuple[str, ...], images: tuple[str, ...]) -> ReviewAnswer:
+    return answer(json.loads(body), namespaces, images)
 
 
 def _too_large(seen: str) -> str:

@@ -108,10 +108,7 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
 
 def _is_accounted(snapshot: Snapshot) -> bool:
     """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
-    trainers = snapshot.trainers()
-    told = max(snapshot.status.get("nextPodOrdinal") or 0, snapshot.memory.next_pod_ordinal)
-    used = max([told, *(pod.ordinal + 1 for pod in trainers)])
-    return len(trainers) + snapshot.num_ended >= used
+    return len(snapshot.trainers()) + snapshot.num_ended >= snapshot.next_pod_ordinal
 
 
 def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:

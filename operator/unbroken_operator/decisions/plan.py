@@ -111,12 +111,11 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
-    """Return the lowest ordinals that were never used, as far as status, pods and memory tell."""
+    """Return the lowest ordinals that were never used, as far as anybody tells."""
     status, memory = snapshot.status, snapshot.memory
-    pods = [pod.ordinal for pod in snapshot.pods if pod.component == layout.TRAINER]
     rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
     return Ordinals(
-        pod=max([status.get("nextPodOrdinal") or 0, memory.next_pod_ordinal, *(one + 1 for one in pods)]),
+        pod=snapshot.next_pod_ordinal,
         rendezvous=max(
             [
                 status.get("nextRendezvousOrdinal") or 0,

@@ -10,7 +10,7 @@ from typing import Any
 
 from unbroken_core.errors import InputError
 from unbroken_operator.api import layout
-from unbroken_operator.decisions.admission import MAX_SHOWN, InvalidSpec, admit
+from unbroken_operator.decisions.admission import MAX_SHOWN, InvalidSpec, admit, admit_images
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -41,8 +41,10 @@ class ReviewAnswer:
         return {"apiVersion": API_VERSION, "kind": KIND, "response": response}
 
 
-def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
+def answer(review: Any, namespaces: tuple[str, ...], images: tuple[str, ...] = ()) -> ReviewAnswer:
     """Answer a review. `namespaces` are those of the operator, empty for all; jobs elsewhere are another operator's.
+
+    `images` are those that a rendezvous may have, empty for any.
 
     Raises InputError for anything but a review of a ResilientTrainingJob.
     """
@@ -58,8 +60,8 @@ def answer(review: Any, namespaces: tuple[str, ...]) -> ReviewAnswer:
     is_ours = not namespaces or job["metadata"]["namespace"] in namespaces
     if not is_ours or job["metadata"].get("deletionTimestamp"):
         return ReviewAnswer(request["uid"], words)
-    found, warned = _judged(job)
-    known = frozenset(() if before is None else _judged(_as_stored(before, before, request))[0])
+    found, warned = _judged(job, images)
+    known = frozenset(() if before is None else _judged(_as_stored(before, before, request), images)[0])
     new = tuple(violation for violation in found if violation not in known)
     if new:
         return ReviewAnswer(request["uid"], words, InvalidSpec(new))
@@ -103,7 +105,7 @@ def _warnings(found: tuple[str, ...]) -> tuple[str, ...]:
     return (*found[:MAX_SHOWN], f"and {num_more} more") if num_more > 0 else found
 
 
-def _judged(job: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _judged(job: Mapping[str, Any], images: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is wrong with a job, and what its user is warned of."""
-    verdict = admit(job)
+    verdict = admit_images(admit(job), images)
     return (verdict.violations, ()) if isinstance(verdict, InvalidSpec) else ((), verdict.warnings)

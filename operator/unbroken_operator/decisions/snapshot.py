@@ -14,6 +14,8 @@ MAX_DOMAIN = 63
 TERMINAL_PHASES = ("Failed", "Succeeded")
 MIN_AGENT_RESTARTS = 3
 """An agent whose kubelet waits before it starts it once more does not stay up: half a minute has passed then."""
+MAX_AHEAD = 10_000
+"""So far beyond what is known otherwise a report may say that ordinals were used."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
 
@@ -306,6 +308,21 @@ class Snapshot:
     def options_of_job(self) -> OperatorOptions:
         """The operator's options as they hold for this job."""
         return replace(self.options, encrypts=self.is_encrypted, has_job_key=self.has_job_key)
+
+    @property
+    def next_pod_ordinal(self) -> int:
+        """The lowest ordinal that no training pod ever had, as far as status, pods, memory and report tell.
+
+        After a restore of etcd the status may not know the last ones; nor does an operator that was started since. The
+        rendezvous knows them, and is believed up to a bound: its image is the user's.
+        """
+        told = max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
+        pods = (pod.ordinal for pod in self.pods if pod.component == layout.TRAINER)
+        known = max([told, *(ordinal + 1 for ordinal in pods)])
+        members = () if self.report is None else self.report.pods
+        ordinals = {pod.pod: layout.pod_ordinal(pod.pod) for pod in members}
+        own = (number for name, number in ordinals.items() if name == layout.training_pod_name(self.name, number))
+        return max([known, *(number + 1 for number in own if number < known + MAX_AHEAD)])
 
     def trainers(self) -> tuple[PodView, ...]:
         """Training pods of this very job."""

@@ -8,11 +8,14 @@ import pytest
 
 from unbroken_core.errors import InputError
 from unbroken_operator.config import parse
+from unbroken_operator.decisions.admission import admit, admit_images
 from unbroken_operator.decisions.limits.images import is_allowed
 from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.plan import plan
+from unbroken_operator.decisions.review import answer
 
 from .operator_world import World, a_job
+from .test_operator_review import a_review
 
 ALLOWED = ("example.com/team/*", "example.com/rendezvous:1", "example.com/pinned@*")
 
@@ -91,3 +94,31 @@ def test_patterns_are_bounded(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="at most 64 times, got 65"):
         parse(arguments)
     assert parse(arguments[:-2]).rendezvous_images == ("a/*",) * 64
+
+
+@pytest.mark.parametrize("field", ["rendezvous", "sidecar"])
+def test_the_webhook_refuses_what_the_operator_would_not_admit(field: str) -> None:
+    """Before, the API server took such a job, which then got no pods."""
+    spec: dict[str, Any] = {field: {"image": "evil.example/rendezvous:1"}}
+    job = a_job(**spec)
+    refused = answer(a_review(job), (), ALLOWED).refused
+    assert refused == admit_images(admit(job), ALLOWED)
+    assert refused is not None
+    assert answer(a_review(job), ()).refused is None, "any image, where there is no list"
+    known = answer(a_review(job, before=job), (), ALLOWED)
+    assert (known.refused, known.warnings) == (None, refused.violations), "one that was there before can be changed"
+
+
+def test_operator_and_webhook_have_one_list() -> None:
+    arguments = [
+        "--all-namespaces",
+        "--sidecar-image",
+        "s:1",
+        "--webhook-listen",
+        "0.0.0.0:9443",
+        "--webhook-certificates",
+        "/c",
+    ]
+    config = parse([*arguments, "--rendezvous-image", "example.com/team/*"])
+    assert config.webhook is not None
+    assert config.webhook.images == config.rendezvous_images == ("example.com/team/*",)

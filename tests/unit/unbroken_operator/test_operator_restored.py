@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import WatchEvent
 from unbroken_operator.adapters.stores import PodStore, ServiceStore
 from unbroken_operator.decisions.memory import JobMemory
+from unbroken_operator.decisions.snapshot import MAX_AHEAD
 
 from .operator_world import running_world
 from .test_operator_ends import ENDED
@@ -186,3 +188,35 @@ def test_an_informer_notices_that_the_history_was_replaced(
 
     monkeypatch.setattr(asyncio, "sleep", no_time)
     asyncio.run(scenario())
+
+
+def test_an_operator_that_starts_during_a_restore_learns_from_the_report_which_ordinals_were_used() -> None:
+    """Before, it made a pod of the name of one that may still train, and told the rendezvous that all are known."""
+    world = running_world()
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
+    assert world.report is not None
+    late = dataclasses.replace(world.report.pods[1], pod="digits-4", uid="late")
+    world.report = dataclasses.replace(world.report, pods=(world.report.pods[0], late), revision=9)
+    world.job["status"]["nextPodOrdinal"] = 3
+    world.remove_pod("digits-1")
+    world.settle()
+    assert world.created[-1] == "digits-5"
+    assert world.job["status"]["nextPodOrdinal"] == 6
+    assert not world.pushed[-1][2].is_accounted
+
+
+def test_a_report_that_names_pods_of_the_far_future_or_of_other_jobs_moves_no_ordinal() -> None:
+    world = running_world()
+    assert world.report is not None
+    before = world.snapshot().next_pod_ordinal
+    for name in (
+        f"digits-{before + MAX_AHEAD}",
+        "digits-99999999999999999999",
+        "other-50",
+        "digits-rendezvous-50",
+        "digits-x",
+        "digits-",
+    ):
+        pods = (dataclasses.replace(world.report.pods[0], pod=name),)
+        world.report = dataclasses.replace(world.report, pods=pods)
+        assert world.snapshot().next_pod_ordinal == before

@@ -1,20 +1,25 @@
 """No task ends in silence: what it raises is logged by name, and it begins again."""
 
 import asyncio
+import contextlib
 import itertools
+import subprocess
+import sys
 from typing import cast
 
 import pytest
 
 from unbroken_core.messages import JobStatus
+from unbroken_operator.__main__ import STATUS_NOT_ENDED
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import Reading, RendezvousApi, RendezvousTarget
-from unbroken_operator.adapters.tasks.supervision import MAX_S, keep_running
+from unbroken_operator.adapters.tasks.supervision import MAX_S, end_all, keep_running
 from unbroken_operator.decisions.limits.report import ReportLimits
 from unbroken_operator.decisions.snapshot import OperatorOptions
 from unbroken_operator.jobs import Jobs
+from unbroken_operator.worker import JobWorker
 
 from .operator_world import a_job, running_world
 from .virtual_time import run
@@ -121,3 +126,43 @@ def test_a_jobs_worker_that_fails_outside_of_a_plan_is_begun_again(
 
     run(scenario())
     assert "task=job ml/digits" in caplog.records[0].getMessage()
+
+
+async def _deaf() -> None:
+    """Lose the first cancellation, as `asyncio.wait_for` does when it comes together with what it waits for."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    await asyncio.Event().wait()
+
+
+def test_a_task_ends_though_its_first_cancellation_was_lost() -> None:
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(_deaf()) for _ in range(3)]
+        tasks.append(asyncio.create_task(asyncio.sleep(0)))
+        await asyncio.sleep(1.0)
+        await end_all(tasks)
+        assert [task.cancelled() for task in tasks] == [True, True, True, False]
+
+    run(scenario())
+
+
+def test_all_jobs_end_though_one_of_them_is_woken_at_that_very_moment() -> None:
+    """Before, the operator waited for it for ever, and was killed without having given its lease back."""
+
+    async def scenario() -> None:
+        jobs = Jobs(cast(Kube, None), cast(RendezvousApi, None), OperatorOptions("s:1"), OperatorMetrics(), ())
+        worker = JobWorker(a_job(), jobs._shared)
+        jobs._workers["ml", "digits"] = (worker, asyncio.create_task(_deaf()))
+        await asyncio.sleep(1.0)
+        async with asyncio.timeout(60):
+            await jobs.stop()
+
+    run(scenario())
+
+
+def test_a_process_that_does_not_end_in_time_says_what_it_does_and_ends() -> None:
+    code = "import unbroken_operator.__main__ as m; m._end_in_time(0.0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == STATUS_NOT_ENDED
+    assert "did not end in time" in done.stderr
+    assert "_end_in_time" in done.stderr.partition("most recent call first")[2]

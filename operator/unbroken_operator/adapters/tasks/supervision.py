@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 FIRST_S, MAX_S = 1.0, 60.0
 STEADY_S = 120.0
 """After a task has run for so long, its failures are counted from one again."""
+AGAIN_S = 0.5
+"""Between two attempts to cancel a task."""
 
 
 async def keep_running(
@@ -28,3 +31,16 @@ async def keep_running(
             await asyncio.sleep(pause_s)
         else:
             return
+
+
+async def end_all(tasks: Iterable["asyncio.Task[Any]"], again_s: float = AGAIN_S) -> None:
+    """Cancel tasks until each has ended, however it ended.
+
+    Once is not enough: `asyncio.wait_for` of Python 3.11 loses a cancellation that comes together with what it waits
+    for, and a job that is woken all the time would go on for ever.
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=again_s)
