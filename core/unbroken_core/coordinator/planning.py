@@ -10,6 +10,7 @@ from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted,
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Finish
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
@@ -67,7 +68,7 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.phase = Planned()
     reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
     job.report = StatusText(
-        reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function"
+        reason, f"iteration {iteration}: waits for {counted(world.size, 'rank')} to enter the training function"
     )
 
 

@@ -22,6 +22,7 @@ from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
 from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.plurals import counted
 from unbroken_core.pod.stacks import bounded
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
@@ -190,7 +191,7 @@ def running_text(job: JobState) -> str:
     """Return what the status says of an iteration that runs."""
     size, wanted = job.world.size, job.rules.wanted_ranks
     fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
-    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
+    return f"iteration {job.world.iteration} runs with {counted(size, 'rank')}{fewer}"
 
 
 def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
