@@ -15,7 +15,7 @@ _WAITS = {
     "NodesLeaving": "free or add nodes: pods can leave theirs when a spare elsewhere is ready",
     "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
     "NameTaken": "delete what bears the name, or give the job another one",
-    "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
+    "WriteRefused": "raise the quota, or change the policy or permission that the message names",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
     "PodsGated": "wait for the queue or controller that has set the gate; it takes it away when there is room",
     "PodCreationBackOff": "stop who deletes the pods, a policy or a controller; the message names the last one and why",
@@ -30,7 +30,11 @@ _WAITS = {
 }
 """By reason of a job that does not train, what helps."""
 
+_CLAIM = "create or repair the PersistentVolumeClaim that the message names, or correct its name in the template"
+"""The scheduler says of a claim that is missing or not bound what it says of a lack of nodes."""
+
 _ENDS = {
+    "FailedAfterTraining": "fix what the script does after the training function; the end of its pod's log says more",
     "NoProgress": "fix the script: it fails at the same place again and again; the traceback is in the pod's log",
     "FatalExitCode": "fix what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
@@ -63,7 +67,7 @@ _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 def next_steps(job: JobRecord) -> tuple[str, ...]:
     """Return what to do, most urgent first; never empty."""
     last = job.faults[-1] if job.faults else None
-    steps = [*_state_steps(job, last), *_strength_steps(job), *_topology_steps(job), *_node_steps(job)]
+    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job), *_node_steps(job)]
     if last is not None and job.state == "Running" and not steps:
         steps += fault_steps(job, last)
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
@@ -90,6 +94,8 @@ def _kubectl(job: JobRecord) -> str:
 def _nothing(job: JobRecord) -> str:
     if job.state == "Recovering":
         return "wait: the recovery ends by itself, by the next rung, or in Failed"
+    if job.reason == "ProcessesEnding":
+        return "wait: the job is complete when the processes of its ranks have ended"
     if job.state == "Forming":
         return "wait: it starts by itself"
     if job.state == "Unknown":
@@ -120,7 +126,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
         yield _WAITS[admitted.reason]
     if job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
-        yield _WAITS[job.reason]
+        yield _CLAIM if "persistentvolumeclaim" in job.message.lower() else _WAITS[job.reason]
 
 
 def _strength_steps(job: JobRecord) -> Iterator[str]:
@@ -138,7 +144,10 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
 
 
-def _topology_steps(job: JobRecord) -> Iterator[str]:
+def _condition_steps(job: JobRecord) -> Iterator[str]:
+    current = job.condition("UpToDate")
+    if current is not None and current.status == "False" and job.state == "Running":
+        yield current.message
     known = job.condition("TopologyKnown")
     if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):
         yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"

@@ -53,6 +53,8 @@ def headline(job: JobRecord) -> str:
         return f"TRAINING, iteration {job.iteration}{because}"
     if job.is_training is None:
         return f"UNKNOWN{because}"
+    if job.state == "Running" and job.reason == "ProcessesEnding":
+        return f"TRAINING IS OVER, its processes end{because}"
     first = {
         "": "NOT TRAINING: no operator has looked at it yet",
         "Invalid": "NOT TRAINING, the spec is refused",
