@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from unbroken_cli.job import FaultSummary, JobRecord
+from unbroken_core.plurals import agreed, counted
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
 
@@ -14,7 +15,7 @@ _WAITS = {
     "NodesLeaving": "free or add nodes: pods can leave theirs when a spare elsewhere is ready",
     "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
     "NameTaken": "delete what bears the name, or give the job another one",
-    "WriteRefused": "give the operator what the API server refuses: quota, policy or permission",
+    "WriteRefused": "raise the quota, or change the policy or permission that the message names",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
     "PodsGated": "wait for the queue or controller that has set the gate; it takes it away when there is room",
     "PodCreationBackOff": "stop who deletes the pods, a policy or a controller; the message names the last one and why",
@@ -29,7 +30,11 @@ _WAITS = {
 }
 """By reason of a job that does not train, what helps."""
 
+_CLAIM = "create or repair the PersistentVolumeClaim that the message names, or correct its name in the template"
+"""The scheduler says of a claim that is missing or not bound what it says of a lack of nodes."""
+
 _ENDS = {
+    "FailedAfterTraining": "fix what the script does after the training function; the end of its pod's log says more",
     "NoProgress": "fix the script: it fails at the same place again and again; the traceback is in the pod's log",
     "FatalExitCode": "fix what the script gave up at; the end of its pod's log says what that was",
     "RestartBudgetExhausted": "find what the faults have in common, then delete the job and apply it again",
@@ -55,10 +60,14 @@ _CAUSES = {
 """By cause, what to look at. An exception explains itself, and a deletion was on purpose."""
 
 
+_ON_PURPOSE = ("pod-leaving", "capacity-returned")
+"""Causes that are no faults: the log of such a pod explains nothing."""
+
+
 def next_steps(job: JobRecord) -> tuple[str, ...]:
     """Return what to do, most urgent first; never empty."""
     last = job.faults[-1] if job.faults else None
-    steps = [*_state_steps(job, last), *_strength_steps(job), *_node_steps(job)]
+    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job), *_node_steps(job)]
     if last is not None and job.state == "Running" and not steps:
         steps += fault_steps(job, last)
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
@@ -70,7 +79,7 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     words = _CAUSES.get(fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
         steps.append(words.format(rank="?" if fault.rank is None else fault.rank, node=quote(fault.node)))
-    if fault.pod and job.namespace:
+    if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
         steps.append(
             f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   "
             "(as long as the pod is there)"
@@ -85,6 +94,8 @@ def _kubectl(job: JobRecord) -> str:
 def _nothing(job: JobRecord) -> str:
     if job.state == "Recovering":
         return "wait: the recovery ends by itself, by the next rung, or in Failed"
+    if job.reason == "ProcessesEnding":
+        return "wait: the job is complete when the processes of its ranks have ended"
     if job.state == "Forming":
         return "wait: it starts by itself"
     if job.state == "Unknown":
@@ -102,7 +113,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
         yield f"bring the operator back; see its pods and their logs: kubectl get pods -A -l {selector}"
     if job.is_training is None:
         selector = f"unbroken.dev/job={job.name},unbroken.dev/component=rendezvous"
-        yield f"{_kubectl(job)} describe pods -l {selector}   (the rendezvous does not answer)"
+        yield f"{_kubectl(job)} describe pods -l {selector}   {_why_unknown(job)}"
     if job.state == "Failed":
         if job.reason in _ENDS:
             yield _ENDS[job.reason]
@@ -115,7 +126,7 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
         yield _WAITS[admitted.reason]
     if job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
-        yield _WAITS[job.reason]
+        yield _CLAIM if "persistentvolumeclaim" in job.message.lower() else _WAITS[job.reason]
 
 
 def _strength_steps(job: JobRecord) -> Iterator[str]:
@@ -123,13 +134,30 @@ def _strength_steps(job: JobRecord) -> Iterator[str]:
         return
     if job.lost_ranks and job.spare_ranks:
         yield (
-            f"{job.lost_ranks} ranks are missing and {job.spare_ranks} wait as spares: the next restart takes in as "
+            f"{counted(job.lost_ranks, 'rank is', 'ranks are')} missing and {job.spare_ranks} "
+            f"{agreed(job.spare_ranks, 'waits as a spare', 'wait as spares')}: the next restart takes in as "
             "many as spec.world allows; spec.restart.growBackSeconds makes one for them"
         )
     elif job.lost_ranks:
-        yield f"add nodes: {job.lost_ranks} ranks are missing and no spare waits"
+        yield f"add nodes: {counted(job.lost_ranks, 'rank is', 'ranks are')} missing and no spare waits"
     elif job.holds("SparesExhausted"):
         yield "add nodes, or raise spares.count: no spare is ready, the next lost pod costs ranks or a wait"
+
+
+def _condition_steps(job: JobRecord) -> Iterator[str]:
+    current = job.condition("UpToDate")
+    if current is not None and current.status == "False" and job.state == "Running":
+        yield current.message
+    known = job.condition("TopologyKnown")
+    if known is not None and known.status == "False" and job.state in ("Forming", "Running", "Recovering"):
+        yield f"{_WAITS.get(known.reason, 'see the condition TopologyKnown')}: {known.message}"
+
+
+def _why_unknown(job: JobRecord) -> str:
+    # A new rendezvous answers, but does not know the ranks yet: the pods come back to it.
+    if "a new rendezvous waits for the pods" in job.message:
+        return "(a new one waits for the pods to come back)"
+    return "(the rendezvous does not answer)"
 
 
 def _node_steps(job: JobRecord) -> Iterator[str]:

@@ -6,6 +6,7 @@ from html import escape
 
 from unbroken_cli.job import FaultSummary, moment
 from unbroken_cli.text import culprit, phases_of
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Rung
 
 PHASE_COLOURS = {
@@ -47,7 +48,7 @@ def time_line(faults: Sequence[FaultSummary]) -> str:
     foot = _ROW * len(rows) + 14
     parts.append(_tick(_LEFT, foot, first, "start"))
     parts.append(_tick(_WIDTH - _RIGHT, foot, last, "end"))
-    return _svg(foot + 6, f"{len(faults)} faults over time, by rung", parts)
+    return _svg(foot + 6, f"{counted(len(faults), 'fault')} over time, by rung", parts)
 
 
 def bars(faults: Sequence[FaultSummary]) -> str:
@@ -67,7 +68,11 @@ def bars(faults: Sequence[FaultSummary]) -> str:
             x += width
         total = f"{sum(fault.seconds.values()):.3f} s" if fault.is_recovered else "not over"
         parts.append(f'<text class="soft" x="{x + 6:.1f}" y="{y + 17}">{total}</text>')
-    return _svg(_ROW * len(faults), f"seconds of {len(faults)} recoveries by phase; the table has the numbers", parts)
+    return _svg(
+        _ROW * len(faults),
+        f"seconds of {counted(len(faults), 'recovery', 'recoveries')} by phase; the table has the numbers",
+        parts,
+    )
 
 
 def _tick(x: float, y: float, time: datetime, anchor: str) -> str:

@@ -36,7 +36,7 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
         lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job))
     if last is None:
-        lines += _row("last fault", "none")
+        lines += _row("last fault", "none recovered: the job failed as said above" if job.state == "Failed" else "none")
     else:
         lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
         lines += _row("culprit", culprit(last))
@@ -53,6 +53,8 @@ def headline(job: JobRecord) -> str:
         return f"TRAINING, iteration {job.iteration}{because}"
     if job.is_training is None:
         return f"UNKNOWN{because}"
+    if job.state == "Running" and job.reason == "ProcessesEnding":
+        return f"TRAINING IS OVER, its processes end{because}"
     first = {
         "": "NOT TRAINING: no operator has looked at it yet",
         "Invalid": "NOT TRAINING, the spec is refused",
@@ -174,7 +176,9 @@ def clock(text: str) -> str:
 
 def _ranks(job: JobRecord) -> str:
     ettr = "" if job.ettr is None else f", ETTR {job.ettr:.2f}"
-    counts = f"{job.active_ranks} active, {job.spare_ranks} spare, {job.lost_ranks} lost"
+    counts = f"{job.active_ranks} active, {job.spare_ranks} spare"
+    # A job that never started has lost nothing.
+    counts += f", {job.lost_ranks} lost" if job.iteration >= 0 else ""
     return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{ettr}"
 
 

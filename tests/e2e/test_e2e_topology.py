@@ -79,7 +79,10 @@ def test_spares_stand_where_ranks_are_and_the_next_plan_knows_labels_that_change
                 "spares without room", lambda now: condition(now, "SparesSpread").get("status") == "False", LIMIT_S
             )
             await bench.cluster.kubectl("uncordon", "node-b4")
-            want = "rack: no spare pod in rack-a: free or add a node there; 2 spares for 2 domains are enough"
+            want = (
+                "rack: no spare pod in rack-a. Free or add a node there, then delete a spare pod elsewhere: the next "
+                "one is made there"
+            )
             await observer.wait(
                 "one spare without room", lambda now: condition(now, "SparesSpread")["message"] == want, LIMIT_S
             )

@@ -18,6 +18,7 @@ from unbroken_core.coordinator.state.members import Members
 from unbroken_core.coordinator.state.phases import Ending, Over
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Finish, PodObservation
+from unbroken_core.plurals import agreed
 from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Reason, Role
 from unbroken_core.recovery.ladder import shorten_names
@@ -29,7 +30,7 @@ _MARGIN_S = 30.0
 def release_all(job: JobState, now_s: float) -> None:
     """Tell all workers that the training is over."""
     job.phase = Ending(now_s)
-    ranks = f"all {job.world.size} ranks have" if job.world.size > 1 else "the only rank has"
+    ranks = f"{_all(job.world.size, 'rank')} {agreed(job.world.size, 'has', 'have')}"
     job.report = StatusText(Reason.ENDING, f"{ranks} returned from the training function; waits for their processes")
     job.progress.end(now_s)
     job.broadcast(finish_message(job))
@@ -49,7 +50,7 @@ def finish_message(job: JobState) -> Finish:
     """Return what agents are told of the end."""
     report, term = job.report, job.numbers.term
     if isinstance(job.phase, Ending):
-        return Finish(term, JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+        return Finish(term, JobPhase.COMPLETE, Reason.COMPLETED, _all_completed(job.world.size))
     return Finish(term, job.phase.kind, report.reason, report.message)
 
 
@@ -59,7 +60,7 @@ def decide_ending(job: JobState, phase: Ending, now_s: float) -> Decision:
         return EndJob(JobPhase.FAILED, Reason.FAILED_AFTER_TRAINING, phase.failure)
     members = job.members
     if not members.not_ended:
-        return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, f"all {job.world.size} ranks completed")
+        return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, _all_completed(job.world.size))
     timeouts = job.settings.timeouts
     limit_s = ending_limit_s(timeouts) + timeouts.termination_grace_s + _MARGIN_S
     if now_s < phase.since_s + limit_s:
@@ -118,7 +119,7 @@ def decide_unheard_end(job: JobState, since_s: float, now_s: float) -> Decision 
     if len(active) < job.settings.replicas or len(is_open) == len(active):
         return None
     if not is_open:
-        message = f"all {len(active)} active pods ended well while no rendezvous ran"
+        message = f"{_all(len(active), 'active pod')} ended well while no rendezvous ran"
         return EndJob(JobPhase.COMPLETE, Reason.COMPLETED, message)
     names, until_s = shorten_names(is_open.values()), since_s + job.settings.timeouts.heartbeat_s
     if now_s < until_s:
@@ -132,6 +133,14 @@ def decide_unheard_end(job: JobState, since_s: float, now_s: float) -> Decision 
 
 def _is_done(pod: PodObservation) -> bool:
     return pod.is_ended and pod.gone is None
+
+
+def _all(number: int, noun: str) -> str:
+    return f"the only {noun}" if number == 1 else f"all {number} {noun}s"
+
+
+def _all_completed(size: int) -> str:
+    return f"{_all(size, 'rank')} completed"
 
 
 def _has_open_end(members: Members, member: Member) -> bool:

@@ -20,6 +20,7 @@ from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import NO_STEP, Halt, Halted, WorkerState
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import Cause, Phase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord
@@ -239,7 +240,7 @@ def _running_text(job: JobState) -> str:
     """Return what the status says of an iteration that runs."""
     size, wanted = job.world.size, job.rules.wanted_ranks
     fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
-    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
+    return f"iteration {job.world.iteration} runs with {counted(size, 'rank')}{fewer}"
 
 
 def _is_first_progress(job: JobState) -> bool:

@@ -11,6 +11,7 @@ from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.errors import InputError
 from unbroken_core.messages import Plan
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import World
 from unbroken_core.reasons import JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
@@ -66,7 +67,7 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.phase = Planned()
     reason = Reason.RECOVERING if decision.rung else Reason.WAITING_FOR_WORKERS
     job.report = StatusText(
-        reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function"
+        reason, f"iteration {iteration}: waits for {counted(world.size, 'rank')} to enter the training function"
     )
 
 

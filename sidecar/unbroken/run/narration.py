@@ -1,6 +1,7 @@
 """What the terminal shows: the differences between two statuses, one line each. Pure."""
 
 from unbroken_core.messages import JobStatus, Recovery
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Cause, JobPhase
 
 
@@ -11,7 +12,7 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
     if after.phase is JobPhase.RUNNING and (has_moved or (before and before.iteration != after.iteration)):
         spares = f", {after.spare_ranks} spare" if after.spare_ranks else ""
         lost = f", {after.lost_ranks} lost" if after.lost_ranks else ""
-        lines.append(f"training: iteration {after.iteration}, {after.world_size} ranks{spares}{lost}")
+        lines.append(f"training: iteration {after.iteration}, {counted(after.world_size, 'rank')}{spares}{lost}")
     elif after.phase is JobPhase.FORMING:
         if before is None or (before.phase, before.message) != (after.phase, after.message):
             lines.append(f"{after.phase}: {after.message}")
@@ -40,7 +41,7 @@ def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str]:
 def _fault(recovery: Recovery) -> str:
     who = f"rank {recovery.rank} in {recovery.pod}" if recovery.rank is not None else recovery.pod or "the job"
     num_more = recovery.num_faults - 1
-    more = f" (and {num_more} more fault{'s' * (num_more > 1)})" if num_more > 0 else ""
+    more = f" (and {counted(num_more, 'more fault')})" if num_more > 0 else ""
     detail = f": {recovery.detail}" if recovery.detail else ""
     return f"fault {recovery.number}: {recovery.cause} of {who}{detail}{more}"
 
@@ -51,7 +52,7 @@ def _recovered(recovery: Recovery) -> str:
     who = f", {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
     size = ""
     if recovery.world_size_before != recovery.world_size_after:
-        size = f", {recovery.world_size_before} -> {recovery.world_size_after} ranks"
+        size = f", {recovery.world_size_before} -> {counted(recovery.world_size_after, 'rank')}"
     return f"recovered {recovery.number}: rung {recovery.rung}{who}{size} in {_duration(total_s)} ({phases})"
 
 

@@ -22,6 +22,7 @@ from unbroken_core.conventions.printable import printable
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.messages import JobStatus, Observation
+from unbroken_core.plurals import counted
 from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Role
 
@@ -83,8 +84,8 @@ class Supervisor:
             self._loop.add_signal_handler(number, self._interrupt, number)
         settings = self._options.settings
         spares = f", {settings.spares} spare" if settings.spares else ""
-        pods = f"{settings.replicas} pod{'s' * (settings.replicas > 1)}"
-        ranks = f"{settings.ranks_per_pod} rank{'s' * (settings.ranks_per_pod > 1)}"
+        pods = f"{counted(settings.replicas, 'pod')}"
+        ranks = f"{counted(settings.ranks_per_pod, 'rank')}"
         self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
         self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
         self._say("`unbroken status` and `unbroken why` take the same options")
@@ -242,7 +243,8 @@ class Supervisor:
         return self._children.start(f"{pod.name} agent", recipes.agent_command, environment, self._folder)
 
     def _report_agent(self, pod: Pod) -> None:
-        if pod.agent is not None and not self._end.done():
+        # With code 0 it ends when the work of its pod is over: the launcher's end follows.
+        if pod.agent is not None and not self._end.done() and pod.agent.ended.result() != 0:
             self._say(f"{pod.name}: agent {_ending(pod.agent.ended.result())}: started again")
 
     async def _end_pod(self, pod: Pod, code: int) -> None:
@@ -257,9 +259,8 @@ class Supervisor:
         if self._end.done() or await self._is_job_over():
             return
         if self._num_replaced >= self._options.max_replacements:
-            self._say(
-                f"{pod.name} {_ending(code)}; {self._num_replaced} pods were replaced, no more (--max-replacements)"
-            )
+            replaced = counted(self._num_replaced, "pod was", "pods were")
+            self._say(f"{pod.name} {_ending(code)}; {replaced} replaced, no more (--max-replacements)")
             if sum(not other.is_over for other in self._pods) < self._options.settings.minimum_replicas:
                 self._finish(1)
             return

@@ -42,6 +42,7 @@ from unbroken.tasks import Tasks
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import JobPhase, Rung
 from unbroken_core.settings import JobSettings, RungBudget
 
@@ -234,7 +235,8 @@ class Root:
         size = self._config.world_size
         twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(ranks) < 1000 else []
         missing = [str(rank) for rank in range(size) if rank not in set(ranks)][:8]
-        text = f"{len(ranks)} of {size} workers have called the wrapped function, on {len(self._hosts)} hosts"
+        hosts = counted(len(self._hosts), "host")
+        text = f"{len(ranks)} of {counted(size, 'worker')} called the wrapped function, on {hosts}"
         text += f"; missing ranks: {', '.join(missing)}" if missing else ""
         return text + (f"; ranks that are there twice: {twice[:8]}" if twice else "")
 

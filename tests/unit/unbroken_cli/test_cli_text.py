@@ -262,3 +262,38 @@ def test_a_name_in_a_command_is_quoted_whatever_it_holds() -> None:
     told = "\n".join(line for line in lines if "kubectl" in line)
     assert f"logs '{evil}' -c trainer" in told
     assert f"describe node '{evil}'" in told
+
+
+def test_a_planned_deletion_is_no_fault_whose_log_one_reads() -> None:
+    lines = status_lines(job_of(running(history=[record(1, cause="pod-leaving")])), NOW)
+    assert not any("logs digits-1" in line for line in lines)
+    assert lines[-1] == "  next       nothing"
+
+
+def test_a_job_that_never_started_has_lost_no_ranks_and_a_failed_one_has_a_fault() -> None:
+    status = running(state="Failed", iteration=-1, ranks={"active": 0, "spare": 0, "lost": 8}, history=[])
+    status["conditions"] = [condition("Failed", "True", "FailedBeforeReady", "no process gets ready")]
+    lines = status_lines(job_of(status), NOW)
+    assert lines[1].startswith("  ranks      0 active, 0 spare; restarts")
+    assert lines[2] == "  last fault none recovered: the job failed as said above"
+
+
+def test_labels_that_are_missing_are_told_as_what_to_do() -> None:
+    status = running(history=[])
+    status["conditions"].append(
+        condition("TopologyKnown", "False", "TopologyLabelMissing", "missing: label rack on node-a")
+    )
+    lines = status_lines(job_of(status), NOW)
+    assert lines[-1] == "  next       label the nodes that the message names: missing: label rack on node-a"
+
+
+def test_a_new_rendezvous_that_answers_is_not_said_to_be_silent() -> None:
+    message = "a new rendezvous waits for the pods: 1 of 2 pods are ready. Training may go on meanwhile"
+    status = running(state="Unknown", conditions=[condition("Running", "Unknown", "WaitingForPods", message)])
+    (step,) = [line for line in status_lines(job_of(status), NOW) if "component=rendezvous" in line]
+    assert step.endswith("(a new one waits for the pods to come back)")
+
+
+def test_one_missing_rank_is_one() -> None:
+    lines = status_lines(job_of(running(ranks={"active": 7, "spare": 0, "lost": 1}, history=[])), NOW)
+    assert lines[-1] == "  next       add nodes: 1 rank is missing and no spare waits"

@@ -343,7 +343,7 @@ def test_spares_that_run_out_are_told_with_what_would_help() -> None:
     world.settle()
     assert world.condition("SparesExhausted") == ("True", "SparesExhausted")
     (message,) = world.messages("SparesExhausted")
-    assert "0 spare pods are ready, 1 are wanted" in message
+    assert "0 spare pods are ready, 1 wanted" in message
     assert "would help" in message
 
 
@@ -397,7 +397,7 @@ def test_a_rendezvous_that_waits_for_a_node_is_not_explained_by_the_template_of_
     world.pods["digits-rendezvous-0"]["status"] = {"phase": "Pending", "conditions": [told]}
     world.settle()
     (message,) = world.messages("PodsUnschedulable")
-    assert "1 wait for nodes (digits-rendezvous-0): 0/1 nodes are available" in message
+    assert "the rendezvous pod digits-rendezvous-0 waits for a node: 0/1 nodes are available" in message
     assert "pool" not in message
 
 
@@ -501,3 +501,28 @@ def test_a_pod_that_the_rendezvous_refuses_is_told_once_and_taken_back() -> None
     world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"])
     world.settle()
     assert world.condition("PodsReady") == ("True", "PodsReady")
+
+
+def test_what_workers_say_is_one_printable_bounded_line_in_conditions_and_events() -> None:
+    world = running_world()
+    ugly = "\x1b[2Jboom\r\nFAKE \u202etxt" + "\x00" * 2000
+    say(world, recoveries=(a_recovery(detail=ugly, ended_at=""),))
+    world.settle()
+    say(world, recoveries=(a_recovery(detail=ugly),), message=ugly)
+    world.settle()
+    texts = [item["message"] for item in (*world.job["status"]["conditions"], *world.events.values())]
+    assert any("\\x1b[2Jboom\\r\\nFAKE \\u202etxt" in text for text in texts)
+    assert all(text.isprintable() and len(text) <= 1000 for text in texts), texts
+
+
+def test_a_rendezvous_without_a_node_is_no_training_pod() -> None:
+    world = World()
+    world.settle()
+    told = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    for pod in world.pods.values():
+        pod["status"] = {"phase": "Pending", "conditions": [told]}
+    world.settle()
+    (found,) = (item for item in world.job["status"]["conditions"] if item["type"] == "PodsReady")
+    assert found["message"].startswith(
+        "0 of 3 training pods run; the rendezvous pod digits-rendezvous-0 waits for a node, as 3 training pods do: 0/1"
+    )

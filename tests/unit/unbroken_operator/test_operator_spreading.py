@@ -133,7 +133,7 @@ def test_an_unserved_rack_comes_before_an_unserved_domain_of_a_served_one() -> N
     world = cluster(order, 4, 2)
     assert {world.node_of("digits-4"), world.node_of("digits-5")} == {"r1-1", "r2-1"}
     assert world.spread == (
-        "nvlink: no spare pod in n1-1, n1-2: raise spares.count to 4, one for each domain with active pods; it is 2"
+        "nvlink: no spare pod in n1-1, n1-2. Raise spares.count from 2 to 4: one for each domain with active pods"
     )
 
 
@@ -143,8 +143,9 @@ def test_no_room_is_said_and_taken_back_when_a_spare_could_be_placed() -> None:
     world = cluster(racks, 4, 2)
     assert {world.node_of("digits-4"), world.node_of("digits-5")} == {"r3-0", "r3-1"}
     assert world.spread == (
-        "rack: no spare pod in r1, r2: free or add a node there; 2 spares for 2 domains are enough; "
-        "nvlink: no spare pod in n1-0, n2-0: free or add a node there; 2 spares for 2 domains are enough"
+        "rack: no spare pod in r1, r2; "
+        "nvlink: no spare pod in n1-0, n2-0. Free or add a node there, then delete a spare pod elsewhere: the next "
+        "one is made there"
     )
     (event,) = [item for item in world.events.values() if item["reason"] == "SparesNotSpread"]
     assert event["type"] == "Warning"
@@ -163,7 +164,7 @@ def test_no_room_is_said_and_taken_back_when_a_spare_could_be_placed() -> None:
 
 def test_spares_that_no_node_takes_are_told_as_missing_where_active_pods_are() -> None:
     world = cluster(rack("r1", 2), 2, 1)
-    assert world.spread.startswith("rack: no spare pod in r1: free or add a node there")
+    assert world.spread.startswith("rack: no spare pod in r1; nvlink: no spare pod in n1-0. Free or add a node there")
     assert world.condition("PodsReady") == ("False", "PodsUnschedulable")
 
 
@@ -223,7 +224,7 @@ def test_a_layer_of_single_nodes_is_not_judged() -> None:
         node["metadata"]["labels"][layout.HOSTNAME_LABEL] = node["metadata"]["name"]
     world = cluster(nodes, 3, 1, topology={"layers": layers})
     assert world.spread == (
-        "nvlink: no spare pod in n1-0: raise spares.count to 2, one for each domain with active pods; it is 1"
+        "nvlink: no spare pod in n1-0. Raise spares.count from 1 to 2: one for each domain with active pods"
     )
 
 
@@ -247,6 +248,6 @@ def test_a_spare_is_told_a_few_domains_however_many_there_are() -> None:
     nodes = [a_node(f"n{number}", rack=f"r{number}", nvlink=f"n{number}") for number in range(60)]
     world = cluster(nodes, 30, 5)
     assert {world.node_of(f"digits-{number}") for number in range(30, 35)} < {f"n{number}" for number in range(30, 60)}
-    assert "raise spares.count to 30" in world.spread
+    assert "Raise spares.count from 5 to 30" in world.spread
     assert "r25, r26, r27, r28 and" not in world.spread, "five names at most"
     assert [len(node_preferences(world.pods[f"digits-{number}"])) for number in range(30, 35)] == [16] * 5

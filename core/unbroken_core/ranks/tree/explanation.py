@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.picture import Label, name_or_unknown
 from unbroken_core.ranks.tree.plan import TreePlan
@@ -51,12 +52,19 @@ def explain(plan: TreePlan, label: Label = name_or_unknown) -> list[str]:
     room = MAX_SENTENCES - len(wide)
     num_left_out = len(sentences) + len(near[MAX_SENTENCES + 1 :]) - room
     if num_left_out > 0:
-        sentences = [*sentences[:room], f"{num_left_out} more changes are not listed."]
+        sentences = [
+            *sentences[:room],
+            f"{counted(num_left_out, 'more change is', 'more changes are')} not listed.",
+        ]
     return sentences + wide
 
 
 def _headline(plan: TreePlan) -> str:
-    changed = "nothing changes" if not len(plan) else f"{len(plan)} workers change their rank"
+    changed = (
+        "nothing changes"
+        if not len(plan)
+        else f"{counted(len(plan), 'worker changes its', 'workers change their')} rank"
+    )
     size = f"{plan.world_size} active, {plan.spare_ranks} spare, {plan.lost_ranks} lost ranks"
     return f"Plan {plan.number}: {size}; {changed}."
 
@@ -95,7 +103,8 @@ def _sentence(group: _Group, barred: Set[Domain], label: Label) -> str:
         case RankReason.RETURNED:
             text = f"{here}: joins as {after}, because the world has room."
         case RankReason.SHIFTED:
-            text = f"{len(group.before)} workers move down, from {before} to {after}: ranks below them found no spare."
+            num_moved = counted(len(group.before), "worker moves", "workers move")
+            text = f"{num_moved} down, from {before} to {after}: ranks below them found no spare."
         case _:
             text = f"First plan: {after}, in the order of the tree."
     return text

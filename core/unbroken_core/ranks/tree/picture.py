@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree.domain import Domain
 from unbroken_core.ranks.tree.tree import RankTree
 
@@ -28,7 +29,7 @@ def picture(tree: RankTree, max_lines: int = MAX_LINES, label: Label = name_or_u
     lines = [f"{tree.root.name or 'root'}  {_counts(tree, tree.root)}", *islice(below, max_lines - 1)]
     num_lines = 1 + (sum(1 for _ in _domains(tree.root)) if tree.root.children else 1)
     if num_lines > len(lines):
-        lines.append(f"... {num_lines - len(lines)} more lines")
+        lines.append(f"... {counted(num_lines - len(lines), 'more line')}")
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from unbroken_core.layers import Layer
 from unbroken_core.messages import JobStatus
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason
 from unbroken_operator.api.status_models import ConditionType
@@ -70,8 +71,9 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
         return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     settings = verdict.settings
     message = (
-        f"{settings.replicas} active and {settings.spares} spare pods of {settings.ranks_per_pod} ranks are wanted, "
-        f"at least {settings.minimum_replicas} active pods to train"
+        f"{settings.replicas} active and {counted(settings.spares, 'spare pod')} of "
+        f"{counted(settings.ranks_per_pod, 'rank')} are wanted, "
+        f"at least {counted(settings.minimum_replicas, 'active pod')} to train"
     )
     message = "; beware: ".join((message, *verdict.warnings))
     return Finding(ConditionType.ADMITTED, True, Reason.SPEC_ACCEPTED, message)
@@ -120,7 +122,7 @@ def _topology_known(verdict: ValidSpec, assessment: Assessment) -> Finding:
         wrong = listed([_contradiction(layers, item) for item in domains.misplaced], "; ")
         parts.append(f"contradicting: {wrong}. Each of them counts as two domains")
     if not parts:
-        message = f"all of the job's pods, or their nodes, bear the labels of {len(layers)} layers"
+        message = f"all of the job's pods, or their nodes, bear the labels of {counted(len(layers), 'layer')}"
         return Finding(ConditionType.TOPOLOGY_KNOWN, True, Reason.TOPOLOGY_KNOWN, message)
     reason = Reason.TOPOLOGY_LABEL_MISSING if missing else Reason.TOPOLOGY_LABELS_CONTRADICT
     return Finding(ConditionType.TOPOLOGY_KNOWN, False, reason, cut("; ".join(parts)))
@@ -205,7 +207,7 @@ def _degraded(report: JobStatus) -> Finding:
     if report.iteration < 0:
         return Finding(ConditionType.DEGRADED, False, Reason.FULL_STRENGTH, "the job has not started yet")
     is_degraded = report.lost_ranks > 0
-    message = f"{report.world_size} ranks are active, {report.lost_ranks} are lost, {report.spare_ranks} are spare"
+    message = f"{counted(report.world_size, 'active rank')}, {report.lost_ranks} lost, {report.spare_ranks} spare"
     reason = Reason.FEWER_RANKS if is_degraded else Reason.FULL_STRENGTH
     return Finding(ConditionType.DEGRADED, is_degraded, reason, message)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from unbroken_core.reasons import Reason
 from unbroken_operator.api import layout
+from unbroken_operator.decisions.reporting.finding import cut
 from unbroken_operator.decisions.reporting.recovery_text import recovery_sentence
 from unbroken_operator.decisions.snapshot import Snapshot
 
@@ -98,7 +99,7 @@ def event(snapshot: Snapshot, key: tuple[Any, ...], reason: str, kind: str, mess
             "uid": snapshot.uid,
         },
         "reason": reason,
-        "message": message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 3]}...",
+        "message": cut(message, MAX_MESSAGE),
         "type": kind,
         "count": 1,
         "firstTimestamp": snapshot.now,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unbroken_core.conventions.printable import printable
 from unbroken_core.reasons import Reason
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.snapshot import PodView
@@ -35,5 +36,6 @@ def listed(names: Sequence[str], separator: str = ", ") -> str:
 
 
 def cut(text: str, limit: int = MAX_MESSAGE) -> str:
-    """Return a message that is no longer than a condition may have."""
+    """Return a message in one printable line that is no longer than a condition may have."""
+    text = printable(text[: limit + 1])
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Reason
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import UpdatePolicy
@@ -20,7 +21,7 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     """Say whether all wanted pods run, and if not, the first reason that a person can act on."""
     wanted = verdict.settings.replicas + verdict.settings.spares
     running = min(sum(pod.phase in ("Running", "Succeeded") for pod in assessment.alive), wanted)
-    count = f"{running} of {wanted} training pods run"
+    count = f"{running} of {counted(wanted, 'training pod')} {'runs' if wanted == 1 else 'run'}"
 
     def finding(reason: Reason, text: str) -> Finding:
         return Finding(ConditionType.PODS_READY, False, reason, f"{count}; {text}")
@@ -40,7 +41,7 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     if assessment.rendezvous is None:
         return finding(Reason.WAITING_FOR_RENDEZVOUS, "the rendezvous pod is being created")
     if running < wanted:
-        return finding(Reason.WAITING_FOR_PODS, f"{wanted - running} are being created")
+        return finding(Reason.WAITING_FOR_PODS, counted(wanted - running, "is being created", "are being created"))
     return Finding(ConditionType.PODS_READY, True, Reason.PODS_READY, count)
 
 
@@ -64,8 +65,8 @@ def _unstartable(snapshot: Snapshot, *, is_short: bool) -> tuple[Reason, str] | 
 def _circle(snapshot: Snapshot) -> str:
     num = snapshot.memory.num_circles
     return (
-        f"pods are created and deleted in circles: {num} times in a row they went before they were of use, last "
-        f"{snapshot.memory.last_circle}; now {pause_s(num):.0f} s pass before others are created"
+        f"pods are created and deleted in circles: {counted(num, 'time')} in a row they went before they were of use, "
+        f"last {snapshot.memory.last_circle}; now {pause_s(num):.0f} s pass before others are created"
     )
 
 
@@ -79,7 +80,8 @@ def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
             if is_rolling
             else "delete them one by one, spares first, or set spec.updatePolicy to Rolling"
         )
-        message = f"{len(outdated)} of {len(assessment.alive)} training pods were made from an earlier template"
+        alive = counted(len(assessment.alive), "training pod was", "training pods were")
+        message = f"{len(outdated)} of {alive} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"
         yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
     elif any(item["type"] == ConditionType.UP_TO_DATE.value for item in snapshot.status.get("conditions") or ()):
@@ -122,8 +124,10 @@ def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, s
         alike = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is first.reason]
         return first.reason, f"{pod_names(alike)}: {first.message}"
     waiting = [pod for pod in troubled if pod.problem is not None and pod.problem.reason is Reason.UNSCHEDULABLE]
-    text = f"{len(waiting)} wait for nodes ({pod_names(waiting)}): {first.message}"
-    if waiting[-1].component != layout.TRAINER:
-        return first.reason, text
+    others = [pod for pod in waiting if pod.component == layout.TRAINER]
+    if troubled[0].component != layout.TRAINER:
+        also = f", as {counted(len(others), 'training pod does', 'training pods do')}" if others else ""
+        return first.reason, f"the rendezvous pod {troubled[0].name} waits for a node{also}: {first.message}"
+    text = f"{counted(len(waiting), 'waits for a node', 'wait for nodes')} ({pod_names(waiting)}): {first.message}"
     would_help = missing_on_nodes(snapshot.job["spec"]["template"]["spec"], snapshot.nodes)
     return first.reason, f"{text}; {would_help}" if would_help else text

@@ -1,6 +1,7 @@
 """Pure: a recovery in words, for Events and conditions."""
 
 from unbroken_core.messages import Recovery
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import Phase
 
 _ORDER = [phase.value for phase in Phase]
@@ -23,7 +24,7 @@ def recovery_sentence(recovery: Recovery) -> str:
     detail = f": {recovery.detail}" if recovery.detail else ""
     takers = f"; {', '.join(recovery.replaced_by)} took over" if recovery.replaced_by else ""
     world = (
-        f"; {recovery.world_size_before} -> {recovery.world_size_after} ranks"
+        f"; {recovery.world_size_before} -> {counted(recovery.world_size_after, 'rank')}"
         if recovery.world_size_before != recovery.world_size_after
         else ""
     )

@@ -8,6 +8,7 @@ Its training may go on in both cases. So it is neither Running nor at rest: it i
 
 from collections.abc import Iterator
 
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import JobPhase, Reason, Role
 from unbroken_operator.api.status_models import ConditionType, JobState
 from unbroken_operator.decisions.assessment import Assessment
@@ -98,7 +99,7 @@ def _last_known(snapshot: Snapshot) -> str:
         return "This operator has not heard from it. "
     doing = "it was repairing a fault"
     if report.phase is JobPhase.RUNNING:
-        doing = f"{report.world_size} ranks trained in iteration {report.iteration}"
+        doing = f"{counted(report.world_size, 'rank')} trained in iteration {report.iteration}"
     return f"When it was last heard, at {snapshot.heard_at}, {doing}. "
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from unbroken_core.messages import JobStatus, PodStatus
+from unbroken_core.plurals import counted
 from unbroken_core.reasons import JobPhase, Reason, Role, WorkerPhase
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api.models import Spread
@@ -21,7 +22,7 @@ def spares_exhausted(verdict: ValidSpec, assessment: Assessment) -> Finding:
         assessment.role(pod) is Role.SPARE and _is_ready(assessment.members.get(pod.uid)) for pod in assessment.alive
     )
     is_exhausted = wanted > 0 and ready == 0
-    message = f"{ready} spare pods are ready, {wanted} are wanted"
+    message = f"{counted(ready, 'spare pod is', 'spare pods are')} ready, {wanted} wanted"
     if is_exhausted:
         message += (
             "; the next lost pod costs ranks or waits until a new pod is up. More spares or free nodes would help"
@@ -57,16 +58,11 @@ def spares_spread(
 
 
 def _bare_text(settings: JobSettings, bare: Sequence[Unserved]) -> str:
-    parts = []
-    for item in bare:
-        text = f"{item.layer}: no spare pod in {listed(item.domains)}"
-        if settings.spares < item.num_domains:
-            text += f": raise spares.count to {item.num_domains}, one for each domain with active pods"
-            text += f"; it is {settings.spares}"
-        else:
-            text += f": free or add a node there; {settings.spares} spares for {item.num_domains} domains are enough"
-        parts.append(text)
-    return "; ".join(parts)
+    seen = "; ".join(f"{item.layer}: no spare pod in {listed(item.domains)}" for item in bare)
+    most = max(item.num_domains for item in bare)
+    if settings.spares < most:
+        return f"{seen}. Raise spares.count from {settings.spares} to {most}: one for each domain with active pods"
+    return f"{seen}. Free or add a node there, then delete a spare pod elsewhere: the next one is made there"
 
 
 def _is_unschedulable(pod: PodView) -> bool:

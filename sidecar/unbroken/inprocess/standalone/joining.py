@@ -41,6 +41,7 @@ from unbroken.standalone.messages import (
 )
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.plurals import counted
 from unbroken_core.settings import Timeouts
 
 RETRY_S = 0.05
@@ -156,7 +157,7 @@ def join(request: JoinRequest) -> Registration:
                 connection.close()
         time.sleep(BUSY_RETRY_S)
     raise TimeoutError(
-        f"job of {request.world_size} workers: not all of them called the wrapped function within "
+        f"job of {counted(request.world_size, 'worker')}: not all of them called the wrapped function within "
         f"{request.limit_s:g} s (barrier_timeout): {waiting_for}"
     )
 
@@ -203,7 +204,7 @@ def _register(
                 return answer, ""
             if isinstance(answer, Failed):
                 kind = TimeoutError if answer.is_timeout else RestartError
-                raise kind(f"job of {request.world_size} workers: {answer.message}")
+                raise kind(f"job of {counted(request.world_size, 'worker')}: {answer.message}")
             waiting_for = answer.message
             if isinstance(answer, Busy):
                 break

@@ -1,0 +1,74 @@
+"""What a person reads in each situation: the operator's status of it, as `unbroken status` says it."""
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from unbroken_cli.advice import next_steps
+from unbroken_cli.job import JobRecord
+from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.text import status_lines
+from unbroken_core.reasons import JobPhase
+
+from .operator_world import World
+from .status_situations import SITUATIONS
+
+PAGE = Path(__file__).parents[3] / "docs" / "operations" / "situations.md"
+NOW = datetime(2026, 1, 1, 0, 5, tzinfo=timezone.utc)
+HEAD = """# What `unbroken status` says
+
+One block for each situation of a job. A test makes these blocks from the operator's own decisions,
+and compares them with this page: `UNBROKEN_UPDATE_SNAPSHOTS=1` writes it anew.
+
+"""
+UNTOUCHED = "No operator has looked at it"
+
+
+def settled(name: str) -> tuple[World, JobRecord]:
+    """Return a situation once the operator has written what it sees, and what is read of it."""
+    world = SITUATIONS[name]()
+    if name != UNTOUCHED:
+        world.settle()
+    return world, job_from_objects(world.job, list(world.events.values()))
+
+
+def said(name: str) -> list[str]:
+    """Return the lines of one situation."""
+    return status_lines(settled(name)[1], NOW)
+
+
+def blocks() -> str:
+    """Return the page."""
+    parts = (f"## {name}\n\n```text\n{chr(10).join(said(name))}\n```\n" for name in SITUATIONS)
+    return HEAD + "\n".join(parts)
+
+
+def test_the_page_shows_what_status_says_in_each_situation() -> None:
+    if os.environ.get("UNBROKEN_UPDATE_SNAPSHOTS"):
+        PAGE.write_text(blocks())
+    assert PAGE.read_text() == blocks()
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_status_says_training_where_a_rendezvous_says_so_and_nowhere_else(name: str) -> None:
+    world, job = settled(name)
+    report = world.report
+    trains = report is not None and report.phase is JobPhase.RUNNING and world.is_reachable
+    over = job.state in ("Suspended", "Failed")
+    assert job.is_training is (None if job.state == "Unknown" else trains and not over)
+    head, *rest = said(name)
+    assert head.startswith("digits in namespace ml: ")
+    assert any(line.startswith("  next  ") for line in rest)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_who_must_act_is_told_how(name: str) -> None:
+    calm = (
+        "It trains",
+        "It is complete",
+        "It trained again after a planned deletion",
+        "A node of its pods is NotReady",  # Its agent is heard: only the API server cannot reach the node.
+    )
+    assert (next_steps(settled(name)[1]) == ("nothing",)) is (name in calm)
