@@ -119,4 +119,4 @@ def _record(
     member, place = places[0]
     if len(places) == 1:
         record = replace(record, local_rank=place.state.local_rank, incarnation=place.state.incarnation)
-    return job.fault(member, record)
+    return replace(record, pod_uid=member.uid)

@@ -56,6 +56,15 @@ class FaultRecord:
     waited: bool = False
     """Of a hard-timeout: whether the worker was waiting for other ranks when it was told to leave."""
 
+    @property
+    def text(self) -> str:
+        """The fault, for people."""
+        if self.is_hang and not self.pod:
+            return f"{self.cause}: {self.detail}"
+        who = f"rank {self.rank} of {self.pod}" if self.rank is not None else self.pod or "a pod"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.cause} of {who}{detail}"
+
 
 @dataclass
 class Incident:
