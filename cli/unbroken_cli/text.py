@@ -5,6 +5,7 @@ from datetime import datetime
 
 from unbroken_cli.advice import fault_steps, next_steps
 from unbroken_cli.job import FaultSummary, JobRecord, moment
+from unbroken_core.reasons import Cause
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
@@ -117,7 +118,8 @@ def culprit(fault: FaultSummary) -> str:
     if fault.domain != fault.node:
         places.append(fault.domain and f"domain {fault.domain}")
     who = ["" if fault.rank is None else f"rank {fault.rank}", *places]
-    return ", ".join(part for part in who if part) or "nobody in particular: the job as a whole"
+    nobody = "rank not known" if fault.cause == Cause.SOFT_TIMEOUT else "nobody in particular: the job as a whole"
+    return ", ".join(part for part in who if part) or nobody
 
 
 def done(fault: FaultSummary, job: JobRecord) -> str:

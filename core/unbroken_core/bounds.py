@@ -37,6 +37,9 @@ MAX_BLOCKS = 1 << 18
 MAX_PATH = 5000
 """A file's longest name in Linux, and a function's."""
 
+MAX_PLACE = 100
+"""Of a call, or a place in a script, as people read it."""
+
 Leaf = Union["Number", "Text"]
 
 
@@ -178,6 +181,16 @@ BOUNDS: dict[str, Bound] = {
     "detail": Text(MAX_DETAIL),
     "stack": Items(64, Text(MAX_PATH)),
     "exit_code": Number(-64, 256),
+    # What a worker does.
+    "what": Text(MAX_PLACE),
+    "call": Text(MAX_PLACE),
+    "beside": Text(MAX_PLACE),
+    "idle_s": _SECONDS,
+    "ping_s": Number(-1, MAX_SECONDS),
+    "sequence": _INDEX,
+    "num_groups": _COUNT,
+    "Activity.stack": Items(24, Text(300)),
+    "MainThread.stack": Items(64, Text(300)),
     "error": _SENTENCE,
     "reason": _SENTENCE,
     "message": _SENTENCE,

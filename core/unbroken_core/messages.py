@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
+from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
 PROTOCOL = 1
 """Version of all messages; a peer of another version is refused. New fields with a default need no new one."""
@@ -40,6 +40,28 @@ class Fault:
     """Of the worker's process, when that ended by itself with another one than 0."""
     is_certain: bool = False
     """Of a soft-timeout: whether the worker hangs itself; else it may wait for one that does."""
+    is_hang: bool = False
+    """Of a soft-timeout: its stamps stand still. Who hangs is judged by what all workers do; see `Activity`."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a worker did when its iteration was ended for a hang, as its agent sees it."""
+
+    iteration: int
+    doing: Doing
+    what: str = ""
+    """Name of the collective or call, or the place in the script: "train.py:41 load_batch"; "" where unknown."""
+    idle_s: float = 0.0
+    """Age of its oldest stamp that counts; 0 for one that runs Python code and has never pinged."""
+    ping_s: float = -1.0
+    """Seconds since its last ping in this iteration; -1: it has not pinged."""
+    sequence: int = -1
+    """Collectives that its default group has begun; -1: not known."""
+    num_groups: int = 0
+    """Process groups that it is in; 0: not known."""
+    stack: tuple[str, ...] = ()
+    """Python frames, innermost last, unless it waits for others."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +157,8 @@ class WorkerState:
     """Its answer to the last Halt, while it is RUNNING."""
     has_ended: bool = False
     """Whether its process has ended well after COMPLETED."""
+    activity: Activity | None = None
+    """What it did when its last iteration was ended for a hang; None: not asked, or not known yet."""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,22 @@ class WorkerPhase(Word):
     """The process has ended; it is started again when the coordinator says so."""
 
 
+class Doing(Word):
+    """What a worker did when its iteration was ended because somebody made no progress."""
+
+    COLLECTIVE = "collective"
+    """Inside of a collective: it waited for other ranks."""
+    WAITING = "waiting"
+    """In a call that may wait for other ranks: backward, item, synchronize."""
+    OWN_CODE = "own-code"
+    """In code that waits for no rank: the script's, or a library's."""
+    DATA_LOADER = "data-loader"
+    IO = "io"
+    FROZEN = "frozen"
+    """No thread ran, outside of a collective: the process is stopped, or a thread holds the GIL."""
+    UNKNOWN = "unknown"
+
+
 class RankReason(Word):
     """Why a worker has this rank in a plan."""
 

@@ -44,6 +44,8 @@ class Ledger:
         """When the last interruption began that came to the job rung."""
         self.rung = Rung.IN_PROCESS
         self.waiting_since_s: float | None = 0.0
+        self.num_named = self.num_unnamed = 0
+        """Hangs of which the one that hangs is named, and of which it is not known."""
         self.num_recoveries = 0
         self.num_common = 0
         """Moves after a step that all ranks had finished and saved."""
@@ -306,11 +308,25 @@ class Ledger:
             self.num_recoveries += 1
             self._check_recovered(recovery)
             pods = [uid for uid, pod in self.world.pods.items() if pod.name == recovery.pod]
+            self._check_named(recovery, pods)
             is_known = any(uid in self.world.guilty_pods for uid in pods) or not recovery.pod
             if is_known:
                 continue
             if not any((uid, local) in self.world.guilty for uid in pods for local in self._locals(recovery)):
                 raise Violation(f"a healthy worker is blamed: {recovery}")
+
+    def _check_named(self, recovery: Recovery, pods: list[str]) -> None:
+        """Check that only who has hung is named for a hang: those who wait are healthy."""
+        words = recovery.detail
+        if recovery.cause not in (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT):
+            return
+        self.num_unnamed += "rank not known" in words
+        if "hung for" not in words and "not in a collective" not in words:
+            return
+        self.num_named += 1
+        named = [(uid, local) for uid in pods for local in range(self.world.settings.ranks_per_pod)]
+        if recovery.pod and not self.world.hung_ever.intersection(named):
+            raise Violation(f"a rank that waited is named for a hang: {recovery}")
 
     def _check_recovered(self, recovery: Recovery) -> None:
         """Check that what is called recovered runs: every rank of the plan has entered the training function."""

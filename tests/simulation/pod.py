@@ -19,6 +19,7 @@ from unbroken.agent.decisions.fence import (
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
+    Activity,
     AgentMessage,
     Answer,
     Consult,
@@ -67,6 +68,10 @@ class Worker:
     """Why it has left the last iteration that it left by itself."""
     is_hung: bool = False
     """Does not react to anything but the end of its process."""
+    hung_at_s: float = 0.0
+    blocked_at_s: float | None = None
+    """Since when it waits for one that hangs, or has left."""
+    activity: Activity | None = None
     is_stubborn: bool = False
     """Hangs, and its agent does not see it."""
     is_waiting_to_leave: bool = False
@@ -220,6 +225,7 @@ class Pod:
                 answer=worker.answer if worker.phase is WorkerPhase.READY else None,
                 halted=worker.halted if worker.phase is WorkerPhase.RUNNING else None,
                 has_ended=worker.has_ended,
+                activity=worker.activity,
             )
             for worker in self.workers
         )
@@ -343,6 +349,7 @@ class Pod:
                 self.heartbeat()
             case Interrupt():
                 self._forget_unheard(message.iteration)
+                self._answer(message)
                 self.interrupted = max(self.interrupted, message.iteration)
             case Plan():
                 self._forget_unheard(message.iteration - 1)
@@ -361,6 +368,22 @@ class Pod:
             # A busy agent takes several messages before it acts: an Interrupt may overtake the Plan before it.
             self.is_settling = True
             self.world.after(self.world.random.uniform(0.0, 0.01), self._settle, "")
+
+    def _answer(self, order: Interrupt) -> None:
+        """Tell what each worker did in an iteration that a hang has ended, each a moment later; some never do."""
+        iteration = order.iteration
+        if order.cause is not Cause.SOFT_TIMEOUT or iteration <= self.interrupted:
+            return
+        for worker in self.workers:
+            is_asked = worker.iteration == iteration and worker.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+            activity = self.world.activity_of(worker) if is_asked else None
+            if activity is not None:
+                self.world.after(self.world.answers.uniform(0.0, 0.05), partial(self._say, worker, activity), "")
+
+    def _say(self, worker: Worker, activity: Activity) -> None:
+        if self._acts() and self.workers[worker.local_rank] is worker and worker.iteration == activity.iteration:
+            worker.activity = activity
+            self.report()
 
     def _note(self, message: Halt | Finish) -> None:
         if isinstance(message, Halt):
@@ -447,6 +470,7 @@ class Pod:
                 self.world.check_entry(self, worker, plan)
                 worker.phase, worker.iteration, worker.rank = WorkerPhase.RUNNING, plan.iteration, part.rank
                 worker.fault, worker.has_completed = None, False
+                worker.activity = worker.blocked_at_s = None
                 worker.step, worker.order, worker.halted, worker.saved = -1, None, None, None
                 worker.is_held = worker.has_gone_back = False
                 self.world.entered(self, worker, plan)
@@ -541,7 +565,8 @@ class Pod:
     def hang(self, worker: Worker, is_stubborn: bool) -> None:
         """The worker stops reacting."""
         if worker.phase is WorkerPhase.RUNNING and self.is_alive:
-            worker.is_hung, worker.is_stubborn = True, is_stubborn
+            worker.is_hung, worker.is_stubborn, worker.hung_at_s = True, is_stubborn, self.world.now_s
+            self.world.hung_ever.add((self.uid, worker.local_rank))
             incarnation, soft_s = worker.incarnation, self.world.settings.timeouts.soft_s
             self.world.after(soft_s, lambda: self.suspect(worker, incarnation, soft_s), "")
             self.world.hung(self, worker.iteration)
@@ -551,7 +576,7 @@ class Pod:
         is_same = worker.incarnation == incarnation and worker.phase is WorkerPhase.RUNNING
         if is_same and worker.fault is None and self._acts():
             worker.fault_at_s = self.world.now_s - age_s
-            worker.fault = Fault(Cause.SOFT_TIMEOUT, worker.iteration, "no progress", age_s)
+            worker.fault = Fault(Cause.SOFT_TIMEOUT, worker.iteration, "no progress", age_s, is_hang=True)
             self.report()
 
     def leave(self) -> None:

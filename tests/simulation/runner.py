@@ -22,6 +22,10 @@ class Result:
     """Moves between two steps."""
     num_growths: int = 0
     """Those of them by which the job grew back."""
+    num_named: int = 0
+    """Hangs of which somebody was named."""
+    num_unnamed: int = 0
+    """Hangs of which it was said that the rank is not known."""
 
 
 def run_seed(seed: int) -> Result:
@@ -45,4 +49,4 @@ def run_seed(seed: int) -> Result:
 def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
     counts = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
-    return Result(seed, outcome, failure, world.story, *counts)
+    return Result(seed, outcome, failure, world.story, *counts, ledger.num_named, ledger.num_unnamed)

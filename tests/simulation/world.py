@@ -27,6 +27,7 @@ from unbroken_core.coordinator.events import (
     Tick,
 )
 from unbroken_core.messages import (
+    Activity,
     AgentMessage,
     Heartbeat,
     Hello,
@@ -37,7 +38,7 @@ from unbroken_core.messages import (
     Respawn,
 )
 from unbroken_core.ranks.rules import Rules
-from unbroken_core.reasons import Cause, JobPhase, Role, Rung, WorkerPhase
+from unbroken_core.reasons import Cause, Doing, JobPhase, Role, Rung, WorkerPhase
 
 MAX_EVENTS = 60_000
 STORY_LENGTH = 120
@@ -73,6 +74,9 @@ class World:
         self.pods: dict[str, Pod] = {}
         self.guilty: set[tuple[str, int]] = set()
         self.guilty_pods: set[str] = set()
+        self.hung_ever: set[tuple[str, int]] = set()
+        """Who has hung at some time: nobody else is named for a hang."""
+        self.answers = random.Random(f"answers {schedule.seed}")
         self.entries: dict[int, dict[int, tuple[Pod, Worker]]] = {}
         self.world_sizes: dict[int, int] = {}
         self.num_events = 0
@@ -440,15 +444,35 @@ class World:
                 self._block(pod, worker)
 
     def _block(self, pod: Pod, worker: Worker) -> None:
-        """Its stamps look stale, too, after the soft timeout and the delay of weak evidence."""
+        """Its stamps look stale, too, and perhaps earlier than those of the one that hangs."""
         incarnation, iteration = worker.incarnation, worker.iteration
-        age_s = self.settings.timeouts.soft_s + self.random.uniform(2.0, 4.0)
+        age_s = self.settings.timeouts.soft_s + self.random.uniform(-4.0, 4.0)
+        worker.blocked_at_s = self.now_s if worker.blocked_at_s is None else worker.blocked_at_s
 
         def suspect() -> None:
             if worker.iteration == iteration:
                 pod.suspect(worker, incarnation, age_s)
 
         self.after(age_s, suspect, "")
+
+    def activity_of(self, worker: Worker) -> Activity | None:
+        """Return what an agent sees of a worker that it was told to end; None: nothing."""
+        pick, soft_s = self.answers.random(), self.settings.timeouts.soft_s
+        if pick < 0.05:
+            return None
+        if worker.is_hung:
+            idle_s = self.now_s - worker.hung_at_s
+            doing = self.answers.choice((Doing.OWN_CODE, Doing.FROZEN, Doing.DATA_LOADER, Doing.IO, Doing.UNKNOWN))
+        elif worker.blocked_at_s is not None:
+            idle_s = self.now_s - worker.blocked_at_s
+            doing = self.answers.choice((Doing.COLLECTIVE, Doing.COLLECTIVE, Doing.WAITING, Doing.UNKNOWN))
+        else:
+            # It trains: wherever it is, it has not been there for long.
+            idle_s = self.answers.uniform(0.0, soft_s / 4)
+            doing = self.answers.choice((Doing.COLLECTIVE, Doing.WAITING, Doing.OWN_CODE, Doing.UNKNOWN))
+            return Activity(worker.iteration, doing, "somewhere", idle_s, idle_s)
+        has_pings = self.schedule.tells_steps != "none"
+        return Activity(worker.iteration, doing, "somewhere", idle_s, idle_s if has_pings else -1.0)
 
     @staticmethod
     def _consequence(pod: Pod, worker: Worker, incarnation: int, iteration: int) -> None:

@@ -98,6 +98,16 @@ class Replace:
 
 
 @dataclass(frozen=True)
+class Name:
+    """Name who hangs."""
+
+    fault: FaultRecord
+    phase: Interrupted
+    places: tuple[tuple[Member, WorkerPlace], ...]
+    """Those that are named, for which it counts as a fault."""
+
+
+@dataclass(frozen=True)
 class Believe:
     """These say that they are ready, and never were in the iteration."""
 
@@ -137,7 +147,7 @@ class EndJob:
 
 Change = Union[CutPlan, Adopt, BeginRunning, TakeFaults, ReleaseAll, EndJob]
 """Ends the phase, or may."""
-Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, ReplaceAll, Order]
+Deed = Union[Learn, Ask, NoteProgress, Replace, Name, Believe, ReplaceAll, Order]
 """Is done within the phase."""
 Decision = Union[Wait, Change, Deed]
 Consultable = Union[Forming, Interrupted]

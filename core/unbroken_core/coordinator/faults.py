@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unbroken_core.bounds import MAX_DETAIL
+from unbroken_core.coordinator.hangs import begin_inquiry, has_waited, note_answers
 from unbroken_core.coordinator.moves import may_wait
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Members
@@ -24,6 +25,7 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
     """Look for faults of one member; interrupt the iteration when there is one."""
     if not isinstance(job.phase, (Planned, Running, Interrupted)) or not member.ranks:
         return
+    note_answers(job, member)
     if member.out is not None and not may_wait(job, member, is_adoption):
         take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s)
     iteration = job.members.world.iteration
@@ -40,8 +42,10 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
             # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
             take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
-        elif take_fault(job, _record(member, place, found, now_s), now_s):
-            _count_fault(job, member, place)
+            continue
+        record = _record(member, place, found, now_s, has_waited(job, member, local_rank))
+        if take_fault(job, record, now_s) and not record.is_hang and not record.waited:
+            count_fault(job, member, place)
 
 
 def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
@@ -51,12 +55,17 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
         return False
     fault = with_pod(job.members, fault)
     if isinstance(phase, Interrupted) and job.history.running is not None:
+        if fault.is_hang and phase.inquiry is None:
+            job.phase = replace(phase, inquiry=begin_inquiry(job, now_s))
         return job.history.add(fault)
     _open_incident(job, now_s)
     job.history.add(fault)
     job.progress.stop(now_s)
-    job.phase = Interrupted(now_s, job.pod_clock.read(now_s))
-    job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault.text}")
+    inquiry = begin_inquiry(job, now_s) if fault.is_hang else None
+    job.phase = Interrupted(now_s, job.pod_clock.read(now_s), inquiry=inquiry)
+    incident = job.history.running
+    culprit = fault if incident is None else incident.culprit
+    job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {culprit.text}")
     order_out(job, job.members.by_uid.values())
     move = phase.move if isinstance(phase, Running) else None
     for planned in () if move is None else move.faults.values():
@@ -106,7 +115,7 @@ def interrupt_message(job: JobState, incident: Incident | None, iteration: int) 
     return Interrupt(term, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
 
 
-def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float) -> FaultRecord:
+def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float, waited: bool) -> FaultRecord:
     is_told = found is place.state.fault
     return FaultRecord(
         found.cause,
@@ -118,6 +127,8 @@ def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float) -> F
         detail=found.detail,
         stack=found.stack,
         is_certain=found.is_certain,
+        is_hang=found.is_hang and found.cause is Cause.SOFT_TIMEOUT,
+        waited=waited and found.cause is Cause.HARD_TIMEOUT,
     )
 
 
@@ -133,7 +144,8 @@ def _is_firm(place: WorkerPlace, iteration: int) -> bool:
     return (state.fault is not None and state.fault.iteration == iteration) or state.phase is WorkerPhase.GONE
 
 
-def _count_fault(job: JobState, member: Member, place: WorkerPlace) -> None:
+def count_fault(job: JobState, member: Member, place: WorkerPlace) -> None:
+    """Count a fault of a worker where a rank may have only so many."""
     limit = job.settings.max_faults_per_rank
     if limit is not None:
         key = (member.uid, place.state.local_rank)

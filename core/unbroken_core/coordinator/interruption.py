@@ -16,6 +16,7 @@ from unbroken_core.coordinator.decisions import (
     at_latest,
     replace_late,
 )
+from unbroken_core.coordinator.hangs import name_who_hangs, named_by_s
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
@@ -30,9 +31,12 @@ _READY = WorkerPhase.READY
 
 def decide_interrupted(job: JobState, phase: Interrupted, now_s: float) -> Decision:
     """Wait for the survivors, then follow the choice of the ladder."""
+    name = name_who_hangs(job, phase, now_s)
+    if name is not None:
+        return name
     waits = _wait_for_leavers(job, phase, now_s)
     if waits is not None:
-        return waits
+        return at_latest(waits, named_by_s(phase))
     has_culprit = not phase.has_replaced_culprit and job.settings.is_in_process and job.history.running is not None
     if has_culprit and Rung.IN_PROCESS not in possible_rungs(job, phase, now_s):
         # The culprit's own process may not go on where the cheapest rung is not listed, or used up.

@@ -27,6 +27,7 @@ from unbroken_core.coordinator.decisions import (
     Deed,
     EndJob,
     Learn,
+    Name,
     NoteProgress,
     Order,
     ReleaseAll,
@@ -36,7 +37,7 @@ from unbroken_core.coordinator.decisions import (
     Wait,
 )
 from unbroken_core.coordinator.ending import decide_ending, finish, note_end, release_all
-from unbroken_core.coordinator.faults import inspect, take_fault, with_pod
+from unbroken_core.coordinator.faults import count_fault, inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import charge, decide_interrupted
 from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
@@ -139,8 +140,8 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
     if not isinstance(decision, NoteProgress):
         job.phase = decision.phase or job.phase
     match decision:
-        case Learn():
-            job.report, job.previous = decision.report or job.report, decision.previous or job.previous
+        case Learn() | Name():
+            _learn(job, decision)
         case Ask():
             job.numbers = replace(job.numbers, question=decision.question.question.number)
             ask(job, job.members.by_uid[decision.question.uid])
@@ -156,6 +157,15 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
             _give_order(job, decision)
         case _:
             assert_never(decision)
+
+
+def _learn(job: JobState, decision: Learn | Name) -> None:
+    if isinstance(decision, Learn):
+        job.report, job.previous = decision.report or job.report, decision.previous or job.previous
+        return
+    job.history.name(with_pod(job.members, decision.fault) if decision.fault.pod_uid else decision.fault)
+    for member, place in decision.places:
+        count_fault(job, member, place)
 
 
 def _replace_processes(job: JobState, decision: Replace) -> None:

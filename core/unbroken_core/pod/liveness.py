@@ -107,12 +107,6 @@ def next_check_s(slots: Iterable[Slot], now_ns: int, timeouts: Timeouts) -> floa
     return max(min(waits), 0.0)
 
 
-def is_busy_without_steps(worker: Ages, soft_s: float) -> bool:
-    """Return whether the main thread runs Python code and has not pinged for half of the soft timeout, if ever."""
-    is_pinging = worker.ping_s is not None and worker.ping_s < soft_s / 2
-    return worker.main_s is not None and not _is_blocked(worker, soft_s) and not is_pinging
-
-
 def reconnect_grace_s(timeouts: Timeouts, is_interrupted: bool) -> float:
     """Return how long an agent may be away before its pod is lost."""
     return min(timeouts.reconnect_s, RECOVERY_RECONNECT_S) if is_interrupted else timeouts.reconnect_s

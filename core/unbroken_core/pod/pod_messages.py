@@ -61,6 +61,28 @@ class Processes:
 
 
 @dataclass(frozen=True)
+class MainThread:
+    """Where a worker's main thread stands, as its library sees it."""
+
+    iteration: int
+    stack: tuple[str, ...]
+    """Frames, "file:line in function", innermost last."""
+    call: str = ""
+    """Name of what the innermost frame is calling outside of Python; "" where that is nothing, or not known."""
+    may_wait: bool | None = None
+    """Whether that call may wait for other ranks; None: not known."""
+    beside: str = ""
+    """Collective in which another thread of the process waits."""
+    is_raising: bool = False
+    """Whether the thread is handling an exception: what it does now may follow from the interruption of others."""
+    is_leaving: bool = False
+    """Whether this answers Leave, not Look."""
+    sequence: int = -1
+    num_groups: int = 0
+    """Both as in Activity."""
+
+
+@dataclass(frozen=True)
 class WorkerReport:
     """The worker as it sees itself; sent by the library at each change."""
 
@@ -78,6 +100,8 @@ class WorkerReport:
     """Its answer to the last Halt of this iteration."""
     checks: tuple[tuple[str, bool], ...] = ()
     """(name of a health check, whether it passed) of the last run of each in this process; empty before the first."""
+    main_thread: MainThread | None = None
+    """Its answer to the last Look or Leave of this iteration."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,13 @@ class Leave:
     cause: Cause
     rank: int | None
     detail: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """Agent to worker: say where the main thread stands; it seems to be blocked."""
+
+    iteration: int
 
 
 @dataclass(frozen=True)
@@ -165,5 +196,5 @@ class Shutdown:
 
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
-ToWorker = Union[Enter, Leave, Release, Question, Halt]
+ToWorker = Union[Enter, Leave, Look, Release, Question, Halt]
 ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

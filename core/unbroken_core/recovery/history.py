@@ -6,7 +6,7 @@ All times are seconds of the coordinator's clock; they become wall-clock text on
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unbroken_core.messages import Recovery
 from unbroken_core.reasons import Cause, Phase, Rung
@@ -26,6 +26,8 @@ SCRIPT_CAUSES = frozenset(
 )
 """Causes that a defect of the script has; lost pods and killed processes say nothing about it."""
 
+_HANGS = (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT)
+_ASKS = "asks all ranks what they do"
 _HEIGHT = {rung: number for number, rung in enumerate(Rung)}
 
 
@@ -49,10 +51,16 @@ class FaultRecord:
     stack: tuple[str, ...] = ()
     is_certain: bool = False
     """Of a soft-timeout: whether the worker hangs itself."""
+    is_hang: bool = False
+    """Of a soft-timeout: whether who hangs is judged by what all ranks do (hangs.py), and not by who reports first."""
+    waited: bool = False
+    """Of a hard-timeout: whether the worker was waiting for other ranks when it was told to leave."""
 
     @property
     def text(self) -> str:
         """The fault, for people."""
+        if self.is_hang and not self.pod:
+            return f"{self.cause}: {self.detail}"
         who = f"rank {self.rank} of {self.pod}" if self.rank is not None else self.pod or "a pod"
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.cause} of {who}{detail}"
@@ -78,18 +86,44 @@ class Incident:
     phase_s: dict[str, float] = field(default_factory=dict)
     is_barren: bool = False
     """Whether the job made no progress since the recovery before."""
+    verdict: FaultRecord | None = None
+    """Of a hang: whom the evidence of all ranks names; None until it is judged."""
     _culprit: FaultRecord | None = field(default=None, init=False)
+    _hang: FaultRecord | None = field(default=None, init=False)
+    """The first report of a hang."""
+    _num_plans_named: int = field(default=-1, init=False)
+    """`num_plans` at the verdict."""
 
     @property
     def culprit(self) -> FaultRecord:
-        """The fault with the strongest evidence, then the earliest (of soft-timeouts: the first that was reported).
+        """The fault with the strongest evidence, then the earliest; of hangs the verdict.
 
         Raises RuntimeError before the first.
         """
         # Kept, not searched for: thousands of ranks may report one fault.
-        if self._culprit is None:
+        strongest, hang = self._culprit, self._hang
+        if strongest is None:
             raise RuntimeError(f"recovery {self.number}: want a fault, got none")
-        return self._culprit
+        if hang is None or strongest.cause not in _HANGS:
+            return strongest
+        verdict = self.verdict or _nobody(hang, _ASKS)
+        if strongest.cause is not Cause.HARD_TIMEOUT:
+            return verdict
+        if self._is_of(strongest, verdict):
+            # It hung, and could not be interrupted.
+            detail = f"{verdict.detail}; {strongest.detail}" if verdict.detail else strongest.detail
+            return replace(strongest, detail=detail, stack=strongest.stack or verdict.stack)
+        # Others that could not be interrupted, or who waits and cannot be, are no culprits.
+        return verdict if verdict.pod_uid or strongest.waited else strongest
+
+    def name(self, verdict: FaultRecord) -> None:
+        """Take a verdict. A later one of the same iteration knows more; one of a later iteration is a consequence."""
+        if self.verdict is None or not self.verdict.pod_uid or self._num_plans_named == self.num_plans:
+            self.verdict, self._num_plans_named = verdict, self.num_plans
+
+    @staticmethod
+    def _is_of(fault: FaultRecord, verdict: FaultRecord) -> bool:
+        return (fault.pod_uid, fault.local_rank) == (verdict.pod_uid, verdict.local_rank)
 
     def add(self, fault: FaultRecord) -> bool:
         """Collect a fault; of each worker the strongest is kept. Return whether it is news."""
@@ -98,6 +132,8 @@ class Incident:
         if known is not None and known.cause.severity >= fault.cause.severity:
             return False
         self.faults[key] = fault
+        if fault.is_hang and self._hang is None:
+            self._hang = fault
         if self._culprit is None or _weight(fault) > _weight(self._culprit):
             self._culprit = fault
         return True
@@ -140,6 +176,12 @@ class Incident:
         )
 
 
+def _nobody(fault: FaultRecord, detail: str) -> FaultRecord:
+    """Return the fault without a culprit."""
+    detail = f"no progress for {fault.detect_s:.0f} s; {detail}"
+    return FaultRecord(fault.cause, "", None, fault.at_s, fault.detect_s, detail=detail, is_hang=True)
+
+
 def _weight(fault: FaultRecord) -> tuple[int, bool, float, float]:
     if fault.cause is not Cause.SOFT_TIMEOUT:
         return fault.cause.severity, False, -fault.at_s, 0.0
@@ -179,6 +221,12 @@ class History:
         """Collect a fault into the running recovery, if there is one. Return whether it is news."""
         self.num_changes += 1
         return self.running is not None and self.running.add(fault)
+
+    def name(self, verdict: FaultRecord) -> None:
+        """Note whom the evidence of all ranks names, in the running recovery."""
+        self.num_changes += 1
+        if self.running is not None:
+            self.running.name(verdict)
 
     def note_progress(self, now_s: float) -> None:
         """Note that all workers have made a step since the last recovery."""

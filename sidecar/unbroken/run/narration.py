@@ -34,8 +34,10 @@ def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:
     return lines
 
 
-def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str]:
-    return recovery.cause, recovery.rank, recovery.pod
+def _culprit(recovery: Recovery) -> tuple[Cause, int | None, str, str]:
+    # Who hangs is known a moment later, or is not.
+    words = recovery.detail if recovery.cause is Cause.SOFT_TIMEOUT else ""
+    return recovery.cause, recovery.rank, recovery.pod, words
 
 
 def _fault(recovery: Recovery) -> str:

@@ -135,10 +135,10 @@ class RunningJob:
         self._done.touch()
         return self.wait_for_exit()
 
-    def wait_for_exit(self) -> int:
+    def wait_for_exit(self, limit_s: float = LIMIT_S) -> int:
         """Return the exit code of the run."""
         try:
-            return self.process.wait(LIMIT_S)
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the run did not end:\n{self.text()}")
 

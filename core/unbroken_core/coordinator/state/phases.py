@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Union
 
-from unbroken_core.messages import Halt, Question
+from unbroken_core.messages import Activity, Halt, Question
 from unbroken_core.ranks.worlds import Shortage, Worker
 from unbroken_core.reasons import JobPhase, Rung, Word
 from unbroken_core.recovery.history import FaultRecord
@@ -156,6 +156,22 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Inquiry:
+    """Who hangs: agents answer the order to leave with what their workers did. Nobody waits for this but the name."""
+
+    until_s: float
+    """When the first name is given at the latest, with the answers that are there."""
+    pending: dict[str, None]
+    """Pods that have not answered for all of their ranks; struck off in place."""
+    answers: dict[int, Activity] = field(default_factory=dict)
+    """By rank; added to in place."""
+    num_judged: int = -1
+    """Answers that were there when a name was given last; -1: before the first."""
+    is_final: bool = False
+    """Whether that name counts as a fault of its worker: all had answered, or had left."""
+
+
+@dataclass(frozen=True)
 class Interrupted:
     """The iteration is over: survivors leave it, and the ladder says how to go on."""
 
@@ -185,6 +201,8 @@ class Interrupted:
     """Reading of the pod clock when every process was ordered to start again; None while none was."""
     has_replaced_culprit: bool = False
     """Whether the culprit's process was looked at, after the survivors had left."""
+    inquiry: Inquiry | None = None
+    """Set where a worker made no progress."""
     consulting: Consulting = Consulting()
     hold: Hold | None = None
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from unbroken.agent.decisions.activity import note_stamps
 from unbroken.agent.decisions.events import Ticked
 from unbroken.agent.decisions.place import LocalPlace
-from unbroken_core.messages import Fault, Interrupt, WorkerState
-from unbroken_core.pod.liveness import Evidence, ages, find_hangs, is_busy_without_steps
+from unbroken_core.messages import Fault, WorkerState
+from unbroken_core.pod.liveness import Evidence, ages, find_hangs
 from unbroken_core.pod.stacks import where
 from unbroken_core.pod.stamps import Slot
 from unbroken_core.reasons import Cause, WorkerPhase
@@ -14,8 +15,6 @@ from unbroken_core.settings import Timeouts
 
 _NS = 1_000_000_000
 _ABSENT_AFTER_S = 60.0
-_NEARLY = 0.8
-"""Share of the soft timeout after which a worker's stack is requested, so that it is there when the fault is."""
 
 
 def note_hangs(
@@ -41,12 +40,7 @@ def note_hangs(
             place.incarnation = replace(place.incarnation, step=slot.step, stack=stack)
         if state.phase is WorkerPhase.RUNNING and slot.iteration == state.iteration:
             watched[place.local_rank] = slot
-            worker = ages(slot, int(now_s * _NS))
-            if worker.oldest_s >= _NEARLY * timeouts.soft_s:
-                place.incarnation = replace(place.incarnation, stack_wanted=state.iteration)
-            busy = state.iteration if is_busy_without_steps(worker, timeouts.soft_s) else -1
-            if busy != place.incarnation.busy:
-                place.incarnation = replace(place.incarnation, busy=busy)
+            note_stamps(place, slot, ages(slot, int(now_s * _NS)), timeouts.soft_s)
     for hang in find_hangs(watched, int(now_s * _NS), timeouts):
         place, state = places[hang.local_rank], workers[hang.local_rank]
         incarnation = place.incarnation
@@ -54,24 +48,14 @@ def note_hangs(
             detail = hang.detail + where(incarnation.stack)
             is_certain = hang.evidence is Evidence.CERTAIN
             fault = Fault(
-                Cause.SOFT_TIMEOUT, state.iteration, detail, hang.age_s, incarnation.stack, is_certain=is_certain
+                Cause.SOFT_TIMEOUT,
+                state.iteration,
+                detail,
+                hang.age_s,
+                incarnation.stack,
+                is_certain=is_certain,
+                is_hang=True,
             )
-            place.incarnation = replace(incarnation, found=fault)
-
-
-def name_busy(places: Sequence[LocalPlace], workers: Sequence[WorkerState], interrupt: Interrupt) -> None:
-    """Report workers that ran Python code when the iteration was ended because others were blocked.
-
-    The blocked ones wait, most likely, for one of these; without pings nothing else tells them apart.
-    """
-    if interrupt.cause is not Cause.SOFT_TIMEOUT:
-        return
-    for place, state in zip(places, workers, strict=True):
-        incarnation = place.incarnation
-        is_there = state.phase is WorkerPhase.RUNNING and state.iteration == interrupt.iteration == incarnation.busy
-        if is_there and incarnation.found is None and state.fault is None:
-            detail = "was not in a collective while others were blocked: its main thread ran Python code without a ping"
-            fault = Fault(Cause.SOFT_TIMEOUT, state.iteration, detail, stack=incarnation.stack, is_certain=True)
             place.incarnation = replace(incarnation, found=fault)
 
 

@@ -16,6 +16,7 @@ So nothing depends on having seen a message. The life of a place (in brackets: j
 
 from dataclasses import replace
 
+from unbroken.agent.decisions.activity import note_activities, note_answer
 from unbroken.agent.decisions.events import (
     Action,
     AgentMemory,
@@ -39,7 +40,7 @@ from unbroken.agent.decisions.events import (
     WorkerReported,
 )
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
-from unbroken.agent.decisions.hang_detection import attach_patience_s, name_busy, note_absent, note_hangs
+from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
@@ -204,6 +205,7 @@ class PodMember:
                 self._contact.note_away(now_s - event.attach.away_s)
             case WorkerReported(message=report):
                 place.receive(report)
+                note_answer(place, self.settings.timeouts.soft_s)
             case WorkerLost():
                 place.detach()
             case WorkerDied():
@@ -290,7 +292,7 @@ class PodMember:
                 self._contact.note_contact()
             case Interrupt(iteration=iteration):
                 if iteration > instructions.interrupted:
-                    name_busy(self.places, self.workers, message)
+                    note_activities(self.places, message, self.settings)
                 confirm_faults(self.places, iteration)
                 if iteration > instructions.interrupted:
                     instructions.interrupted, instructions.interrupt = iteration, message

@@ -7,10 +7,10 @@ from unbroken.agent.decisions import torchrun_environment
 from unbroken.agent.decisions.events import Action, SendToLauncher, SendToWorker
 from unbroken.agent.decisions.fence import lonely_patience_s
 from unbroken.agent.decisions.instructions import Instructions
-from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace
+from unbroken.agent.decisions.place import Incarnation, LauncherOrders, LocalPlace, Looked
 from unbroken_core.messages import Fault, Finish, Plan, RankPlan, WorkerState
 from unbroken_core.pod.liveness import ending_limit_s
-from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Release, Shutdown, Spawn
+from unbroken_core.pod.pod_messages import DumpStack, End, Enter, Inspect, Leave, Look, Release, Shutdown, Spawn
 from unbroken_core.pod.stacks import where
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 from unbroken_core.settings import JobSettings, Timeouts
@@ -83,6 +83,7 @@ class Orders:
             actions += self._warn(place, lost_since_s, now_s)
             actions += self._halt(place, state)
             actions += self._ask(place)
+            actions += self._look(place)
             if has_launcher:
                 actions += self._staff(place)
                 actions += self._drain(place, state, is_accepted)
@@ -137,7 +138,7 @@ class Orders:
         )
         if may_enter and state.phase is WorkerPhase.READY and state.iteration < plan.iteration:
             entry = _entry(plan, part, self._settings.timeouts)
-            place.incarnation = replace(place.incarnation, entry=entry)
+            place.incarnation = replace(place.incarnation, entry=entry, activity=None)
             place.entered = -1 if self._is_in_process else plan.iteration
         return self._pass_on(place)
 
@@ -222,6 +223,16 @@ class Orders:
             return None  # It had one when it was to enter: a plan of the same iteration has taken it away.
         return torchrun_environment.environment(self._settings, plan, part)
 
+    @staticmethod
+    def _look(place: LocalPlace) -> list[Action]:
+        """Ask a worker whose main thread seems to be blocked where that stands, once until it moves on."""
+        incarnation, stamps = place.incarnation, place.stamps
+        if not place.connection.is_open or stamps is None or incarnation.look_asked >= incarnation.look_wanted:
+            return []
+        place.incarnation = replace(incarnation, look_asked=incarnation.look_wanted)
+        place.looked = Looked(stamps.main_ns)
+        return [SendToWorker(place.local_rank, Look(incarnation.look_wanted))]
+
     def _drain(self, place: LocalPlace, state: WorkerState, is_accepted: bool) -> list[Action]:
         """End a worker of a pod that is to end, unless ranks can still move from it."""
         # Without the rendezvous the ranks cannot move.
@@ -231,7 +242,7 @@ class Orders:
 
     @staticmethod
     def _look_into(place: LocalPlace) -> list[Action]:
-        """Ask for the stack of a worker that makes no progress, once an iteration."""
+        """Ask for the stack of a worker that makes no progress, once until it moves on."""
         incarnation, stack_signal = place.incarnation, place.connection.stack_signal
         if stack_signal == 0 or incarnation.stack_asked >= incarnation.stack_wanted:
             return []

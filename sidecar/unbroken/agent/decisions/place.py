@@ -8,8 +8,9 @@ LocalPlace             lasts as long as the pod
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import Consult, Fault, Halt, RankPlan, WorkerState
-from unbroken_core.pod.pod_messages import Enter, ProcessState, WorkerReport
+from unbroken_core.messages import Activity, Consult, Fault, Halt, RankPlan, WorkerState
+from unbroken_core.pod.liveness import Ages
+from unbroken_core.pod.pod_messages import Enter, MainThread, ProcessState, WorkerReport
 from unbroken_core.reasons import WorkerPhase
 
 _NOT_SENT = -1.0
@@ -57,9 +58,12 @@ class Incarnation:
     unconfirmed: Fault | None = None
     """The fault for which this pod left its iteration, until the rendezvous has ended that iteration."""
     step: int = -1
-    busy: int = -1
-    """Iteration in which its main thread was last seen to run Python code without pings; -1 if it did something else.
-    """
+    activity: Activity | None = None
+    """What it did when its iteration was ended for a hang."""
+    look_wanted: int = -1
+    """Iteration in which its main thread seems to be blocked."""
+    look_asked: int = -1
+    """Last iteration for which the worker was asked where its main thread stands; -1 once that has moved on."""
     stack_wanted: int = -1
     """Iteration in which the worker came close to the soft timeout."""
     stack_asked: int = -1
@@ -70,6 +74,25 @@ class Incarnation:
     """Whether its main thread has ended; the launcher will report the exit."""
     alive_since_s: float | None = None
     """When its process was first seen; None before, and once its library attached."""
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """What a worker's stamps said in its function."""
+
+    iteration: int
+    main_ns: int
+    ages: Ages
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Where a main thread stood while it seemed to be blocked."""
+
+    main_ns: int
+    """Its stamp when that was asked: as long as it stays the same, the thread has not moved."""
+    thread: MainThread | None = None
+    """None: no answer yet."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +120,12 @@ class LocalPlace:
     """Last iteration for which a process was started here (jobs without in-process restarts)."""
     checks: tuple[tuple[str, bool], ...] = ()
     """Health checks that were run here last, and whether they passed: a failure stays until another process passes."""
+    stamps: Stamps | None = None
+    """At the last look at the page; here, since it changes all the time."""
+    looked: Looked | None = None
+    """Where the main thread stood when it seemed to be blocked."""
+    asked: Stamps | None = None
+    """The stamps when its iteration was ended for a hang, until the worker has answered."""
     known: tuple[tuple[object, ...], WorkerState] | None = None
     """The last state that was asked for, and the facts that it followed from."""
 
@@ -119,6 +148,7 @@ class LocalPlace:
     def advance(self, number: int) -> None:
         """Expect a new process: nothing known of the old one holds for it."""
         self.incarnation, self.connection = Incarnation(number), WorkerConnection()
+        self.stamps = self.looked = self.asked = None
 
     def attach(self, stack_signal: int = 0) -> None:
         """A worker connected (again): it has forgotten nothing, but what was sent on the old connection may be lost."""

@@ -127,6 +127,8 @@ class Reporter:
             return not any(worker.fault or worker.has_progress or worker.halted for worker in entered)
         if is_waited_for and not self._is_leaving_sent and all(map(_is_plainly_ready, changed)):
             return True
+        if all(map(_is_answer, workers, self._sent)):
+            return True
         return all(worker.halted is not None for worker in changed) and _are_halting(workers, self._sent)
 
     def _is_early(self, now_s: float) -> bool:
@@ -149,6 +151,11 @@ def _entered(workers: tuple[WorkerState, ...], sent: tuple[WorkerState, ...]) ->
         for worker, earlier in zip(workers, sent, strict=True)
         if worker.phase is WorkerPhase.RUNNING and worker.iteration > earlier.iteration
     ]
+
+
+def _is_answer(worker: WorkerState, earlier: WorkerState) -> bool:
+    """Return whether nothing is new but what the worker did when its iteration was ended."""
+    return worker == replace(earlier, step=worker.step, activity=worker.activity)
 
 
 def _is_plainly_ready(worker: WorkerState) -> bool:

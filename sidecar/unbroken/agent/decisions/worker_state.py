@@ -80,6 +80,7 @@ def _in_process_state(place: LocalPlace, outcome: JobPhase | None) -> WorkerStat
         report.keys,
         report.answer if is_ready else None,
         report.halted if phase is WorkerPhase.RUNNING else None,
+        activity=incarnation.activity,
     )
 
 
@@ -121,6 +122,7 @@ def _running(place: LocalPlace) -> WorkerState:
         fault=_stronger(report.fault if report else None, incarnation.found),
         step=incarnation.step,
         has_progress=report is not None and report.has_progress,
+        activity=incarnation.activity,
     )
 
 
@@ -139,7 +141,8 @@ def _exited(
     if outcome is JobPhase.COMPLETE and entry is not None and entry.rank is not None:
         return _ended(place, process, iteration)
     fault = None if outcome is not None else _exit_fault(place.incarnation.found, process, report, iteration)
-    return WorkerState(place.local_rank, number, WorkerPhase.GONE, iteration, fault=fault, step=step)
+    activity = place.incarnation.activity
+    return WorkerState(place.local_rank, number, WorkerPhase.GONE, iteration, fault=fault, step=step, activity=activity)
 
 
 def _ended(place: LocalPlace, process: ProcessState, iteration: int) -> WorkerState:

@@ -22,12 +22,17 @@ _OWN_THREADS = "unbroken-"
 _HANGS = (Cause.SOFT_TIMEOUT, Cause.HARD_TIMEOUT)
 
 
+def is_hang(leave: Leave | None, iteration: int) -> bool:
+    """Return whether this order ends the iteration because somebody made no progress."""
+    return leave is not None and leave.iteration == iteration and leave.cause in _HANGS
+
+
 def log_hang(leave: Leave | None, iteration: int) -> None:
     """Log all stacks when a hang ends this iteration; they reach the rank's log before anything is freed."""
-    if leave is None or leave.iteration != iteration or leave.cause not in _HANGS:
+    if leave is None or not is_hang(leave, iteration):
         return
-    cause, culprit, stacks = leave.cause.value, leave.rank, describe_threads()
-    logger.warning("hang: cause=%s culprit=%s iteration=%d; this rank stands at\n%s", cause, culprit, iteration, stacks)
+    text = "hang: cause=%s iteration=%d; this rank stands at\n%s"
+    logger.warning(text, leave.cause.value, iteration, describe_threads())
 
 
 def describe_threads() -> str:

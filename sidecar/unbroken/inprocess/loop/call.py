@@ -27,8 +27,9 @@ from unbroken.inprocess.exception import HealthCheckError, InternalError, Restar
 from unbroken.inprocess.interruption import failure
 from unbroken.inprocess.interruption.gate import FunctionOutcome, Gate, RankShouldRestart
 from unbroken.inprocess.interruption.interrupter import Interrupter
+from unbroken.inprocess.interruption.main_thread import main_thread
 from unbroken.inprocess.interruption.rehearsal import rehearse
-from unbroken.inprocess.interruption.stacks import StackSignal, log_hang
+from unbroken.inprocess.interruption.stacks import StackSignal, is_hang, log_hang
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.call_wrapper import CallWrapper
 from unbroken.inprocess.loop.inner_calls import InnerCalls, InnerFault
@@ -147,7 +148,7 @@ class WrappedCall:
         self._leftovers.freeze()
         _live.add(self)
         self._interrupter.start()
-        self._link.start(self._on_leave)
+        self._link.start(self._on_leave, self._on_look)
 
     def close(self) -> None:
         """End the threads and release everything; harmless when repeated."""
@@ -382,6 +383,16 @@ class WrappedCall:
 
     # ------------------------------------------------------------------------------------------ ending a function
 
+    def _on_look(self, iteration: int) -> None:
+        """In the link's thread: say where the main thread stands, if it is in this iteration's function."""
+        if iteration == self._iteration and not self._gate.left.is_set():
+            self._tell_main_thread(iteration, is_leaving=False)
+
+    def _tell_main_thread(self, iteration: int, *, is_leaving: bool) -> None:
+        thread = main_thread(iteration, is_leaving=is_leaving)
+        if thread is not None:
+            self._link.tell(thread)
+
     def _on_leave(self, orders: AgentOrders) -> None:
         """In the link's thread: end the function, if it runs, or let it halt after a step."""
         iteration = self._iteration
@@ -389,6 +400,9 @@ class WrappedCall:
             self._step_hold.obey(orders.halt)
         if iteration >= 0 and orders.has_left(iteration) and not self._gate.left.is_set():
             leave = orders.leave
+            if is_hang(leave, iteration):
+                # Before anything is freed: where it stands now tells who waited for whom.
+                self._tell_main_thread(iteration, is_leaving=True)
             log_hang(leave, iteration)
             culprit = "" if leave is None else f"{leave.cause} on rank {leave.rank}: {leave.detail}"
             self._gate.leave(f"iteration {iteration} is over: {culprit}")

@@ -19,7 +19,7 @@ from unbroken_core import wire
 from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.errors import UnbrokenError, WireError, assert_never
 from unbroken_core.messages import Fault, Halt, Halted, Policy, Question
-from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Release, ToWorker, WorkerReport
+from unbroken_core.pod.pod_messages import Attach, Enter, Leave, Look, MainThread, Release, ToWorker, WorkerReport
 from unbroken_core.reasons import Cause, WorkerPhase
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class AgentLink:
         """Why this worker left an iteration by itself, the last time it did."""
         self._is_closing = False
         self._on_leave: Callable[[AgentOrders], None] = lambda _: None
+        self._on_look: Callable[[int], None] = lambda _: None
         self._unsent = b""
         """A report that may wait."""
         self._quiet_s: float | None = None
@@ -96,9 +97,9 @@ class AgentLink:
         """The newest orders."""
         return self._orders
 
-    def start(self, on_leave: Callable[[AgentOrders], None]) -> None:
-        """Start the thread; `on_leave` runs in it at every Leave and every new plan."""
-        self._on_leave = on_leave
+    def start(self, on_leave: Callable[[AgentOrders], None], on_look: Callable[[int], None]) -> None:
+        """Start the thread; `on_leave` runs in it at every Leave and every new plan, `on_look` at every Look."""
+        self._on_leave, self._on_look = on_leave, on_look
         self._last_seen_s = time.monotonic()
         self._thread.start()
 
@@ -134,6 +135,8 @@ class AgentLink:
             earlier = self._report
             if earlier is not None and earlier.halted is not None and _is_same_run(report, earlier):
                 report = replace(report, halted=earlier.halted)
+            if earlier is not None and earlier.main_thread is not None and earlier.iteration == report.iteration:
+                report = replace(report, main_thread=earlier.main_thread)
             self._send(report, may_wait)
 
     def answer(self, halted: Halted) -> None:
@@ -143,6 +146,12 @@ class AgentLink:
         with self._send_lock:
             if self._report is not None and self._report.phase is WorkerPhase.RUNNING:
                 self._send(replace(self._report, halted=halted))
+
+    def tell(self, thread: MainThread) -> None:
+        """Add where the main thread stands to the last report, if that is of the same iteration; from any thread."""
+        with self._send_lock:
+            if self._report is not None and self._report.iteration == thread.iteration:
+                self._send(replace(self._report, main_thread=thread))
 
     def _send(self, report: WorkerReport, may_wait: bool = False) -> None:
         """Remember and send, with the lock held."""
@@ -283,6 +292,9 @@ class AgentLink:
 
     def _obey(self, message: ToWorker) -> None:
         orders = self._orders
+        if isinstance(message, Look):
+            self._on_look(message.iteration)
+            return
         if isinstance(message, Enter):
             self._no_contact_since_s = None if message.lost_s is None else time.monotonic() - message.lost_s
             if orders.enter is not None and message.iteration <= orders.enter.iteration:

@@ -59,7 +59,7 @@ from unbroken_core.pod.pod_messages import (
     Spawn,
     WorkerReport,
 )
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, Slot
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
@@ -584,34 +584,6 @@ def test_process_that_was_ordered_from_a_launcher_that_ended_is_gone() -> None:
     actions = pod.hear(plan(0))
     assert len([a for a in actions if isinstance(a, SendToLauncher) and isinstance(a.message, Spawn)]) == 2
     assert phases(pod.step(LauncherLost())) == [(WorkerPhase.GONE, 0, 0)] * 2
-
-
-@pytest.mark.parametrize(
-    ("cause", "ping_age_s", "is_named"),
-    [
-        pytest.param(Cause.SOFT_TIMEOUT, None, True, id="it never pings"),
-        pytest.param(Cause.SOFT_TIMEOUT, 9, True, id="its last ping is long ago"),
-        pytest.param(Cause.SOFT_TIMEOUT, 1, False, id="it makes steps"),
-        pytest.param(Cause.EXCEPTION, None, False, id="nobody was blocked"),
-    ],
-)
-def test_worker_that_runs_python_while_others_are_blocked_is_named(
-    cause: Cause, ping_age_s: int | None, is_named: bool
-) -> None:
-    pod = Pod()
-    pod.run()
-    now_ns = int(pod.now_s * 1e9)
-    flags = FLAG_IN_FUNCTION if ping_age_s is None else FLAG_IN_FUNCTION | FLAG_PING_ARMED
-    busy = Slot(50, 0, now_ns, now_ns, now_ns - (ping_age_s or 0) * 10**9, -1, flags, 0)
-    blocked = Slot(51, 0, now_ns, now_ns - 8 * 10**9, 0, -1, FLAG_IN_FUNCTION, 0)
-    pod.step(Ticked((busy, blocked)))
-    assert faults(pod) == [None, None]
-    pod.hear(Interrupt(1, 0, cause, 5, "p7", "blocked"))
-    detail = "was not in a collective while others were blocked: its main thread ran Python code without a ping"
-    named = Fault(Cause.SOFT_TIMEOUT, 0, detail, is_certain=True)
-    assert faults(pod) == [named if is_named else None, None]
-    pod.step(WorkerReported(0, 0, ready(0, 0)))
-    assert faults(pod) == [None, None]
 
 
 def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:

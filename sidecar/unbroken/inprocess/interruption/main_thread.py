@@ -1,0 +1,201 @@
+"""Where the main thread stands, told by another thread: its frames, and what it is calling outside of Python.
+
+`work.wait()` and `tensor.item()` have no frame of their own: in a stack they look like any line of the script. So the
+name of what is called is read from the bytecode. Nothing is opened or imported: what hangs may be the file system.
+"""
+
+import dis
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from unbroken_core.bounds import MAX_PLACE
+from unbroken_core.pod.activities import read
+from unbroken_core.pod.pod_messages import MainThread
+from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
+from unbroken_core.reasons import Doing
+
+_OWN_THREADS = "unbroken-"
+_WAITS = frozenset(
+    (
+        "allgather",
+        "allreduce",
+        "alltoall",
+        "barrier",
+        "broadcast",
+        "cpu",
+        "gather",
+        "get",
+        "is_completed",
+        "item",
+        "monitored_barrier",
+        "numpy",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "result",
+        "scatter",
+        "send",
+        "synchronize",
+        "tolist",
+        "wait",
+        "wait_event",
+        "wait_stream",
+        "wait_tensor",
+    )
+)
+"""Calls into C++ that may wait for other ranks, whatever they are called on."""
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
+_CALLS = ("CALL", "PRECALL")
+_MAX_THREADS = 256
+_MAX_CODE_BYTES = 1 << 16
+"""Of a function whose bytecode is read: longer ones take milliseconds."""
+
+
+def main_thread(iteration: int, *, is_leaving: bool) -> MainThread | None:
+    """Return where the main thread stands; None when it has no frames. From any thread, with the GIL."""
+    frames_by_thread = sys._current_frames()
+    ident = threading.main_thread().ident or 0
+    innermost = frames_by_thread.get(ident)
+    if innermost is None:
+        return None
+    stack = _stack(innermost)
+    beside, hook = _others(frames_by_thread, ident)
+    if hook is not None and read(MainThread(iteration, stack), True).what == "backward":
+        # A hook of the script, which torch's engine runs in a thread of its own.
+        innermost, stack = hook, _stack(hook)
+    call, may_wait = _calls(innermost)
+    sequence, num_groups = _groups()
+    return MainThread(iteration, stack, call, may_wait, beside, _is_raising(ident), is_leaving, sequence, num_groups)
+
+
+def _stack(frame: FrameType | None) -> tuple[str, ...]:
+    found: list[str] = []
+    while frame is not None and len(found) < MAX_FRAMES:
+        code = frame.f_code
+        found.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"[-MAX_FRAME_CHARACTERS:])
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _others(frames_by_thread: dict[int, FrameType], main: int) -> tuple[str, FrameType | None]:
+    """Return the collective in which another thread waits, and the innermost frame of a thread of torch's engine."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    hook = None
+    for ident, frame in list(frames_by_thread.items())[:_MAX_THREADS]:
+        thread = threads.get(ident)
+        if ident == main or (thread is not None and thread.name.startswith(_OWN_THREADS)):
+            continue
+        reading = read(MainThread(0, _stack(frame)), True)
+        if reading.doing is Doing.COLLECTIVE:
+            return reading.what, hook
+        if thread is None or isinstance(thread, threading._DummyThread):
+            hook = frame
+    return "", hook
+
+
+def _is_raising(ident: int) -> bool:
+    exceptions = getattr(sys, "_current_exceptions", None)
+    if exceptions is None:
+        return False  # Before Python 3.11.
+    found = exceptions().get(ident)
+    return found is not None and found != (None, None, None)
+
+
+# -------------------------------------------------------------------------------------------------- what it is calling
+
+
+def _calls(innermost: FrameType) -> tuple[str, bool | None]:
+    """Return what is called outside of Python, and whether it may wait for others; None: not known.
+
+    Below torch's own frames the script's call says more: `torch.ops.ns.wait_tensor(x)` ends in a frame of torch.
+    """
+    has_device = _has_device()
+    found: list[tuple[str, bool | None]] = []
+    frame: FrameType | None = innermost
+    while frame is not None and len(found) < MAX_FRAMES:
+        names = _called(frame.f_code, frame.f_lasti)
+        found.append(_judge(names, has_device))
+        if "/torch/" not in frame.f_code.co_filename.replace("\\", "/"):
+            break
+        frame = frame.f_back
+    for wanted in (True, None):
+        name = next((name for name, may_wait in found if may_wait is wanted), None)
+        if name is not None:
+            return name, wanted
+    return found[0]
+
+
+def _judge(names: tuple[str, ...], has_device: bool) -> tuple[str, bool | None]:
+    """Return the name of a call, from the dotted name of what is called, and whether it may wait for other ranks."""
+    if not names:
+        # An operator: on a device it may wait for the device, which may wait for other ranks.
+        return "", None if has_device else False
+    waits = next((name for name in reversed(names) if name in _WAITS or "c10d" in name), None)
+    if waits is not None:
+        return waits[:MAX_PLACE], True
+    name = names[-1][:MAX_PLACE]
+    torch: Any = sys.modules.get("torch")
+    is_of_torch = has_device and torch is not None and (hasattr(torch.Tensor, name) or "torch" in names)
+    return name, is_of_torch
+
+
+def _called(code: CodeType, last: int) -> tuple[str, ...]:
+    """Return the dotted name of what the instruction at this offset calls; () when it calls nothing.
+
+    Where Python does not know the columns of its code, all names of the line.
+    """
+    if len(code.co_code) > _MAX_CODE_BYTES:
+        return ()
+    instructions = list(dis.get_instructions(code))
+    at = next((index for index, each in enumerate(instructions) if each.offset >= last), None)
+    if at is None:
+        return ()
+    call = instructions[at]
+    positions = getattr(call, "positions", None)
+    if positions is None or positions.col_offset is None:
+        return tuple(_names_of_line(instructions, at))
+    if not call.opname.startswith(_CALLS):
+        return ()
+    start, end = (positions.lineno, positions.col_offset), (positions.end_lineno, positions.end_col_offset)
+    names = []
+    for each in instructions[:at]:
+        where = getattr(each, "positions", None)
+        if where is None or each.opname not in _LOADS or (where.lineno, where.col_offset) != start:
+            continue
+        if (where.end_lineno, where.end_col_offset) < end and isinstance(each.argval, str):
+            names.append(each.argval)
+    return tuple(names)
+
+
+def _names_of_line(instructions: list[dis.Instruction], at: int) -> Iterator[str]:
+    begin = next((i for i in range(at, -1, -1) if instructions[i].starts_line), 0)
+    for each in instructions[begin : at + 1]:
+        if each.opname in _LOADS and isinstance(each.argval, str):
+            yield each.argval
+
+
+# -------------------------------------------------------------------------------------------------------------- torch
+
+
+def _has_device() -> bool:
+    torch: Any = sys.modules.get("torch")
+    kinds = (getattr(torch, name, None) for name in ("cuda", "xpu", "mtia"))
+    return any(kind is not None and kind.is_initialized() for kind in kinds)
+
+
+def _groups() -> tuple[int, int]:
+    """Return how many collectives the default group has begun, and the number of groups; -1 and 0: not known."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None:
+        return -1, 0
+    try:
+        world = c10d._world
+        num_groups = len(world.pg_map)
+        group = world.default_pg
+        return (-1 if group is None else int(group._get_sequence_number_for_group())), num_groups
+    except (AttributeError, RuntimeError, TypeError):
+        # Another torch, or a backend that does not count.
+        return -1, 0
