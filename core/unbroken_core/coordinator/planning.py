@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, TakeFaults, Wait
+from unbroken_core.coordinator.memory.choosing import Ended, recall
 from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText, build_plan, running_text
 from unbroken_core.coordinator.state.members import ActiveWorld
@@ -56,7 +57,10 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.numbers = replace(job.numbers, highest_iteration=iteration)
     world = ActiveWorld(now_s, iteration, cut.world.world_size, ranking.num_spare_ranks)
     job.history.num_broken_spares += cut.world.num_broken
+    ended = Ended(job.world.iteration, _cause(job), job.progress.max_step)
     job.members.begin(world, cut)
+    if job.checkpoints.is_used:
+        job.recall = recall(job.checkpoints, job.recall, ended, note_seats(job))
     master = master_endpoint(job)
     for member in job.members.by_uid.values():
         send_plan(job, member, master)
@@ -69,6 +73,21 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.report = StatusText(
         reason, f"iteration {iteration}: waits for {world.size} ranks to enter the training function"
     )
+
+
+def note_seats(job: JobState) -> dict[int, str]:
+    """Return which pod has which rank of the world in force, and tell the table of checkpoints in memory."""
+    if not job.checkpoints.is_used:
+        return {}
+    by_uid = job.members.by_uid
+    seats = {rank: uid for uid, member in by_uid.items() for rank in member.ranks.values()}
+    job.checkpoints.begin(job.world.iteration, seats)
+    return seats
+
+
+def _cause(job: JobState) -> Cause | None:
+    incident = job.history.running
+    return None if incident is None or not incident.faults else incident.culprit.cause
 
 
 def master_endpoint(job: JobState) -> tuple[str, int]:

@@ -16,7 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
 from unbroken_core.coordinator.events import Action, Close, Send
+from unbroken_core.coordinator.memory.choosing import Recall
+from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
@@ -129,6 +132,9 @@ class JobState:
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
+        self.checkpoints = Checkpoints()
+        """Checkpoints in memory, as agents tell them."""
+        self.recall = Recall()
         self.actions: list[Action] = []
         """Of the step that is under way, in order."""
 
@@ -150,6 +156,7 @@ class JobState:
             cluster.is_accounted,
             cluster.pods,
             self.refused,
+            self.checkpoints.num_loads,
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
@@ -207,4 +214,21 @@ def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
         domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
         spare_ranks=world.num_spare_ranks,
         origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
+        restore=_restore(job, member),
     )
+
+
+def _restore(job: JobState, member: Member) -> Restore | None:
+    """Return what the ranks of a pod go back to, and where it finds what it does not have itself."""
+    choice = job.recall.choice
+    if choice is None:
+        return None
+
+    def candidate(key: StepKey, is_given_up: bool) -> Candidate:
+        is_same_size = key.world_size == job.world.size
+        ranks = sorted(member.ranks.values()) if is_same_size else range(key.world_size)
+        sources = job.checkpoints.sources(key, member.uid, ranks)[:MAX_SOURCES]
+        return Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up)
+
+    candidates = [candidate(key, False) for key in choice.keys] + [candidate(key, True) for key in choice.given_up]
+    return Restore(tuple(candidates), choice.reason)
