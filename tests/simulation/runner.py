@@ -22,6 +22,10 @@ class Result:
     """Moves between two steps."""
     num_growths: int = 0
     """Those of them by which the job grew back."""
+    num_restored: int = 0
+    """Restores from memory."""
+    num_chosen_again: int = 0
+    """Those of them that were not the first choice: a rank could not read it."""
 
 
 def run_seed(seed: int) -> Result:
@@ -44,5 +48,6 @@ def run_seed(seed: int) -> Result:
 
 def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
-    counts = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
+    counts: tuple[int, ...] = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
+    counts += (world.memory.num_restored, world.memory.num_chosen_again)
     return Result(seed, outcome, failure, world.story, *counts)

@@ -130,6 +130,7 @@ class Ended:
 
 def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int, str]) -> Recall:
     """Return what a new world begins with. `seats`: uid by rank."""
+    table.agree()
     attempts, load = before.attempts, table.load_of(ended.iteration)
     if load is not None and load.source is LoadSource.MEMORY:
         # Of worlds of two sizes with the same numbers only one can be.

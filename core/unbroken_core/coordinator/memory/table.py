@@ -171,11 +171,18 @@ class Checkpoints:
                 self._drop(place, self._places.pop(place), is_lost=True)
         self._forget_empty()
 
+    def agree(self, loads: Iterable[Load] | None = None) -> None:
+        """Note which timelines have ended, as more than half of the pods say; to be asked again once pods were lost."""
+        for load in sorted(self._votes, key=_epoch) if loads is None else loads:
+            if load not in self.floors and self._is_agreed(load):
+                self._raise_floor(load)
+
     def forget_pods(self) -> None:
         """Take out all pods, which will tell anew; what is void stays so."""
         for uid in list(self._arenas):
             self.lose(uid)
         self.steps.clear()
+        self._places.clear()
         self._worlds.clear()
         self.newest = None
 
@@ -247,7 +254,8 @@ class Checkpoints:
     def sources(self, key: StepKey, uid: str, ranks: Iterable[int]) -> list[tuple[int, str]]:
         """Return where those of these shards lie that the pod does not have itself; the pod reads all of them."""
         found, arena = [], self._arenas.get(uid, "")
-        holders = self.steps[key].holders
+        step = self.steps.get(key)
+        holders = {} if step is None else step.holders
         for rank in ranks:
             places = holders.get(rank, {})
             if uid not in places:
@@ -286,6 +294,7 @@ class Checkpoints:
                 return
             self._drop(uid, before, is_lost=False)
         self._places[uid] = place
+        newest = self.newest
         for key, shards in place.shards.items():
             step = self.steps.setdefault(key, Step())
             for rank, digests in shards.items():
@@ -293,7 +302,8 @@ class Checkpoints:
             step.was_sealed = step.was_sealed or len(step.holders) == key.world_size
             if self.is_complete(key) and (self.newest is None or key > self.newest):
                 self.newest = key
-                self._drop_left(key)
+        if self.newest is not None and self.newest != newest:
+            self._drop_left(self.newest)
         self._forget_empty()
 
     def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: Digests) -> bool:
@@ -326,7 +336,7 @@ class Checkpoints:
         left = [
             uid
             for uid, place in self._places.items()
-            if uid not in self._arenas and max(place.shards, default=newest) <= newest
+            if uid not in self._arenas and all(key < newest for key in place.shards)
         ]
         for uid in left:
             self._drop(uid, self._places.pop(uid), is_lost=False)
@@ -371,22 +381,20 @@ class Checkpoints:
                 self._refusals[load.iteration] = (*load.refused[0], teller.name)
         for old in sorted(self._refusals)[:-MAX_LOADS]:
             del self._refusals[old]
-        for load in told:
-            if load not in self.floors and self._is_agreed(load):
-                self._raise_floor(load)
+        self.agree(told)
 
     def _is_agreed(self, load: Load) -> bool:
-        """Return whether more than half of the pods say so that say anything of this iteration, or had ranks in it."""
+        """Return whether more than half say so: of the present pods of that world; else of who says anything of it."""
         votes, world = self._votes[load], self._worlds.get(load.iteration)
         if world is not None:
-            num_pods = len(world.pods)
+            num_pods = len(world.pods & self._arenas.keys())
             return 2 * len(votes) > num_pods and 2 * len(votes & world.pods) > num_pods
         others = [voters for other, voters in self._votes.items() if other.iteration == load.iteration]
         return 2 * len(votes) > len(set().union(*others))
 
     def _raise_floor(self, load: Load) -> None:
         floors = [known for known in self.floors if (known.iteration, known.term) != (load.iteration, load.term)]
-        self.floors = tuple(sorted([*floors, load], key=lambda known: (known.iteration, known.term)))[-MAX_FLOORS:]
+        self.floors = tuple(sorted([*floors, load], key=_epoch))[-MAX_FLOORS:]
         for uid, place in self._places.items():
             for key in [key for key in place.shards if self.is_void(key)]:
                 for rank in place.shards.pop(key):
@@ -401,3 +409,7 @@ class Checkpoints:
 
 def _is_verified(places: Mapping[str, Digests]) -> bool:
     return any(digests.data for digests in places.values())
+
+
+def _epoch(load: Load) -> tuple[int, int]:
+    return (load.iteration, load.term)

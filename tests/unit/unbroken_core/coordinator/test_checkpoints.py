@@ -264,6 +264,18 @@ def test_a_shard_that_could_not_be_read_is_told_with_its_pod() -> None:
     assert table.num_loads == 2
 
 
+def test_what_an_ended_pod_has_left_may_be_all_there_is() -> None:
+    table = Checkpoints()
+    left = (holding("gone", 0, 10, 0, world_size=1), holding("gone", 0, 20, 0, world_size=1))
+    for _time in range(2):
+        tell(table, "a", *left, arena="aa")
+        assert table.newest_complete() == key(0, 20, world_size=1)
+
+
+def test_a_step_that_is_gone_by_now_has_no_sources() -> None:
+    assert two_steps().sources(key(5, 5), "a", [0]) == []
+
+
 # ----------------------------------------------------------------------------------------------------------- abuse
 
 
