@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unbroken.folders import lock_folder
 from unbroken.keeper.config import KeeperConfig
-from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests
+from unbroken.keeper.digests import digest_slot, read_digests, read_slot_head, write_digests
 from unbroken_core.errors import InputError
 from unbroken_core.pod.memory_messages import Found, FoundSlot, NoRoom, Reserved
 from unbroken_core.pod.memory_slots import (
@@ -23,7 +23,6 @@ from unbroken_core.pod.memory_slots import (
     digests_name,
     pack_head,
     slot_name,
-    voided,
 )
 
 logger = logging.getLogger(__name__)
@@ -166,16 +165,6 @@ class Arena:
             return []
 
     # ------------------------------------------------------------------------------------------------- what is over
-
-    def void_newer(self, restored: Moment) -> None:
-        """All ranks went back to this checkpoint: what is newer belongs to a timeline that is over."""
-        for sealed in self.sealed():
-            if sealed.head.moment.order > restored.order:
-                descriptor = open_slot(sealed.path, os.O_RDWR)
-                try:
-                    os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)
-                finally:
-                    os.close(descriptor)
 
     def drop_left_folders(self) -> None:
         """Remove what ended pods have left, once a newer checkpoint is whole without it."""

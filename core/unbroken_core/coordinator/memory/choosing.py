@@ -149,6 +149,8 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copi
     protected = table.newest_protected(num_copies) if num_copies else None
     load, refused = table.load_of(iteration), table.refusal_of(iteration)
     reason = "" if recalled.choice is None else recalled.choice.reason
+    if recalled.choice is None and load is not None:
+        reason = "not all agents tell what their keepers have: ranks agreed among themselves"
     if refused is not None:
         step, why, pod = refused
         reason = f"step {step} could not be read by {pod}: {why}"

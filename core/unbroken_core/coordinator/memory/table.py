@@ -279,19 +279,11 @@ class Checkpoints:
         return place not in self._arenas and not teller.is_living(place)
 
     def _replace(self, teller: Teller, place: _Place, uid: str, holdings: list[Holding]) -> None:
-        for holding in holdings:
-            key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
-            for rank, layout, data in holding.shards:
-                if self._may_hold(teller, uid, key, rank, Digests(layout, data)):
-                    place.shards.setdefault(key, {})[rank] = Digests(layout, data)
-                else:
-                    self.num_refused += 1
-        for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
-            self.num_refused += len(place.shards.pop(key))
+        self._believe(teller, place, uid, holdings)
         before = self._places.get(uid)
+        if before == place:
+            return
         if before is not None:
-            if before == place:
-                return
             self._drop(uid, before, is_lost=False)
         self._places[uid] = place
         newest = self.newest
@@ -305,6 +297,18 @@ class Checkpoints:
         if self.newest is not None and self.newest != newest:
             self._drop_left(self.newest)
         self._forget_empty()
+
+    def _believe(self, teller: Teller, place: _Place, uid: str, holdings: list[Holding]) -> None:
+        """Put what can be into a place, and count the rest."""
+        for holding in holdings:
+            key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
+            for rank, layout, data in holding.shards:
+                if self._may_hold(teller, uid, key, rank, Digests(layout, data)):
+                    place.shards.setdefault(key, {})[rank] = Digests(layout, data)
+                else:
+                    self.num_refused += 1
+        for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
+            self.num_refused += len(place.shards.pop(key))
 
     def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: Digests) -> bool:
         if not 0 <= rank < key.world_size <= teller.most_ranks or not 0 <= key.iteration <= teller.last_iteration:

@@ -25,6 +25,7 @@ from unbroken.agent.decisions.events import (
     Disconnected,
     Event,
     Exit,
+    KeeperSeen,
     LauncherAttached,
     LauncherLost,
     LauncherReported,
@@ -173,6 +174,8 @@ class PodMember:
                 self._take_rendezvous(event, now_s)
             case Ticked():
                 note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
+            case KeeperSeen(held=held):
+                self.reporter.held = held
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
@@ -408,6 +411,7 @@ class PodMember:
             term=self.instructions.term,
             plan=plan,
             workers=workers,
+            memory=self.reporter.held,
         )
 
     def _end(self, now_s: float) -> list[Action]:

@@ -251,7 +251,10 @@ def test_two_failures_after_the_same_restore_change_the_next_plan() -> None:
 
 def test_without_the_word_of_every_pod_ranks_find_out_among_themselves() -> None:
     table = two_steps()
-    assert recall(table, Recall(), Ended(0, None, -1), {0: "a", 1: "silent"}).choice is None
+    recalled = recall(table, Recall(), Ended(0, None, -1), {0: "a", 1: "silent"})
+    assert recalled.choice is None
+    tell(table, "a", loads=(load(1, 0, 10),))
+    assert "not all agents tell" in memory_status(table, recalled, 1).reason
 
 
 def test_a_shard_that_could_not_be_read_is_told_with_its_pod() -> None:
