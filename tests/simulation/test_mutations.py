@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.simulation.runner import run_seed
 
+from unbroken_core.coordinator import planning
 from unbroken_core.coordinator.memory import choosing, table
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
-from unbroken_core.coordinator.state import job as job_state
 
 MOST_SCHEDULES = 400
 
@@ -50,8 +50,8 @@ def tell_each_pod_something_else(patch: pytest.MonkeyPatch) -> None:
         told = plain(job, member)
         return told if told is None or 0 in member.ranks.values() else type(told)(told.candidates[1:])
 
-    plain = job_state._restore
-    patch.setattr(job_state, "_restore", restore)
+    plain = planning._restore
+    patch.setattr(planning, "_restore", restore)
 
 
 BREAKS = [

@@ -122,6 +122,7 @@ class Agent:
         tasks = Tasks(self._on_failure)
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
+        tasks.start("watch on the socket", self._local.watch())
         if self._config.memory is not None and self._keeper_link is not None:
             tasks.start("news of the keeper", self._keeper_link.run(lambda held: self._emit(KeeperSeen(held))))
             tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())

@@ -14,7 +14,7 @@ from unbroken_core import wire
 from unbroken_core.checkpoints import MAX_LOADS, Held, Holding, Load, LoadSource
 from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import Holds
-from unbroken_core.pod.memory_slots import Head, digests_name, pack_head, voided
+from unbroken_core.pod.memory_slots import Head, digests_name
 from unbroken_core.settings import MAX_RANKS_PER_POD
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Telling:
             self._loads = tuple(sorted([*others, load], key=lambda one: (one.iteration, one.term)))[-MAX_LOADS:]
             self._write_loads()
         if load.source is LoadSource.MEMORY:
-            self._void(load)
+            self._arena.void(load)
         self.changed()
 
     def held(self) -> Held:
@@ -106,7 +106,8 @@ class Telling:
         """Return a digest of the data; "" before the keeper has made it, None of what must not be read."""
         place = (sealed.path, sealed.head.serial)
         if place not in self._digests:
-            found = read_digests(sealed.path.with_name(digests_name(sealed.path.name)), sealed.head)
+            path = self._arena.reached(sealed.path)
+            found = read_digests(path.with_name(digests_name(path.name)), sealed.head)
             if found is None:
                 return ""
             if found.problem:
@@ -116,18 +117,8 @@ class Telling:
             self._digests[place] = hashlib.sha256(repr(found.checksums).encode()).hexdigest()[:16]
         return self._digests[place]
 
-    def _void(self, load: Load) -> None:
-        for sealed in self._arena.sealed():
-            moment = sealed.head.moment
-            if load.voids(moment.iteration, moment.term, moment.step):
-                descriptor = open_slot(sealed.path, os.O_RDWR)
-                try:
-                    os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)
-                finally:
-                    os.close(descriptor)
-
     def _read_loads(self) -> tuple[Load, ...]:
-        path = self._arena.folder / _LOADS
+        path = self._arena.reached(self._arena.folder / _LOADS)
         try:
             descriptor = open_slot(path, os.O_RDONLY)
         except OSError:
@@ -142,10 +133,13 @@ class Telling:
         return held.loads
 
     def _write_loads(self) -> None:
-        path = self._arena.folder / _LOADS
+        path = self._arena.reached(self._arena.folder / _LOADS)
         part = path.with_name(f".{_LOADS}")
         try:
-            part.write_text(wire.encode(Held(self._name, (), self._loads)))
+            part.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(part, flags, 0o600), "w") as file:
+                file.write(wire.encode(Held(self._name, (), self._loads)))
             part.replace(path)
         except OSError as error:
             logger.warning("what was loaded is not kept: file=%s error=%s", path, error)

@@ -82,7 +82,10 @@ class Arena:
             )
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
-        self._map(answer)
+        try:
+            self._map(answer)
+        except (OSError, ValueError) as error:
+            return f"the slots that the keeper has made cannot be mapped: {error}"
         return ""
 
     def wait_until_populated(self) -> None:
@@ -159,6 +162,7 @@ class Arena:
             self._populating.stop()
         for slot in self._slots:
             slot.close()
+        self._slots = []
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
         self._populating = Populating(list(self._slots))
