@@ -36,6 +36,8 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job))
+    if job.memory:
+        lines += _row("memory", job.memory)
     if last is None:
         lines += _row("last fault", "none recovered: the job failed as said above" if job.state == "Failed" else "none")
     else:

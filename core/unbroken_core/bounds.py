@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable
 from typing import Union
 
+from unbroken_core.checkpoints import MAX_CANDIDATES, MAX_LOADS, MAX_SOURCES
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 
 MAX_NUMBER = (1 << 53) - 1
@@ -218,6 +219,17 @@ BOUNDS: dict[str, Bound] = {
     "checksums": Items(MAX_BLOCKS, Number(0, (1 << 32) - 1)),
     "first_block": Number(0, MAX_BLOCKS),
     "num_blocks": Number(0, MAX_BLOCKS),
+    # Checkpoints in memory.
+    "arena": Text(64, r"[0-9a-f]*", "hexadecimal digits"),
+    "holdings": Items(4 * MAX_RANKS_PER_POD),
+    "place": _NAME,
+    "shards": Items(MAX_RANKS_PER_POD, _RANK, Text(64, r"[0-9a-f]*", "hexadecimal digits")),
+    "loads": Items(MAX_LOADS),
+    "of_term": _COUNT,
+    "of_iteration": _INDEX,
+    "refused": Items(MAX_CANDIDATES, _INDEX, Text(MAX_DETAIL)),
+    "candidates": Items(MAX_CANDIDATES),
+    "sources": Items(MAX_SOURCES, _RANK, _NAME),
     # Between operator and rendezvous, and to a launcher.
     "pods": Items(4 * MAX_PODS),
     "uses": Items(65_536),
@@ -225,7 +237,7 @@ BOUNDS: dict[str, Bound] = {
 }
 _OWN_CHECKS = frozenset(("JobSettings", "Timeouts", "RungBudget", "NodeReport", "Standing", "Rejected", "Limits"))
 """Whose values are checked elsewhere, in the words of who gave them."""
-_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus"))
+_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus", "MemoryStatus"))
 """What a rendezvous reports: the operator bounds it by the job's spec, and cuts off what is too much."""
 
 

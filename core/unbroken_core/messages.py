@@ -10,6 +10,7 @@ them into text and back, strictly.
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.checkpoints import Held, MemoryStatus, Restore
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
@@ -189,6 +190,8 @@ class Plan:
     """Spare workers in the whole job."""
     origins: tuple[tuple[int, str], ...] = ()
     """(local_rank, where its rank was in the plan before: domains and pod) of those that took another's rank."""
+    restore: Restore | None = None
+    """What the ranks go back to, in jobs with checkpoints in memory. None: they find out among themselves."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,8 @@ class Hello:
     plan: Plan | None = None
     """The plan that its workers are in; None before the first."""
     workers: tuple[WorkerState, ...] = ()
+    memory: Held | None = None
+    """What its keeper has; None without one, and of an agent that does not know of it."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,8 @@ class Report:
     """The pod was told to end (SIGTERM); its ranks should move."""
     entered_ago_s: float = 0.0
     """Seconds since the last of the workers that this shows in a new iteration was told to enter it."""
+    memory: Held | None = None
+    """What its keeper has; None: as this connection told last."""
 
 
 @dataclass(frozen=True)
@@ -446,3 +453,5 @@ class JobStatus:
     """Pods that may have no part in the job, and why."""
     broken_spares: int = 0
     """Wholly spare pods of which a plan took some workers only: the last resort."""
+    memory: MemoryStatus | None = None
+    """None of a job without checkpoints in memory."""

@@ -37,10 +37,13 @@ def main() -> int:
     num_recoveries = sum(result.num_recoveries for result in results)
     num_common = sum(result.num_common for result in results)
     num_growths = sum(result.num_growths for result in results)
+    num_restored = sum(result.num_restored for result in results)
+    num_again = sum(result.num_chosen_again for result in results)
     seconds = time.perf_counter() - started_s
     print(
         f"{len(results)} schedules, {num_faults} faults, {num_recoveries} recoveries, "
         f"{num_common} moves after a common step ({num_growths} to grow), "
+        f"{num_restored} restores from memory ({num_again} not of the first choice), "
         f"{len(failed)} violations, {seconds:.1f} s; {outcomes}"
     )
     return 1 if failed else 0

@@ -172,6 +172,7 @@ class Pod:
             self.term,
             self.plan,
             tuple(self._told(worker, state) for worker, state in zip(self.workers, self.states(), strict=True)),
+            self.world.memory.held(self),
         )
         # Who is not in the plan now is expected there no more: only a plan that follows lets anybody enter.
         self.is_plan_new = False
@@ -188,7 +189,8 @@ class Pod:
             self.seq += 1
             ago_s = 0.0 if self.entered_s is None else self.world.now_s - self.entered_s
             self.entered_s = None
-            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s))
+            held = self.world.memory.held(self)
+            self.say(Report(self.seq, self.states(), self.is_leaving, ago_s, held))
 
     def report_entry(self) -> None:
         """Tell that workers have entered an iteration, a moment later or with the next news."""

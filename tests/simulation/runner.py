@@ -26,6 +26,10 @@ class Result:
     """Hangs of which somebody was named."""
     num_unnamed: int = 0
     """Hangs of which it was said that the rank is not known."""
+    num_restored: int = 0
+    """Restores from memory."""
+    num_chosen_again: int = 0
+    """Those of them that were not the first choice: a rank could not read it."""
 
 
 def run_seed(seed: int) -> Result:
@@ -48,5 +52,6 @@ def run_seed(seed: int) -> Result:
 
 def _result(world: World, seed: int, outcome: str, failure: str) -> Result:
     ledger = world.ledger
-    counts = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
-    return Result(seed, outcome, failure, world.story, *counts, ledger.num_named, ledger.num_unnamed)
+    counts: tuple[int, ...] = (world.num_faults, ledger.num_recoveries, ledger.num_common, ledger.num_growths)
+    counts += (ledger.num_named, ledger.num_unnamed, world.memory.num_restored, world.memory.num_chosen_again)
+    return Result(seed, outcome, failure, world.story, *counts)

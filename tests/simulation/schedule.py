@@ -67,6 +67,8 @@ class Schedule:
     """Whether the operator vouches for the end of pods that are no more."""
     can_halt: bool
     """Whether agents know Halt."""
+    memory: str
+    """Where checkpoints in memory are: "none", in each "pod", all on one "host", or in pods with "older agents"."""
     tells_steps: str
     """Which steps scripts tell: "all", "none", of "rank 0" alone, "skewed" (rank 0 counts otherwise), in "epochs"."""
     step_s: float
@@ -105,6 +107,10 @@ def make_schedule(seed: int) -> Schedule:
         if more.random() < 0.3:
             faults.append(FaultPlan(faults[-1].at_s + more.uniform(0.0, 60.0), "** crash", lambda w: _crash(w, 0, 0.5)))
         work_s = 400.0  # So that the pods that are cut off do not complete meanwhile.
+    kept = random.Random(f"memory {seed}")
+    memory = kept.choice(["none", "none", "pod", "pod", "host", "older agents"])
+    if memory != "none" and kept.random() < 0.4:
+        faults += [_spoil(kept, kept.uniform(5.0, 60.0)) for _number in range(kept.randint(1, 3))]
     planned = random.Random(f"move {seed}")
     if planned.random() < 0.5:
         faults += [_cordon(planned, planned.uniform(10.0, 45.0)) for _number in range(planned.randint(1, 3))]
@@ -126,6 +132,7 @@ def make_schedule(seed: int) -> Schedule:
         has_memory=has_memory,
         is_accounted=is_accounted,
         can_halt=planned.random() < 0.85,
+        memory=memory,
         tells_steps=planned.choice(["all", "all", "all", "all", "none", "rank 0", "skewed", "epochs"]),
         step_s=planned.choice([0.05, 0.5, 2.0]),
         queue_s=queue_s,
@@ -244,6 +251,11 @@ def _cordon(rng: random.Random, at_s: float) -> FaultPlan:
             world.cordon(pod, lasts_s, comes_back)
 
     return FaultPlan(at_s, "** cordon", strike, is_planned=True)
+
+
+def _spoil(rng: random.Random, at_s: float) -> FaultPlan:
+    pick = rng.random()
+    return FaultPlan(at_s, "** spoil", lambda world: world.memory.spoil(pick), is_planned=True)
 
 
 def _pod(world: World, pick: float, wants_active: bool = False) -> Pod | None:

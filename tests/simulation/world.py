@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tests.simulation.invariants import Ledger, Violation
+from tests.simulation.keeping import Memory
 from tests.simulation.pod import Pod, Worker
 from tests.simulation.schedule import Ambush, FaultPlan, Schedule
 from tests.simulation.state_invariants import check_state
@@ -100,6 +101,9 @@ class World:
         self._queue = random.Random(f"queue {schedule.seed}")
         self.ledger = Ledger(self)
         self.training = Training(self)
+        self.memory = Memory(self)
+        self.terms: dict[int, int] = {}
+        """Term of the plan with which an iteration was entered."""
         self.cordoned: set[str] = set()
         """Uids of pods on nodes that are to be left."""
         self.disturbed_s = 0.0
@@ -221,10 +225,13 @@ class World:
         if not isinstance(event, Tick):
             self.tell("-> ", event)
         phase, numbers = coordinator.phase, coordinator.past
+        newest = coordinator._job.members.world.iteration
+        complete = coordinator._job.checkpoints.newest_complete() if self.memory.is_on else None
         actions = coordinator.step(event, self.now_s)
         is_quiet = isinstance(event, AgentReported) and isinstance(event.message, Heartbeat) and not actions
         if not is_quiet:
             check_state(coordinator, self.now_s, *numbers)
+            self.memory.check_table()
         if coordinator.phase is not phase:
             self._ambush(coordinator.phase)
             status = coordinator.status(self.now_s, str)
@@ -232,6 +239,10 @@ class World:
         for action in actions:
             self.tell("<- ", action)
         self.ledger.check_step(event, actions)
+        plans = [(a.session, a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Plan)]
+        self.memory.check_cut(
+            [(self.connections[session].pod, plan) for session, plan in plans if plan.iteration > newest], complete
+        )
         for action in actions:
             if isinstance(action, Send):
                 self.to_agent(action.session, action.message)
@@ -320,6 +331,7 @@ class World:
         """Replace it some time later."""
         self.guilty_pods.add(pod.uid)
         self.disturbed_s = self.now_s
+        self.memory.pod_died(pod)
         self.tell(f"{pod.name} is gone")
         self._observe_soon()
         self.after(self.random.uniform(0.5, 20.0), lambda: self.create_pod(Role.SPARE, 1.0), "")
@@ -381,6 +393,8 @@ class World:
             for other, member in list(entries.values()):
                 if member.is_hung:
                     self.hung(other, iteration)
+            self.terms[iteration] = plan.term
+            self.memory.entered(iteration, plan.term)
             left_s = max(self.schedule.work_s - self.trained_s, 1.0)
             began_s = self.now_s
             self.after(left_s, lambda: self._complete(iteration, began_s), f"iteration {iteration} has trained")

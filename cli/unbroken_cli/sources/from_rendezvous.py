@@ -1,6 +1,7 @@
 """Pure: a job from what its rendezvous says."""
 
 from unbroken_cli.job import FaultSummary, JobRecord
+from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.reasons import JobPhase
 
@@ -33,7 +34,23 @@ def job_from_status(status: JobStatus) -> JobRecord:
         ettr=status.ettr,
         container="",
         faults=tuple(map(_fault, status.recoveries)),
+        memory="" if status.memory is None else memory_text(status.memory, status.max_step),
     )
+
+
+def memory_text(memory: MemoryStatus, max_step: int) -> str:
+    """Return what checkpoints in memory are worth, and what was restored last."""
+    text = "no step is on all ranks yet"
+    if memory.complete_step >= 0:
+        behind = max_step - memory.complete_step
+        ago = f" ({behind} step{'s' * (behind != 1)} ago)" if behind >= 0 else ""
+        text = f"step {memory.complete_step} on all ranks{ago}"
+    redone = f"{memory.steps_redone} step{'s' * (memory.steps_redone != 1)} redone"
+    restored = {
+        "memory": f"; restored step {memory.restored_step} from memory, {redone}",
+        "disk": f"; restored step {memory.restored_step} from disk, {redone}",
+    }
+    return text + restored.get(memory.source, "") + (f": {memory.reason}" if memory.reason else "")
 
 
 def _fault(recovery: Recovery) -> FaultSummary:

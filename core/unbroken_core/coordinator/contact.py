@@ -52,6 +52,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
         take_fault(job, record, now_s)
     note_gone(job, member, detail)
     job.previous = note_lost(job, member)
+    job.checkpoints.lose(member.uid)
     _forget_asked(job, member)
     job.members.drop(member)
 
@@ -68,6 +69,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
             job.close(member.session)
     outage = Outage(now_s, why, job.world.iteration, job.world.size)
     job.progress.stop(now_s)
+    job.checkpoints.forget_pods()
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

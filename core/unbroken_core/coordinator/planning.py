@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
 from unbroken_core.coordinator.ending import finish
+from unbroken_core.coordinator.memory.choosing import Ended, recall
+from unbroken_core.coordinator.memory.table import StepKey
 from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
@@ -13,7 +16,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.messages import Plan
 from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import JobPhase, Phase, Reason, Rung
+from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
 
 
@@ -56,7 +59,10 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.numbers = replace(job.numbers, highest_iteration=iteration)
     world = ActiveWorld(now_s, iteration, cut.world.world_size, ranking.num_spare_ranks)
     job.history.num_broken_spares += cut.world.num_broken
+    ended = Ended(job.world.iteration, _cause(job), job.progress.max_step)
     job.members.begin(world, cut)
+    if job.checkpoints.is_used:
+        job.recall = recall(job.checkpoints, job.recall, ended, note_seats(job))
     master = master_endpoint(job)
     for member in job.members.by_uid.values():
         send_plan(job, member, master)
@@ -69,6 +75,21 @@ def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
     job.report = StatusText(
         reason, f"iteration {iteration}: waits for {counted(world.size, 'rank')} to enter the training function"
     )
+
+
+def note_seats(job: JobState) -> dict[int, str]:
+    """Return which pod has which rank of the world in force, and tell the table of checkpoints in memory."""
+    if not job.checkpoints.is_used:
+        return {}
+    by_uid = job.members.by_uid
+    seats = {rank: uid for uid, member in by_uid.items() for rank in member.ranks.values()}
+    job.checkpoints.begin(job.world.iteration, seats)
+    return seats
+
+
+def _cause(job: JobState) -> Cause | None:
+    incident = job.history.running
+    return None if incident is None or not incident.faults else incident.culprit.cause
 
 
 def master_endpoint(job: JobState) -> tuple[str, int]:
@@ -104,7 +125,24 @@ def _build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
         domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
         spare_ranks=world.num_spare_ranks,
         origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
+        restore=_restore(job, member),
     )
+
+
+def _restore(job: JobState, member: Member) -> Restore | None:
+    """Return what the ranks of a pod go back to, and where it finds what it does not have itself."""
+    choice = job.recall.choice
+    if choice is None:
+        return None
+
+    def candidate(key: StepKey, is_given_up: bool) -> Candidate:
+        is_same_size = key.world_size == job.world.size
+        ranks = sorted(member.ranks.values()) if is_same_size else range(key.world_size)
+        sources = job.checkpoints.sources(key, member.uid, ranks)[:MAX_SOURCES]
+        return Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up)
+
+    candidates = [candidate(key, False) for key in choice.keys] + [candidate(key, True) for key in choice.given_up]
+    return Restore(tuple(candidates), choice.reason)
 
 
 def _stopped_at_s(phase: object, now_s: float) -> float:

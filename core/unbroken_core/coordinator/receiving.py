@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Union
 
+from unbroken_core.checkpoints import Held
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
@@ -11,7 +12,8 @@ from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
-from unbroken_core.coordinator.limits import check_hello, check_report, most_pods
+from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
+from unbroken_core.coordinator.memory.table import Teller
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
 from unbroken_core.coordinator.previous_world import note_back
@@ -66,6 +68,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     member.can_halt = can_halt
     _place(job, member, hello)
     _take_over_plan(member, hello)
+    _receive_memory(job, member, hello.memory)
     _update(job, member, hello.workers, now_s)
     job.send(member, Welcome(PROTOCOL, job.numbers.term, heartbeat_interval_s(job.settings.timeouts), _over(job)))
     if hello.plan is not None:
@@ -222,6 +225,8 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         return
     if message.is_leaving and not member.is_leaving:
         member.is_leaving = True
+    if message.memory is not None:
+        _receive_memory(job, member, message.memory)
     is_entering = member.uid in job.members.not_entered
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
@@ -240,6 +245,22 @@ def _update(job: JobState, member: Member, workers: tuple[WorkerState, ...], now
     job.members.update(member, workers, now_s, ran_since_s)
     iteration = job.world.iteration
     job.progress.step(max((w.step for w in workers if w.iteration == iteration), default=-1), now_s)
+
+
+def _receive_memory(job: JobState, member: Member, held: Held | None) -> None:
+    if held is None:
+        job.checkpoints.lose(member.uid)  # Another agent of this pod knew of its keeper.
+        return
+    names = job.members.ranking.names(member.uid)
+    teller = Teller(
+        member.uid,
+        member.pod,
+        names[0] if names else "",
+        job.numbers.highest_iteration,
+        most_ranks(job.settings),
+        lambda uid: uid in job.members.by_uid,
+    )
+    job.checkpoints.receive(teller, held)
 
 
 def lose_connection(job: JobState, session: str, now_s: float) -> None:

@@ -41,7 +41,7 @@ from unbroken_core.coordinator.faults import count_fault, inspect, take_fault, w
 from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import charge, decide_interrupted
 from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
-from unbroken_core.coordinator.planning import cut_plan, decide_planned
+from unbroken_core.coordinator.planning import cut_plan, decide_planned, note_seats
 from unbroken_core.coordinator.previous_world import adopted_world
 from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
 from unbroken_core.coordinator.respawning import replace_process, respawn
@@ -212,6 +212,7 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     members.ranking.exclude({})
     ranks = members.ranking.adopt(size, decision.places)
     members.adopt(ActiveWorld(now_s, iteration, size), ranks)
+    note_seats(job)
     job.previous = adopted_world(job, num_seen, began_s)
     job.phase = Planned()
     message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
@@ -45,6 +46,7 @@ def build_status(
         ettr=job.progress.ettr(now_s),
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.history.num_broken_spares,
+        memory=memory_status(job.checkpoints, job.recall, world.iteration) if job.checkpoints.is_used else None,
     )
 
 

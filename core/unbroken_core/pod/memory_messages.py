@@ -1,11 +1,13 @@
 """What workers and the keeper of their pod say to each other: one Unix stream socket a worker, one JSON object a line.
 
-worker -> keeper   Reserve, Find, Restored: each is answered      Sealed: not answered
-keeper -> worker   Reserved or NoRoom; Found; Done
+worker -> keeper   Reserve, Find, Loaded: each is answered      Sealed: not answered      agent -> keeper   Watch
+keeper -> worker   Reserved or NoRoom; Found; Done                                        keeper -> agent   Holds
 """
 
 from dataclasses import dataclass
 from typing import Union
+
+from unbroken_core.checkpoints import Held, Load
 
 KEEPER_SOCKET = "keeper.sock"
 """Name of the keeper's socket in the pod's folder."""
@@ -81,18 +83,31 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Restored:
-    """This checkpoint was restored, on all ranks: newer ones belong to a dead timeline, and are void."""
+class Loaded:
+    """All ranks of an iteration went back to this: newer ones belong to a dead timeline, and are void."""
 
-    term: int
-    iteration: int
-    step: int
+    load: Load
 
 
 @dataclass(frozen=True)
 class Done:
-    """The answer to Restored."""
+    """The answer to Loaded."""
 
 
-ToKeeper = Union[Reserve, Sealed, Find, Restored]
-FromKeeper = Union[Reserved, NoRoom, Found, Done]
+@dataclass(frozen=True)
+class Watch:
+    """An agent asks what there is, once that is another version than this; answered after a while in any case."""
+
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class Holds:
+    """The answer to Watch."""
+
+    version: int
+    held: Held
+
+
+ToKeeper = Union[Reserve, Sealed, Find, Loaded, Watch]
+FromKeeper = Union[Reserved, NoRoom, Found, Done, Holds]

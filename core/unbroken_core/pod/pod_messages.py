@@ -9,6 +9,7 @@ Frozen dataclasses of JSON types only, as in `messages`.
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.checkpoints import Restore
 from unbroken_core.messages import Answer, Fault, Halt, Halted, Policy, Question
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
@@ -121,6 +122,8 @@ class Enter:
     lost_s: float | None = None
     """For how long the agent has been out of touch with the rendezvous; None while it is in touch. Sent again, with the
     same iteration, when that changes: a worker whose agent ends counts from there."""
+    restore: Restore | None = None
+    """What checkpoints in memory go back to; None: ranks find out among themselves."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import logging
 import secrets
 import signal
 from collections import deque
+from typing import TYPE_CHECKING
 
 from unbroken.agent.adapters.death_watch import DeathWatch
 from unbroken.agent.adapters.keeper_process import KeeperProcess
@@ -17,8 +18,10 @@ from unbroken.agent.config import AgentConfig, MemoryConfig
 from unbroken.agent.decisions.events import (
     Action,
     CloseConnection,
+    Connected,
     Event,
     Exit,
+    KeeperSeen,
     LauncherReported,
     Remember,
     RendezvousSent,
@@ -41,6 +44,9 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 from unbroken_core.pod.liveness import next_check_s
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
+
+if TYPE_CHECKING:
+    from unbroken.agent.adapters.keeper_link import KeeperLink
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +91,9 @@ class Agent:
             authority=authority,
             server_name=server_name(config.settings.job, config.settings.namespace),
         )
+        self._keeper_link = None if config.memory is None else _link_to_keeper(config, config.memory)
+        if self._keeper_link is not None:
+            self._member.take(KeeperSeen(self._keeper_link.look()), self._loop.time())
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()
@@ -114,7 +123,8 @@ class Agent:
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
         tasks.start("watch on the socket", self._local.watch())
-        if self._config.memory is not None:
+        if self._config.memory is not None and self._keeper_link is not None:
+            tasks.start("news of the keeper", self._keeper_link.run(lambda held: self._emit(KeeperSeen(held))))
             tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
@@ -179,6 +189,9 @@ class Agent:
             if any(map(_has_step_news, self._events)):
                 # Steps first: otherwise a fault right after a step would count as one without progress.
                 self._member.take(self._look(), now_s)
+            if self._keeper_link is not None and any(map(_has_left, self._events)):
+                # The next plan may be made of this report: what was saved last belongs in it.
+                self._member.take(KeeperSeen(self._keeper_link.look()), now_s)
             while self._events:
                 event = self._events.popleft()
                 _log_event(event)
@@ -259,6 +272,19 @@ def _has_step_news(event: Event) -> bool:
     if report.phase is WorkerPhase.RUNNING:
         return report.has_progress
     return report.phase is not WorkerPhase.READY
+
+
+def _link_to_keeper(config: AgentConfig, memory: MemoryConfig) -> "KeeperLink":
+    from unbroken.agent.adapters.keeper_link import KeeperLink  # noqa: PLC0415 - a job without memory loads none of it
+
+    return KeeperLink(config.directory, memory.root, config.pod_uid, config.settings.ranks_per_pod)
+
+
+def _has_left(event: Event) -> bool:
+    """Return whether a worker, or a process, is where it does not save any more."""
+    if isinstance(event, WorkerReported):
+        return event.message.phase is not WorkerPhase.RUNNING
+    return isinstance(event, (WorkerLost, WorkerDied, LauncherReported, Connected))
 
 
 def _log_event(event: Event) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests
 from unbroken.keeper.rarely import Rarely
+from unbroken_core.checkpoints import Load
 from unbroken_core.errors import InputError
 from unbroken_core.pod.memory_messages import Found, FoundSlot, NoRoom, Reserved
 from unbroken_core.pod.memory_slots import (
@@ -243,10 +244,11 @@ class Arena:
 
     # ------------------------------------------------------------------------------------------------- what is over
 
-    def void_newer(self, restored: Moment) -> None:
-        """All ranks went back to this checkpoint: what is newer belongs to a timeline that is over."""
+    def void(self, load: Load) -> None:
+        """All ranks of an iteration went back to this: what is newer in earlier ones is void."""
         for sealed in self.sealed():
-            if sealed.head.moment.order > restored.order:
+            moment = sealed.head.moment
+            if load.voids(moment.iteration, moment.term, moment.step):
                 descriptor = open_slot(self.reached(sealed.path), os.O_RDWR)
                 try:
                     os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.rarely import Rarely
+from unbroken.keeper.telling import Telling
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
@@ -21,20 +22,22 @@ from unbroken_core.pod.memory_messages import (
     Find,
     Found,
     FromKeeper,
+    Loaded,
     NoRoom,
     Reserve,
     Reserved,
-    Restored,
     Sealed,
     ToKeeper,
+    Watch,
 )
-from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, Moment, slot_name
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, slot_name
 
 logger = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 256
 _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
+_WATCH_S = 10.0
 
 
 class Keeper:
@@ -44,6 +47,7 @@ class Keeper:
         """Take the pod's folder and listen. Raises InputError."""
         self._config = config
         self._arena = Arena(config)
+        self._telling = Telling(self._arena, config.root)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
@@ -84,6 +88,7 @@ class Keeper:
                 path = self._sealed.pop()
             try:
                 self._arena.digest(path)
+                self._telling.changed()
                 self._arena.drop_left_folders()
             except OSError as error:
                 if self._rarely.may_say("not digested"):
@@ -117,9 +122,11 @@ class Keeper:
             case Find():
                 found = self._arena.find()
                 return Found(found.slots[:MAX_SLOTS_FOUND], found.bad)
-            case Restored(term=term, iteration=iteration, step=step):
-                self._arena.void_newer(Moment(term, iteration, step))
+            case Loaded(load=load):
+                self._telling.loaded(load)
                 return Done()
+            case Watch(version=version):
+                return self._telling.wait(version, _WATCH_S)
             case _:
                 assert_never(message)
         return None

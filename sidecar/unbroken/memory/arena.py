@@ -12,14 +12,15 @@ from unbroken.memory.client import KeeperClient
 from unbroken.memory.place import Place
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
+from unbroken_core.checkpoints import Load, LoadSource
 from unbroken_core.pod.memory_messages import (
     Done,
     Find,
     Found,
+    Loaded,
     NoRoom,
     Reserve,
     Reserved,
-    Restored,
     Sealed,
 )
 from unbroken_core.pod.memory_slots import Head, Moment, SlotState
@@ -146,11 +147,13 @@ class Arena:
         """Ask what can be read on this host; None without a keeper."""
         return self.client.ask(Find(), Found, _DIGESTION_S)
 
-    def restored(self, moment: Moment) -> bool:
-        """All ranks went back to this checkpoint; return whether the keeper knows."""
-        with self._lock:
-            self._kept = next((i for i, slot in enumerate(self._slots) if _holds(slot.head, moment)), None)
-        return self.client.ask(Restored(moment.term, moment.iteration, moment.step), Done, ANSWER_S) is not None
+    def loaded(self, load: Load) -> bool:
+        """All ranks went back to this; return whether the keeper knows."""
+        if load.source is LoadSource.MEMORY:
+            moment = Moment(load.of_term, load.of_iteration, load.step)
+            with self._lock:
+                self._kept = next((i for i, slot in enumerate(self._slots) if _holds(slot.head, moment)), None)
+        return self.client.ask(Loaded(load), Done, ANSWER_S) is not None
 
     def _target(self) -> int:
         if self._kept is None:

@@ -10,6 +10,7 @@ from unbroken.memory.disk import load_from_disk, newest_step
 from unbroken.memory.place import Place, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
+from unbroken_core.checkpoints import Load, LoadSource
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +86,16 @@ class Checkpointer:
                 for name, value in chosen.values.items():
                     if not hasattr(state[name], "load_state_dict"):
                         state[name] = value
-                if arena is not None and not arena.restored(chosen.moment):
-                    logger.warning("the keeper does not know that step %d was restored", chosen.moment.step)
+                _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
                 return chosen.moment.step
         finally:
             restoration.close()
-        return None if self._disk is None or on_disk is None else load_from_disk(self._disk, state, on_disk)
+        if self._disk is None or on_disk is None:
+            _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
+            return None
+        step = load_from_disk(self._disk, state, on_disk)
+        _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
+        return step
 
     def _enter(self) -> Arena | None:
         place = read_place()
@@ -109,6 +114,11 @@ class Checkpointer:
         if problem not in self._told and len(self._told) < 100:
             self._told.add(problem)
             logger.warning("not saved in memory: %s", problem)
+
+
+def _tell_keeper(arena: Arena | None, load: Load) -> None:
+    if arena is not None and not arena.loaded(load):
+        logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 
 
 _NO_JOB = (

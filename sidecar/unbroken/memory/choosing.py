@@ -24,6 +24,8 @@ class Candidate:
 
     moment: Moment
     world_size: int
+    is_given_up: bool = False
+    """The training has failed after it: only where there is nothing else."""
 
 
 def candidates(offers: Iterable[Offer]) -> list[Candidate]:

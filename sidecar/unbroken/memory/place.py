@@ -1,9 +1,17 @@
 """Where this worker stands: its pod, its place in it, and the iteration of the job. Read from the environment."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+
+from unbroken_core import wire
+from unbroken_core.checkpoints import Restore
+from unbroken_core.errors import WireError
+
+logger = logging.getLogger(__name__)
 
 _LIMITS = ("UNBROKEN_MEMORY_LIMIT", "UNBROKEN_MEMORY")
 """One of them is set in a job with memory: by the job, or by the user of the standalone mode."""
@@ -20,6 +28,8 @@ class Place:
     iteration: int
     rank: int
     world_size: int
+    restore: Restore | None = None
+    """What the coordinator says all ranks go back to; None: it has not said."""
 
 
 def read_place(environment: Mapping[str, str] | None = None) -> Place:
@@ -34,7 +44,21 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
         iteration=_number(source, "TORCHELASTIC_RESTART_COUNT"),
         rank=_number(source, "RANK"),
         world_size=max(_number(source, "WORLD_SIZE"), 1),
+        restore=_restore(source.get("UNBROKEN_RESTORE", "")),
     )
+
+
+@lru_cache(maxsize=1)
+def _restore(text: str) -> Restore | None:
+    """Read what was exported; a place is read at each save."""
+    if not text:
+        return None
+    try:
+        restore: Restore = wire.decode(text, Restore)
+    except WireError as error:
+        logger.warning("UNBROKEN_RESTORE cannot be read: %s", error)
+        return None
+    return restore
 
 
 def _number(source: Mapping[str, str], *names: str) -> int:

@@ -6,6 +6,7 @@ ask the keeper -> gather what each host has -> which can I read? -> newest that 
 """
 
 import logging
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from unbroken.memory.place import Place
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.shard import is_stateful, state_dicts
 from unbroken.memory.sources import Source, UnreadableError, open_source
+from unbroken_core.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
 from unbroken_core.pod.memory_messages import Found, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
 
@@ -53,6 +55,20 @@ class Restoration:
         self._slots: tuple[FoundSlot, ...] = () if found is None else _newest_of_each(found)
         if found is not None and found.bad:
             logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
+        self._sources: dict[FoundSlot, Source] = {}
+        self._refused: dict[Candidate, str] = {}
+        self._own: dict[Candidate, str] = {}
+        """What this rank itself could not read, and why."""
+        if _is_told(place.restore) and place.restore is not None:
+            self._is_any = False
+            self.candidates = [
+                Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
+                for one in place.restore.candidates
+            ]
+            if place.restore.reason:
+                logger.warning("checkpoint in memory not used: %s", place.restore.reason)
+            return
+        # An agent or a coordinator that does not know of it.
         rows = [(one.term, one.iteration, one.step, one.rank, one.world_size) for one in self._slots]
         offers = [
             Offer(Moment(term, iteration, step), rank, world_size)
@@ -61,15 +77,18 @@ class Restoration:
         ]
         self._is_any = bool(offers)
         self.candidates = candidates(offers)
-        self._sources: dict[FoundSlot, Source] = {}
-        self._refused: dict[Candidate, str] = {}
 
     def choose(self, state: Mapping[str, Any], newer_than: int | None) -> Chosen | None:
         """Return the newest checkpoint that all ranks can read whole; None when there is none.
 
         `newer_than`: a step that is on the disk; older checkpoints are no use then.
         """
-        whole = [one for one in self.candidates if newer_than is None or one.moment.step >= newer_than]
+        # One after which the training failed again and again comes behind the disk.
+        whole = [
+            one
+            for one in self.candidates
+            if newer_than is None or (one.moment.step >= newer_than and not one.is_given_up)
+        ]
         if whole:
             for one in state.values():
                 if isinstance(one, Optimizer):
@@ -82,6 +101,14 @@ class Restoration:
             self._refused.setdefault(candidate, "another rank cannot read it")
         self._explain(whole, None)
         return None
+
+    def load(self, source: LoadSource, moment: Moment | None = None, step: int = -1) -> Load:
+        """Return what the keeper, and through it the coordinator, is told of this load."""
+        refused = tuple((one.moment.step, why[:500]) for one, why in self._own.items())[:MAX_CANDIDATES]
+        term, iteration = self._place.term, self._place.iteration
+        if moment is None:
+            return Load(term, iteration, source, step=step, refused=refused)
+        return Load(term, iteration, source, moment.term, moment.iteration, moment.step, refused)
 
     def close(self) -> None:
         """Unmap all that was opened."""
@@ -104,9 +131,12 @@ class Restoration:
         )
         for choice in choices:
             try:
-                return self._plan(candidate.moment, choice, state)
+                chosen = self._plan(candidate.moment, choice, state)
             except UnreadableError as error:
-                self._refused[candidate] = str(error)
+                self._refused[candidate] = self._own[candidate] = str(error)
+            else:
+                self._own.pop(candidate, None)
+                return chosen
         return None
 
     def _plan(self, moment: Moment, slots: Sequence[FoundSlot], state: Mapping[str, Any]) -> Chosen:
@@ -142,6 +172,18 @@ class Restoration:
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
         if self._is_any and not whole:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
+
+
+def _is_told(restore: Restore | None) -> bool:
+    """Return whether all ranks were told the same. A collective of all ranks."""
+    told = "" if restore is None else repr([(c.term, c.iteration, c.step, c.world_size) for c in restore.candidates])
+    rows = gather([[int(restore is not None), zlib.crc32(told.encode())]], 2)
+    if all(row == [[0, 0]] for row in rows):
+        return False
+    if any(row != rows[0] for row in rows):
+        logger.warning("restore: ranks were not told the same, and agree among themselves")
+        return False
+    return True
 
 
 def apply(chosen: Chosen, state: Mapping[str, Any]) -> None:

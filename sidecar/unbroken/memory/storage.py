@@ -13,6 +13,7 @@ from unbroken.memory.arena import Saved, Skipped, arena_of
 from unbroken.memory.place import read_place
 from unbroken.memory.restoring import Chosen, Restoration
 from unbroken.memory.shard import shard_of_plan
+from unbroken_core.checkpoints import LoadSource
 
 
 class Writer(StorageWriter):
@@ -112,7 +113,7 @@ class Reader(StorageReader):
         chosen = self._need()
         chosen.contents.read(plan, planner)
         if self._arena is not None:
-            self._arena.restored(chosen.moment)
+            self._arena.loaded(self._restoration.load(LoadSource.MEMORY, chosen.moment))
         future: Future[None] = Future()
         future.set_result(None)
         return future

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
+from unbroken_core.coordinator.memory.choosing import Recall
+from unbroken_core.coordinator.memory.table import Checkpoints
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
@@ -130,6 +132,9 @@ class JobState:
         """Names of pods that the operator has named, and does not name any more; the newest last."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
+        self.checkpoints = Checkpoints()
+        """Checkpoints in memory, as agents tell them."""
+        self.recall = Recall()
         self.actions: list[Action] = []
         """Of the step that is under way, in order."""
 
@@ -151,6 +156,7 @@ class JobState:
             cluster.is_accounted,
             cluster.pods,
             self.refused,
+            self.checkpoints.num_loads,
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:

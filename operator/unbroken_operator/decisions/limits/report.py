@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken_core.checkpoints import LoadSource, MemoryStatus
 from unbroken_core.errors import WireError
 from unbroken_core.messages import JobStatus, PodStatus, Recovery
 from unbroken_core.pod.stacks import bounded
@@ -135,6 +136,8 @@ def _violations(status: JobStatus, limits: ReportLimits) -> Iterator[str]:
     )
     yield from _counts(".restarts_by_rung", status.restarts_by_rung, {rung.value for rung in Rung})
     yield from _counts(".restarts_by_cause", status.restarts_by_cause, {cause.value for cause in Cause})
+    if status.memory is not None:
+        yield from _memory_violations(status.memory)
     for pod in status.pods:
         yield from _pod_violations(pod, limits)
     for recovery in status.recoveries:
@@ -178,6 +181,20 @@ def _pod_violations(pod: PodStatus, limits: ReportLimits) -> Iterator[str]:
     yield from _outside(*((f"{where}.ranks", rank, 0, limits.ranks) for rank in pod.ranks))
 
 
+def _memory_violations(memory: MemoryStatus) -> Iterator[str]:
+    where = ".memory"
+    yield from _outside(
+        (f"{where}.complete_step", memory.complete_step, -1, MAX_STEP),
+        (f"{where}.protected_step", memory.protected_step, -1, MAX_STEP),
+        (f"{where}.restored_step", memory.restored_step, -1, MAX_STEP),
+        (f"{where}.steps_redone", memory.steps_redone, 0, MAX_STEP),
+    )
+    if memory.source not in _SOURCES:
+        yield f"{where}.source: want words of {sorted(_SOURCES)}, got {_shown(memory.source)}"
+    if len(memory.reason) > _MAX_REASON:
+        yield f"{where}.reason: want at most {_MAX_REASON} characters, got {len(memory.reason)}"
+
+
 def _recovery_violations(recovery: Recovery) -> Iterator[str]:
     where = ".recoveries[]"
     yield from _outside(
@@ -207,6 +224,8 @@ def _recovery_violations(recovery: Recovery) -> Iterator[str]:
     )
 
 
+_SOURCES = {"", *(source.value for source in LoadSource)}
+_MAX_REASON = 1000
 _PHASES = frozenset(phase.value for phase in Phase)
 
 

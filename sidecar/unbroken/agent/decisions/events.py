@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Union
 
+from unbroken_core.checkpoints import Held
 from unbroken_core.messages import AgentMessage, Plan, RendezvousMessage
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stamps import Slot
@@ -91,6 +92,13 @@ class Ticked:
 
 
 @dataclass(frozen=True)
+class KeeperSeen:
+    """What the pod's memory holds."""
+
+    held: Held
+
+
+@dataclass(frozen=True)
 class Terminated:
     """The agent received SIGTERM."""
 
@@ -108,6 +116,7 @@ Event = Union[
     Disconnected,
     ConnectionRefused,
     Ticked,
+    KeeperSeen,
     Terminated,
 ]
 

@@ -26,6 +26,7 @@ from unbroken.agent.decisions.events import (
     Disconnected,
     Event,
     Exit,
+    KeeperSeen,
     LauncherAttached,
     LauncherLost,
     LauncherReported,
@@ -174,6 +175,8 @@ class PodMember:
                 self._take_rendezvous(event, now_s)
             case Ticked():
                 note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
+            case KeeperSeen(held=held):
+                self.reporter.held = held
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
@@ -410,6 +413,7 @@ class PodMember:
             term=self.instructions.term,
             plan=plan,
             workers=workers,
+            memory=self.reporter.held,
         )
 
     def _end(self, now_s: float) -> list[Action]:

@@ -304,4 +304,5 @@ def _entry(plan: Plan, part: RankPlan, timeouts: Timeouts) -> Enter:
         plan.master_port,
         plan.spare_ranks,
         None if part.rank is None else lonely_patience_s(plan, timeouts),
+        restore=plan.restore,
     )

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Union
 
+from unbroken_core.checkpoints import Held
 from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
 _GATHER_S = 0.05
 """How long news may wait. Workers that leave an iteration together, or halt together, share one report; and the report
 that workers were ordered to enter waits until they have formed their groups, which needs all cores."""
+
+
+_HELD_GATHER_S = 0.5
+"""The same for what the memory holds: a script may save many times a second."""
 
 
 class Reporter:
@@ -35,6 +40,11 @@ class Reporter:
         """Workers that were ordered to enter an iteration, which is not reported yet."""
         self._entered_s = 0.0
         """When the last of them was ordered."""
+        self.held: Held | None = None
+        """What the pod's memory holds; None without a keeper."""
+        self._held_sent: Held | None = None
+        self._held_since_s: float | None = None
+        """Since when there is news of it, and nothing else to say."""
         self._fault_since_s: dict[tuple[int, Fault], float] = {}
         """When each present fault was noted; at that time its age was the one that it states."""
 
@@ -72,6 +82,8 @@ class Reporter:
             due.append(self._sent_s + self._interval_s)
             if self._pending_since_s is not None:
                 due.append(self._pending_since_s + _GATHER_S)
+            if self._held_since_s is not None:
+                due.append(self._held_since_s + _HELD_GATHER_S)
         if self.is_hello_due:
             due.append(self.join_by_s)
         return due
@@ -83,7 +95,7 @@ class Reporter:
 
     def note_hello(self, workers: tuple[WorkerState, ...], now_s: float) -> tuple[WorkerState, ...]:
         """Note that Hello is sent now; return the workers that it reports."""
-        self._is_hello_sent = True
+        self._is_hello_sent, self._held_sent, self._held_since_s = True, self.held, None
         self._sent, self._is_leaving_sent, self._sent_s, self._num_entered = workers, False, now_s, 0
         return tuple(self._aged(state, now_s) for state in workers)
 
@@ -105,15 +117,27 @@ class Reporter:
         if may_wait and self._is_early(now_s):
             return None
         self._pending_since_s = None
-        if not has_news and now_s < self._sent_s + self._interval_s:
+        has_held = self._is_held_due(now_s)
+        if not has_news and not has_held and now_s < self._sent_s + self._interval_s:
             return None
         self._seq += 1
         self._sent_s = now_s
-        if not has_news:
+        if not has_news and not has_held:
             return Heartbeat(self._seq, max(worker.step for worker in workers))
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
-        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0)
+        held = self.held if self.held != self._held_sent else None
+        self._held_sent, self._held_since_s = self.held, None
+        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0, held)
+
+    def _is_held_due(self, now_s: float) -> bool:
+        """Return whether news of the memory have waited long enough for other news to go with."""
+        if self.held == self._held_sent:
+            self._held_since_s = None
+            return False
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        return now_s >= self._held_since_s + _HELD_GATHER_S
 
     def _may_wait(self, workers: tuple[WorkerState, ...], is_waited_for: bool) -> bool:
         """Return whether workers only did what others of this pod are about to do as well.

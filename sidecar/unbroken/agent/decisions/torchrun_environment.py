@@ -1,5 +1,6 @@
 """The environment that torchrun gives its workers, for jobs whose processes are restarted. Pure."""
 
+from unbroken_core import wire
 from unbroken_core.messages import Plan, RankPlan
 from unbroken_core.settings import JobSettings
 
@@ -30,6 +31,7 @@ def environment(settings: JobSettings, plan: Plan, part: RankPlan) -> dict[str, 
         "UNBROKEN_TERM": str(plan.term),
         # A wrapper in the script must not restart in its process: this job does not.
         "UNBROKEN_IN_PROCESS": "0",
+        **({} if plan.restore is None else {"UNBROKEN_RESTORE": wire.encode(plan.restore)}),
     }
 
 

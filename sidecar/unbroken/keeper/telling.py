@@ -1,0 +1,160 @@
+"""What a keeper tells its agent, for the coordinator: which shards can be read here, and what was loaded."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+from unbroken.keeper.arena import Arena, SealedSlot
+from unbroken.keeper.digests import open_slot, read_digests
+from unbroken_core import wire
+from unbroken_core.checkpoints import MAX_LOADS, Held, Holding, Load, LoadSource
+from unbroken_core.errors import WireError
+from unbroken_core.pod.memory_messages import Holds
+from unbroken_core.pod.memory_slots import Head, digests_name
+from unbroken_core.settings import MAX_RANKS_PER_POD
+
+logger = logging.getLogger(__name__)
+
+_LOADS = "loads"
+_MAX_LOADS_BYTES = 1 << 20
+_MAX_HOLDINGS = 4 * MAX_RANKS_PER_POD
+_MAX_DIGESTED = 4096
+
+
+def arena_name(root: Path) -> str:
+    """Return a name for the memory that a folder lies in: the same in all pods that share it, and in no others."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        status = root.stat()
+    except OSError:
+        boot, status = "", None
+    place = str(root) if status is None else f"{status.st_dev}:{status.st_ino}"
+    return hashlib.sha256(f"{boot}:{place}".encode()).hexdigest()[:32]
+
+
+def shard_of(head: Head, data: str) -> tuple[int, str, str]:
+    """Return what is told of one shard."""
+    return head.rank, head.layout_digest.hex(), data
+
+
+class Telling:
+    """Used by all threads of a keeper. What it knows lies in files."""
+
+    def __init__(self, arena: Arena, root: Path) -> None:
+        self._arena = arena
+        self._name = arena_name(root)
+        self._news = threading.Condition()
+        self._version = 1
+        self._digests: dict[tuple[Path, int], str] = {}
+        self._loads = self._read_loads()
+
+    def changed(self) -> None:
+        """What can be read has changed."""
+        with self._news:
+            self._version += 1
+            self._news.notify_all()
+
+    def wait(self, known: int, limit_s: float) -> Holds:
+        """Return what there is, at once if it is newer than the version that is known, else after a while."""
+        with self._news:
+            self._news.wait_for(lambda: self._version != known, limit_s)
+            version = self._version
+        return Holds(version, self.held())
+
+    def loaded(self, load: Load) -> None:
+        """All ranks of an iteration went back to this: what is newer in earlier ones is void, and freed."""
+        with self._news:
+            epoch = (load.iteration, load.term)
+            others = [one for one in self._loads if (one.iteration, one.term) != epoch]
+            before = [one for one in self._loads if (one.iteration, one.term) == epoch]
+            # Each worker says what it could not read itself.
+            refused = {step: why for one in (*before, load) for step, why in reversed(one.refused)}
+            load = Load(
+                load.term, load.iteration, load.source, load.of_term, load.of_iteration, load.step,
+                tuple(sorted(refused.items(), reverse=True))[:4],
+            )  # fmt: skip
+            self._loads = tuple(sorted([*others, load], key=lambda one: (one.iteration, one.term)))[-MAX_LOADS:]
+            self._write_loads()
+        if load.source is LoadSource.MEMORY:
+            self._arena.void(load)
+        self.changed()
+
+    def held(self) -> Held:
+        """Return all that can be read here: in this pod's memory, and in that of pods that have ended."""
+        by_moment: defaultdict[tuple[Path, int, int, int, int], list[tuple[int, str, str]]] = defaultdict(list)
+        is_left: dict[Path, bool] = {self._arena.folder: True}
+        for sealed in self._arena.sealed():
+            folder, head = sealed.path.parent, sealed.head
+            if folder not in is_left:
+                is_left[folder] = _is_left(folder)
+            data = self._digest(sealed) if is_left[folder] else None
+            if data is not None:
+                key = (folder, head.moment.term, head.moment.iteration, head.moment.step, head.world_size)
+                by_moment[key].append(shard_of(head, data))
+        # A pod of an earlier start may have left two copies of a rank's shard; one is enough.
+        holdings = [
+            Holding(folder.name, term, iteration, step, world_size, tuple({one[0]: one for one in shards}.values()))
+            for (folder, term, iteration, step, world_size), shards in by_moment.items()
+        ]
+        return Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
+
+    def _digest(self, sealed: SealedSlot) -> str | None:
+        """Return a digest of the data; "" before the keeper has made it, None of what must not be read."""
+        place = (sealed.path, sealed.head.serial)
+        if place not in self._digests:
+            path = self._arena.reached(sealed.path)
+            found = read_digests(path.with_name(digests_name(path.name)), sealed.head)
+            if found is None:
+                return ""
+            if found.problem:
+                return None
+            if len(self._digests) >= _MAX_DIGESTED:
+                self._digests.clear()
+            self._digests[place] = hashlib.sha256(repr(found.checksums).encode()).hexdigest()[:16]
+        return self._digests[place]
+
+    def _read_loads(self) -> tuple[Load, ...]:
+        path = self._arena.reached(self._arena.folder / _LOADS)
+        try:
+            descriptor = open_slot(path, os.O_RDONLY)
+        except OSError:
+            return ()
+        try:
+            held: Held = wire.decode(os.read(descriptor, _MAX_LOADS_BYTES), Held)
+        except (OSError, WireError) as error:
+            logger.warning("what was loaded is not known: file=%s error=%s", path, error)
+            return ()
+        finally:
+            os.close(descriptor)
+        return held.loads
+
+    def _write_loads(self) -> None:
+        path = self._arena.reached(self._arena.folder / _LOADS)
+        part = path.with_name(f".{_LOADS}")
+        try:
+            part.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(part, flags, 0o600), "w") as file:
+                file.write(wire.encode(Held(self._name, (), self._loads)))
+            part.replace(path)
+        except OSError as error:
+            logger.warning("what was loaded is not kept: file=%s error=%s", path, error)
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether no keeper lives that tells of this folder itself."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

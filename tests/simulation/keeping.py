@@ -1,0 +1,386 @@
+"""Checkpoints in memory in virtual time: keepers, their slots, and what every restore must be.
+
+    enter ──load──> steps ──save: begin, seal, verify on each rank──> steps ──save──> ...
+              │ the plan's candidates, in order: the first that all ranks can read
+
+The content of a slot is the *state* of the training: a chain of all iterations and steps that led to it. So a state of
+two timelines, or of two steps, is another one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.simulation.invariants import Violation
+
+from unbroken_core.checkpoints import MAX_LOADS, Candidate, Held, Holding, Load, LoadSource, Restore
+from unbroken_core.coordinator.memory.table import StepKey
+from unbroken_core.messages import Plan
+from unbroken_core.reasons import WorkerPhase
+
+if TYPE_CHECKING:
+    from tests.simulation.pod import Pod, Worker
+    from tests.simulation.world import World
+
+State = tuple[tuple[int, int, int], ...]
+"""(iteration, term, step) of each stretch of the training, oldest first."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot, as its head says, and its content."""
+
+    key: StepKey
+    rank: int
+    state: State
+    is_sealed: bool = False
+    is_verified: bool = False
+    is_spoiled: bool = False
+    """Its content is not what was sealed, and nobody knows yet."""
+
+
+@dataclass
+class Keeper:
+    """A pod's memory: it outlives worker and agent, and ends with the pod, unless pods share a host."""
+
+    uid: str
+    slots: dict[tuple[int, int], Slot] = field(default_factory=dict)
+    """By local rank and index."""
+    kept: dict[int, int] = field(default_factory=dict)
+    loads: tuple[Load, ...] = ()
+
+    def target(self, local_rank: int) -> int:
+        """Return which slot the next save goes into: never the one that was sealed or restored last."""
+        return 1 - self.kept.get(local_rank, 1)
+
+    def find(self, key: StepKey, rank: int) -> Slot | None:
+        """Return a sealed slot."""
+        return next((s for s in self.slots.values() if s.is_sealed and s.key == key and s.rank == rank), None)
+
+
+class Memory:
+    """All keepers of a job, and what is known to be true of them."""
+
+    def __init__(self, world: World) -> None:
+        schedule = world.schedule
+        self.world = world
+        self.kind = schedule.memory
+        self.random = random.Random(f"memory {schedule.seed}")
+        self.keepers: dict[str, Keeper] = {}
+        self.states: dict[int, tuple[StepKey | None, State]] = {}
+        """By iteration: what it began with, and the state then."""
+        self.restores: dict[tuple[int, int], tuple[Candidate, ...] | None] = {}
+        """Candidates that the pods of a plan were told, by iteration and term."""
+        self.committed: dict[tuple[int, int], StepKey] = {}
+        """Newest step that all ranks have sealed, by iteration and term."""
+        self.sealed: set[tuple[str, StepKey, int]] = set()
+        """(pod, step, rank) of all that was ever sealed, and below verified."""
+        self.verified: set[tuple[StepKey, int]] = set()
+        self.num_restored = self.num_chosen_again = self.num_lost = self.num_checked = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the job has memory for checkpoints."""
+        return self.kind != "none"
+
+    def keeper(self, pod: Pod) -> Keeper:
+        """Return a pod's keeper."""
+        return self.keepers.setdefault(pod.uid, Keeper(pod.uid))
+
+    def held(self, pod: Pod) -> Held | None:
+        """Return what the pod's agent tells."""
+        if not self.is_on or (self.kind == "older agents" and pod.name.endswith("1")):
+            return None
+        keepers = [self.keeper(pod)]
+        if self.kind == "host":
+            living = {other.uid for other in self.world.pods.values() if other.is_alive}
+            keepers += [keeper for uid, keeper in self.keepers.items() if uid not in living]
+        return Held(self._arena(pod.uid), tuple(h for keeper in keepers for h in _holdings(keeper)), keepers[0].loads)
+
+    def _arena(self, uid: str) -> str:
+        return "aa" if self.kind == "host" else uid.removeprefix("uid-")
+
+    # ---------------------------------------------------------------------------------------------------- the training
+
+    def entered(self, iteration: int, term: int) -> None:
+        """All ranks have entered an iteration: they load together."""
+        if self.is_on:
+            self.states.pop(iteration, None)
+            self.world.after(self.random.uniform(0.01, 0.5), partial(self._load, iteration, term), "")
+
+    def _load(self, iteration: int, term: int) -> None:
+        """The collective of all ranks: one candidate after the other, until all say yes."""
+        seats = self._seats(iteration, term)
+        if seats is None:
+            return
+        refused: list[tuple[int, str]] = []
+        told = self._told(iteration, term, seats)
+        found = self._stage_1(seats) if told is None else told
+        for key in found:
+            slots = {rank: self._read(key, rank, pod, len(seats)) for rank, (pod, _worker) in seats.items()}
+            if all(slot is not None for slot in slots.values()):
+                self._restore(iteration, term, seats, key, tuple(refused))
+                return
+            refused.append((key.step, "cannot be read"))
+        self._check_nothing_better(seats, None, found)
+        self.num_lost += bool(refused)
+        self.states[iteration] = (None, ())
+        self._begin(iteration, term, seats, Load(term, iteration, LoadSource.NOTHING, refused=tuple(refused[:4])))
+
+    def _told(self, iteration: int, term: int, seats: dict[int, tuple[Pod, Worker]]) -> list[StepKey] | None:
+        """Return what the plan says, which must be one thing on all ranks."""
+        restores = {pod.uid: None if pod.plan is None else pod.plan.restore for pod, _worker in seats.values()}
+        if None in restores.values():
+            if (
+                set(restores.values()) != {None}
+                and len({pod.plan and pod.plan.term for pod, _w in seats.values()}) == 1
+            ):
+                raise Violation(f"iteration {iteration}: some pods are told what to restore, others are not")
+            return None
+        orders = {_keys(restore) for restore in restores.values() if restore is not None}
+        if len(orders) != 1:
+            raise Violation(f"iteration {iteration}: pods are told to restore {orders}")
+        return list(orders.pop())
+
+    def _stage_1(self, seats: dict[int, tuple[Pod, Worker]]) -> list[StepKey]:
+        """Return what ranks find out among themselves."""
+        uids = self._readable(seats)
+        found: dict[StepKey, set[int]] = {}
+        for uid in uids:
+            for slot in self.keepers[uid].slots.values() if uid in self.keepers else ():
+                if slot.is_sealed:
+                    found.setdefault(slot.key, set()).add(slot.rank)
+        return sorted((key for key, ranks in found.items() if len(ranks) == key.world_size), reverse=True)
+
+    def _readable(self, seats: dict[int, tuple[Pod, Worker]]) -> set[str]:
+        return set(self.keepers) if self.kind == "host" else {pod.uid for pod, _worker in seats.values()}
+
+    def _read(self, key: StepKey, rank: int, pod: Pod, world_size: int) -> list[Slot] | None:
+        """Return what a rank reads of a checkpoint; None when it cannot."""
+        wanted = [rank] if key.world_size == world_size else range(key.world_size)
+        slots = [self._slot(key, one, pod.uid) for one in wanted]
+        return None if any(slot is None for slot in slots) else [slot for slot in slots if slot is not None]
+
+    def _slot(self, key: StepKey, rank: int, uid: str) -> Slot | None:
+        keepers = self.keepers.values() if self.kind == "host" else [self.keepers[uid]] if uid in self.keepers else []
+        slots = (keeper.find(key, rank) for keeper in keepers)
+        return next((slot for slot in slots if slot is not None and not slot.is_spoiled), None)
+
+    def _restore(
+        self,
+        iteration: int,
+        term: int,
+        seats: dict[int, tuple[Pod, Worker]],
+        key: StepKey,
+        refused: tuple[tuple[int, str], ...],
+    ) -> None:
+        read = [self._read(key, rank, pod, len(seats)) or [] for rank, (pod, _worker) in seats.items()]
+        states = {slot.state for slots in read for slot in slots}
+        if len(states) != 1:
+            raise Violation(f"iteration {iteration} restores a mixed state: {states}")
+        state = states.pop()
+        if state[-1] != key[:3]:
+            raise Violation(f"iteration {iteration} restores {state[-1]}, and was told {key}")
+        self._check_timeline(iteration, seats, key)
+        self.num_restored += 1
+        self.num_chosen_again += bool(refused)
+        self.states[iteration] = (key, state)
+        load = Load(term, iteration, LoadSource.MEMORY, key.term, key.iteration, key.step, refused[:4])
+        self._begin(iteration, term, seats, load)
+
+    def _begin(self, iteration: int, term: int, seats: dict[int, tuple[Pod, Worker]], load: Load) -> None:
+        """Each rank tells its keeper what it loaded, and begins to train when all have."""
+        for rank, (pod, worker) in seats.items():
+            self.world.after(self.random.uniform(0.0, 0.2), partial(self._note, pod, worker, rank, load), "")
+        self._save_later(iteration, term, 0.3)
+
+    def _note(self, pod: Pod, worker: Worker, rank: int, load: Load) -> None:
+        """A keeper hears what was loaded: what is newer in earlier iterations is void, and freed."""
+        if not self._is_in(pod, worker, load.iteration):
+            return
+        keeper = self.keeper(pod)
+        if not any((one.iteration, one.term) == (load.iteration, load.term) for one in keeper.loads):
+            keeper.loads = (*keeper.loads, load)[-MAX_LOADS:]
+        if load.source is LoadSource.MEMORY:
+            for place, slot in list(keeper.slots.items()):
+                if load.voids(*slot.key[:3]):
+                    del keeper.slots[place]
+            own = [
+                index
+                for (local_rank, index), slot in keeper.slots.items()
+                if local_rank == worker.local_rank and slot.is_sealed and slot.key[:3] == load.of_order
+            ]
+            if own:
+                keeper.kept[worker.local_rank] = own[0]
+            else:
+                keeper.kept.pop(worker.local_rank, None)
+        self.world.after(self.random.uniform(0.0, 0.05), pod.report, "")
+
+    def _save_later(self, iteration: int, term: int, least_s: float) -> None:
+        delay_s = least_s + self.random.choice([0.2, 1.0, 4.0, 15.0])
+        self.world.after(delay_s, partial(self._save, iteration, term), "")
+
+    def _save(self, iteration: int, term: int) -> None:
+        """All ranks save after the same step, each in its time; the next save comes after the last of them."""
+        seats = self._seats(iteration, term)
+        if seats is None or iteration not in self.states:
+            return
+        start, before = self.states[iteration]
+        last = self.committed.get((iteration, term)) or start
+        step = (-1 if last is None else last.step) + self.random.randint(1, 3)
+        key = StepKey(iteration, term, step, len(seats))
+        state = (*before, key[:3])
+        pending = set(seats)
+        for rank, (pod, worker) in seats.items():
+            slot = Slot(key, rank, state)
+            delay_s = self.random.uniform(0.0, 0.1)
+            self.world.after(delay_s, partial(self._write, pod, worker, slot, pending), "")
+
+    def _write(self, pod: Pod, worker: Worker, slot: Slot, pending: set[int]) -> None:
+        if not self._is_in(pod, worker, slot.key.iteration):
+            return
+        keeper = self.keeper(pod)
+        index = keeper.target(worker.local_rank)
+        keeper.slots[worker.local_rank, index] = slot
+
+        def seal() -> None:
+            if self._is_in(pod, worker, slot.key.iteration) and keeper.slots.get((worker.local_rank, index)) is slot:
+                self._seal(pod, worker, index, slot, pending)
+
+        self.world.after(self.random.uniform(0.001, 0.3), seal, "")
+
+    def _seal(self, pod: Pod, worker: Worker, index: int, slot: Slot, pending: set[int]) -> None:
+        keeper = self.keeper(pod)
+        sealed = Slot(slot.key, slot.rank, slot.state, is_sealed=True)
+        keeper.slots[worker.local_rank, index] = sealed
+        keeper.kept[worker.local_rank] = index
+        self.sealed.add((pod.uid, slot.key, slot.rank))
+        pending.discard(slot.rank)
+        if not pending:
+            self.committed[slot.key.iteration, slot.key.term] = slot.key
+            self._save_later(slot.key.iteration, slot.key.term, 0.0)
+
+        def verify() -> None:
+            if pod.is_alive and keeper.slots.get((worker.local_rank, index)) is sealed:
+                verified = Slot(slot.key, slot.rank, slot.state, is_sealed=True, is_verified=True)
+                keeper.slots[worker.local_rank, index] = verified
+                self.verified.add((slot.key, slot.rank))
+                pod.report()
+
+        self.world.after(self.random.uniform(0.001, 2.0), verify, "")
+
+    def spoil(self, pick: float) -> None:
+        """Flip a bit of the newest sealed slot of some pod."""
+        keepers = [keeper for keeper in self.keepers.values() if any(s.is_sealed for s in keeper.slots.values())]
+        if keepers:
+            keeper = keepers[int(pick * len(keepers))]
+            place = max((p for p, s in keeper.slots.items() if s.is_sealed), key=lambda p: keeper.slots[p].key)
+            slot = keeper.slots[place]
+            keeper.slots[place] = Slot(slot.key, slot.rank, slot.state, True, slot.is_verified, is_spoiled=True)
+            self.world.tell(f"a bit of {keeper.uid}'s step {slot.key.step} flips")
+
+    def pod_died(self, pod: Pod) -> None:
+        """Its memory goes with it, unless it is the host's."""
+        if self.kind != "host":
+            self.keepers.pop(pod.uid, None)
+
+    def _is_in(self, pod: Pod, worker: Worker, iteration: int) -> bool:
+        is_running = worker.phase is WorkerPhase.RUNNING and worker.iteration == iteration
+        return pod.is_alive and is_running and not worker.is_hung
+
+    def _seats(self, iteration: int, term: int) -> dict[int, tuple[Pod, Worker]] | None:
+        """Return who trains in an iteration, if a collective of all of them would end."""
+        if not self.world.is_intact(iteration):
+            return None
+        seats = self.world.entries[iteration]
+        is_same = all(self._is_in(pod, worker, iteration) for pod, worker in seats.values())
+        return dict(seats) if is_same and self.world.terms.get(iteration) == term else None
+
+    # ------------------------------------------------------------------------------------------------------ what holds
+
+    def check_cut(self, plans: list[tuple[Pod, Plan]], complete: StepKey | None) -> None:
+        """Check a plan as it is cut. `complete`: the newest step that was called so before."""
+        if not self.is_on or not plans:
+            return
+        iteration, term = plans[0][1].iteration, plans[0][1].term
+        seats = {part.rank: pod for pod, plan in plans for part in plan.ranks if part.rank is not None}
+        if {plan.restore is None for _pod, plan in plans} != {plans[0][1].restore is None}:
+            raise Violation(f"iteration {iteration}: some pods are told what to restore, others are not")
+        if plans[0][1].restore is None or len(seats) != plans[0][1].world_size:
+            return
+        keys = _keys(plans[0][1].restore)
+        self.restores[iteration, term] = plans[0][1].restore.candidates
+        if any(_keys(plan.restore) != keys for _pod, plan in plans if plan.restore is not None):
+            raise Violation(f"iteration {iteration}: pods are told to restore different steps")
+        for key in keys:
+            ranks = seats if key.world_size == len(seats) else range(key.world_size)
+            self._check_named(key, {rank: seats[rank].uid if rank in seats else "" for rank in ranks})
+        if complete is not None and any((complete, rank) not in self.verified for rank in range(complete.world_size)):
+            raise Violation(f"{complete} is called complete, and not all ranks have verified it")
+        is_usable = complete is not None and all(
+            self._read(complete, rank, pod, len(seats)) is not None for rank, pod in seats.items()
+        )
+        coordinator = self.world.coordinator
+        if complete is None or not is_usable or coordinator is None:
+            return
+        self.num_checked += 1
+        given_up = [known for known, _why in coordinator._job.recall.attempts.given_up]
+        if complete not in given_up and (not keys or keys[0] < complete):
+            raise Violation(f"iteration {iteration}: {complete} is complete and can be read, the plan names {keys}")
+
+    def _check_named(self, key: StepKey, readers: dict[int, str]) -> None:
+        """Check that a plan names only what was once there for who shall read it."""
+        for rank, reader in readers.items():
+            holders = {uid for uid, sealed, held in self.sealed if (sealed, held) == (key, rank)}
+            if not holders or (self.kind == "pod" and reader and reader not in holders):
+                raise Violation(f"the plan names {key}, and {reader} never had the shard of rank {rank}")
+
+    def _check_timeline(self, iteration: int, seats: dict[int, tuple[Pod, Worker]], key: StepKey) -> None:
+        """Nothing is restored that was given up for a timeline which has committed since, as all of its pods know."""
+        for pod, _worker in seats.values():
+            for load in self.keeper(pod).loads:
+                epoch = (load.iteration, load.term)
+                is_known = epoch in self.committed and epoch[0] < iteration and load.source is LoadSource.MEMORY
+                if is_known and load.voids(*key[:3]):
+                    raise Violation(f"iteration {iteration} restores {key}, which is void after {load}")
+
+    def _check_nothing_better(
+        self, seats: dict[int, tuple[Pod, Worker]], key: StepKey | None, found: list[StepKey]
+    ) -> None:
+        """What the plan named is not passed over while all can read it."""
+        for one in found:
+            if all(self._read(one, rank, pod, len(seats)) is not None for rank, (pod, _w) in seats.items()):
+                raise Violation(f"{one} could be read by all ranks, and {key} was taken")
+
+    def check_table(self) -> None:
+        """Count what the coordinator knows anew."""
+        coordinator = self.world.coordinator
+        if coordinator is None or not self.is_on:
+            return
+        table = coordinator._job.checkpoints
+        for key, step in table.steps.items():
+            told = {(rank, uid) for uid, place in table._places.items() for rank in place.shards.get(key, {})}
+            if told != {(rank, uid) for rank, places in step.holders.items() for uid in places}:
+                raise Violation(f"the table of checkpoints contradicts itself at {key}")
+            if step.num_verified != sum(any(d.data for d in places.values()) for places in step.holders.values()):
+                raise Violation(f"verified shards of {key} are miscounted")
+
+
+def _keys(restore: Restore | None) -> tuple[StepKey, ...]:
+    candidates = () if restore is None else restore.candidates
+    return tuple(StepKey(one.iteration, one.term, one.step, one.world_size) for one in candidates)
+
+
+def _holdings(keeper: Keeper) -> list[Holding]:
+    by_key: dict[StepKey, list[tuple[int, str, str]]] = {}
+    for slot in keeper.slots.values():
+        if slot.is_sealed:
+            data = f"{hash((slot.state, slot.rank)) & 0xFFFFFFFF:x}" if slot.is_verified else ""
+            by_key.setdefault(slot.key, []).append((slot.rank, "aa", data))
+    return [
+        Holding(keeper.uid, key.term, key.iteration, key.step, key.world_size, tuple(shards))
+        for key, shards in by_key.items()
+    ]

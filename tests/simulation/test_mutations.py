@@ -1,0 +1,75 @@
+"""The invariants of restores find a broken choice: each of these breaks is seen within a few schedules."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.simulation.runner import run_seed
+
+from unbroken_core.coordinator import planning
+from unbroken_core.coordinator.memory import choosing, table
+from unbroken_core.coordinator.memory.choosing import Choice
+from unbroken_core.coordinator.memory.table import Checkpoints
+
+MOST_SCHEDULES = 400
+
+
+def choose_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    plain = choosing.decide_restore
+    patch.setattr(choosing, "decide_restore", lambda *given: Choice(plain(*given).keys[::-1]))
+
+
+def choose_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(choosing, "decide_restore", lambda *given: Choice())
+
+
+def forget_who_reads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoints, "lacking", lambda *given: ())
+
+
+def call_complete_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
+    def is_complete(self: Checkpoints, key: Any) -> bool:
+        step = self.steps.get(key)
+        return step is not None and step.num_verified >= max(key.world_size - 1, 1)
+
+    patch.setattr(Checkpoints, "is_complete", is_complete)
+
+
+def call_sealed_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
+    def add(self: table.Step, rank: int, place: str, digests: table.Digests) -> None:
+        self.was_sealed = True
+        plain(self, rank, place, digests)
+
+    plain = table.Step.add
+    patch.setattr(table.Step, "add", add)
+    patch.setattr(Checkpoints, "lacking", lambda *given: ())
+
+
+def tell_each_pod_something_else(patch: pytest.MonkeyPatch) -> None:
+    def restore(job: Any, member: Any) -> Any:
+        told = plain(job, member)
+        return told if told is None or 0 in member.ranks.values() else type(told)(told.candidates[1:])
+
+    plain = planning._restore
+    patch.setattr(planning, "_restore", restore)
+
+
+BREAKS = [
+    choose_the_oldest,
+    choose_none,
+    forget_who_reads,
+    call_complete_what_lacks_a_rank,
+    call_sealed_what_lacks_a_rank,
+    tell_each_pod_something_else,
+]
+
+
+@pytest.mark.parametrize("break_it", BREAKS, ids=lambda one: one.__name__)
+def test_a_broken_choice_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    found = next((result for result in map(run_seed, range(MOST_SCHEDULES)) if result.failure), None)
+    assert found is not None
+    words = ("restore", "complete", "the plan names", "could be read")
+    assert any(word in found.failure for word in words), found.failure

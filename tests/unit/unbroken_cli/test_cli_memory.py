@@ -1,0 +1,26 @@
+"""What `unbroken status` says of checkpoints in memory."""
+
+import pytest
+
+from unbroken_cli.sources.from_rendezvous import memory_text
+from unbroken_core.checkpoints import MemoryStatus
+
+
+@pytest.mark.parametrize(
+    ("memory", "text"),
+    [
+        (MemoryStatus(-1), "no step is on all ranks yet"),
+        (MemoryStatus(120), "step 120 on all ranks (2 steps ago)"),
+        (
+            MemoryStatus(120, -1, 120, 3, "memory"),
+            "step 120 on all ranks (2 steps ago); restored step 120 from memory, 3 steps redone",
+        ),
+        (
+            MemoryStatus(-1, -1, 100, 1, "disk", "step 120: 2 shards were lost with pod-3"),
+            "no step is on all ranks yet; restored step 100 from disk, 1 step redone: "
+            "step 120: 2 shards were lost with pod-3",
+        ),
+    ],
+)
+def test_the_line_says_what_is_safe_and_what_was_lost(memory: MemoryStatus, text: str) -> None:
+    assert memory_text(memory, 122) == text
