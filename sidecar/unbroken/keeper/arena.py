@@ -58,8 +58,12 @@ class Arena:
             raise InputError(f"UNBROKEN_MEMORY_DIR: {self.folder} cannot be used: {error.strerror}") from error
         if self._lock is None:
             raise InputError(f"UNBROKEN_MEMORY_DIR: another keeper has {self.folder}")
+        for part in self.folder.glob(".*.digests.*"):
+            # A keeper was killed while it wrote.
+            part.unlink(missing_ok=True)
         self._allocation = threading.Lock()
         self._digestion = threading.Lock()
+        """Held by one of those who wait for all digests, so that they do not all digest the same."""
 
     def close(self) -> None:
         """Let another keeper take the folder."""
@@ -118,17 +122,16 @@ class Arena:
         head = read_slot_head(path)
         if head is None or head.state is not SlotState.SEALED:
             return ""
-        with self._digestion:
-            target = path.with_name(digests_name(path.name))
-            found = read_digests(target, head)
+        target = path.with_name(digests_name(path.name))
+        found = read_digests(target, head)
+        if found is None:
+            found = digest_slot(path)
             if found is None:
-                found = digest_slot(path)
-                if found is None:
-                    return ""
-                write_digests(target, found)
-                if found.problem:
-                    logger.error("checkpoint refused: slot=%s step=%d: %s", path, head.moment.step, found.problem)
-            return found.problem
+                return ""
+            write_digests(target, found)
+            if found.problem:
+                logger.error("checkpoint refused: slot=%s step=%d: %s", path, head.moment.step, found.problem)
+        return found.problem
 
     def find(self) -> Found:
         """Return all that can be read on this host, the newest first, once it is digested."""
@@ -137,7 +140,9 @@ class Arena:
         for sealed in self.sealed():
             head = sealed.head
             try:
-                problem = self.digest(sealed.path)
+                # Not in turn with the thread that digests in the background: that one may wait long for a processor.
+                with self._digestion:
+                    problem = self.digest(sealed.path)
             except OSError as error:
                 problem = f"cannot be read: {error.strerror}"
             if problem:

@@ -6,6 +6,7 @@
 import json
 import mmap
 import os
+import threading
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def read_digests(path: Path, head: Head) -> Digests | None:
 
 def write_digests(path: Path, digests: Digests) -> None:
     """Put the file there whole. Raises OSError."""
-    part = path.with_name(f".{path.name}")
+    # Two threads may write the same at once.
+    part = path.with_name(f".{path.name}.{threading.get_native_id()}")
     part.write_text(json.dumps(asdict(digests)))
     part.chmod(0o644)
     part.replace(path)
