@@ -9,8 +9,6 @@ from unbroken.launch.process_tree import die_with
 from unbroken.logs import read_level, start_log
 from unbroken_core.errors import InputError
 
-_NICE = 19
-
 
 def main() -> int:
     """Run the keeper; return 2 for bad input."""
@@ -18,7 +16,6 @@ def main() -> int:
         start_log("unbroken.keeper", read_level(os.environ), with_time=False)
         if sys.argv[1:2] == ["--parent"]:
             die_with(int(sys.argv[2]))
-        os.nice(_NICE)
         Keeper(read_config()).serve()
     except InputError as error:
         print(f"unbroken.keeper: {error}", file=sys.stderr)

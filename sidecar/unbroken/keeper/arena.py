@@ -75,7 +75,11 @@ class Arena:
         """Digest of the job's uid, as heads have it."""
         self._allocation = threading.Lock()
         self._digestion = threading.Lock()
+        """Held by one of those who wait for all digests, so that they do not all digest the same."""
         self._rarely = Rarely()
+        for part in itertools.islice(self._inside.glob(".*.digests.*"), _MAX_FOLDERS):
+            # A keeper was killed while it wrote.
+            part.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let another keeper take the folder."""
@@ -190,17 +194,16 @@ class Arena:
             return ""
         if head.content_bytes > self._config.limit_bytes:
             return f"has {head.content_bytes} bytes, where the limit is {self._config.limit_bytes}"
-        with self._digestion:
-            target = reached.with_name(digests_name(path.name))
-            found = read_digests(target, head)
+        target = reached.with_name(digests_name(path.name))
+        found = read_digests(target, head)
+        if found is None:
+            found = digest_slot(reached)
             if found is None:
-                found = digest_slot(reached)
-                if found is None:
-                    return ""
-                write_digests(target, found)
-                if found.problem and self._rarely.may_say("checkpoint refused"):
-                    logger.error("checkpoint refused: slot=%s step=%d: %s", path, head.moment.step, found.problem)
-            return found.problem
+                return ""
+            write_digests(target, found)
+            if found.problem and self._rarely.may_say("checkpoint refused"):
+                logger.error("checkpoint refused: slot=%s step=%d: %s", path, head.moment.step, found.problem)
+        return found.problem
 
     def find(self) -> Found:
         """Return all that can be read on this host, the newest first, once it is digested."""
@@ -209,7 +212,9 @@ class Arena:
         for sealed in self.sealed():
             head = sealed.head
             try:
-                problem = self.digest(sealed.path)
+                # Not in turn with the thread that digests in the background: that one may wait long for a processor.
+                with self._digestion:
+                    problem = self.digest(sealed.path)
             except OSError as error:
                 problem = f"cannot be read: {error.strerror}"
             if problem:

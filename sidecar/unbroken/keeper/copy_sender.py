@@ -5,6 +5,7 @@ protects fewer steps rather than none.
 """
 
 import logging
+import os
 import ssl
 import threading
 import time
@@ -21,6 +22,7 @@ from unbroken_core.pod.replica_messages import AfterContent, Declined, Offer, To
 
 logger = logging.getLogger(__name__)
 
+_NICE = 19
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 
@@ -82,6 +84,8 @@ class CopySender:
         return dict(self._progress)
 
     def _run(self) -> None:
+        # This thread alone: it leaves the processors to whoever trains.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         link: Link | None = None
         pause_s = _FIRST_PAUSE_S
         while not self._over.is_set():

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import stat
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -76,7 +77,8 @@ def read_digests(path: Path, head: Head) -> Digests | None:
 
 def write_digests(path: Path, digests: Digests) -> None:
     """Put the file there whole. Raises OSError."""
-    part = path.with_name(f".{path.name}")
+    # Two threads may write the same at once.
+    part = path.with_name(f".{path.name}.{threading.get_native_id()}")
     part.unlink(missing_ok=True)
     # Made anew: what a trainer has put in its place is never written through.
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

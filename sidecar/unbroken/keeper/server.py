@@ -38,6 +38,7 @@ _MAX_CONNECTIONS = 256
 _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
 _WATCH_S = 10.0
+_NICE = 19
 
 
 class Keeper:
@@ -81,7 +82,11 @@ class Keeper:
             self._news.notify()
 
     def _digest(self) -> None:
-        """Digest what was sealed, in a thread of its own."""
+        """Digest what was sealed, in a thread of its own, which leaves the processors to whoever trains.
+
+        The other threads do not: all ranks wait for their answers after a fault.
+        """
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._sealed)

@@ -309,6 +309,24 @@ def test_an_older_timeline_is_void_after_a_restore(pod: LivePod) -> None:
     assert set(pod.sealed()) == {10, 15}
 
 
+def test_a_slot_that_comes_back_from_an_earlier_time_is_as_old_as_it_says(pod: LivePod) -> None:
+    """With its digests, so that all of it fits together: it is the older checkpoint, and not the newest."""
+    pod.start()
+    checkpointer = Checkpointer()
+    checkpointer.save({"a": torch.full((4,), 0.0)}, 0)
+    path = pod.wait_digested(0)
+    digests = path.with_name(digests_name(path.name))
+    replayed = (path.read_bytes(), digests.read_bytes())
+    for step in (1, 2):
+        checkpointer.save({"a": torch.full((4,), float(step))}, step)
+    assert pod.wait_digested(2) == path
+    for file, content in zip((path, digests), replayed, strict=True):
+        file.write_bytes(content)
+    fresh = {"a": torch.full((4,), 7.0)}
+    assert Checkpointer().load(fresh) == 1
+    assert fresh["a"].tolist() == [1.0] * 4
+
+
 def test_slots_of_another_job_are_not_seen(pod: LivePod) -> None:
     keeper = pod.start()
     Checkpointer().save({"a": torch.ones(4)}, 3)

@@ -1,14 +1,23 @@
 """What a broken or hostile trainer may send to its keeper: refused, bounded, and forgotten."""
 
+import hashlib
 import json
+import os
 import socket
+import threading
+from pathlib import Path
 
 import pytest
+import torch
 from tests.waiting import wait_until
 
+from unbroken.keeper.arena import Arena
+from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.digests import Digests, digest_slot
 from unbroken.memory import Checkpointer
 from unbroken.memory.client import KeeperClient
 from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Find, Found
+from unbroken_core.pod.memory_slots import digests_name
 
 from .conftest import LivePod
 
@@ -91,3 +100,65 @@ def test_asking_for_more_again_and_again_never_exceeds_the_limit(pod: LivePod) -
             used = sum(path.stat().st_size for path in pod.root.rglob("*.slot"))
             assert used <= pod.limit_bytes
     assert Checkpointer().load({}) is None
+
+
+def test_only_the_thread_that_digests_in_the_background_stands_back(pod: LivePod) -> None:
+    """Before, all of the keeper did, and after a fault all ranks wait for its answer."""
+    keeper = pod.start()
+    Checkpointer().save({"a": torch.ones(4)}, 0)
+    pod.wait_digested(0)
+    assert_found(pod, 1)
+    niceness = {
+        task.name: os.getpriority(os.PRIO_PROCESS, int(task.name))
+        for task in Path(f"/proc/{keeper.pid}/task").iterdir()
+    }
+    assert niceness.pop(str(keeper.pid)) == os.getpriority(os.PRIO_PROCESS, 0)
+    assert sorted(niceness.values(), reverse=True)[0] == 19
+    assert list(niceness.values()).count(19) == 1
+
+
+def test_a_restore_does_not_wait_for_a_digest_that_has_begun_in_the_background(
+    pod: LivePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it did: that thread stands back, and may have no processor for seconds."""
+    keeper = pod.start()
+    Checkpointer().save({"a": torch.ones(4)}, 0)
+    path = pod.wait_digested(0)
+    keeper.kill()
+    keeper.wait()
+    digests = path.with_name(digests_name(path.name))
+    digests.rename(digests.with_name(f".{digests.name}.1"))
+    keeper_arena = Arena(
+        KeeperConfig(pod.folder, pod.root, "pod", pod.limit_bytes, 2, hashlib.sha256(b"job-uid").digest()[:16])
+    )
+    entered, go_on = threading.Event(), threading.Event()
+
+    def digest_slowly(slot: Path) -> Digests | None:
+        if threading.current_thread() is background:
+            entered.set()
+            assert go_on.wait(60)
+        return digest_slot(slot)
+
+    monkeypatch.setattr("unbroken.keeper.arena.digest_slot", digest_slowly)
+    background = threading.Thread(target=keeper_arena.digest, args=(path,))
+    found: list[Found] = []
+    restore = threading.Thread(target=lambda: found.append(keeper_arena.find()), daemon=True)
+    try:
+        background.start()
+        assert entered.wait(60)
+        restore.start()
+        restore.join(60)
+        assert [one.step for answer in found for one in answer.slots] == [0]
+    finally:
+        go_on.set()
+        background.join(60)
+        keeper_arena.close()
+    assert sorted(one.name for one in path.parent.iterdir()) == ["0-0.slot", "0-0.slot.digests", "0-1.slot"]
+
+
+def assert_found(pod: LivePod, count: int) -> None:
+    client = KeeperClient(pod.folder)
+    found = client.ask(Find(), Found, 60)
+    client.close()
+    assert found is not None
+    assert len(found.slots) == count
