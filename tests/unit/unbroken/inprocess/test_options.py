@@ -270,4 +270,4 @@ def test_a_decorator_without_parentheses_is_refused_with_how_it_is_written() -> 
         """Do nothing."""
 
     with pytest.raises(TypeError, match=r"with parentheses \(@unbroken\.inprocess\.Wrapper\(\)\).*got 'train'"):
-        inprocess.Wrapper(train)  # type: ignore[arg-type]
+        inprocess.Wrapper(train)  # type: ignore[arg-type] # the type checker refuses it, too
