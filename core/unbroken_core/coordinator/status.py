@@ -19,6 +19,7 @@ def build_status(
 ) -> JobStatus:
     """Return the status; `pods` are those of this revision."""
     members = job.members
+    gained_s, ran_for_s = job.progress.totals(now_s)
     world, report, phase = job.world, job.report, job.phase.kind
     world_size = 0 if phase is JobPhase.FAILED else world.size
     num_ready = sum(map(len, members.ready.values()))
@@ -45,6 +46,8 @@ def build_status(
         ettr=job.progress.ettr(now_s),
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.history.num_broken_spares,
+        gained_s=gained_s,
+        ran_for_s=ran_for_s,
     )
 
 

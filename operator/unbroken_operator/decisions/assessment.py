@@ -93,7 +93,11 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             is_waiting=pod.phase == "Pending",
             is_ended=_is_ended(pod, snapshot),
         )
-    return Observation(pods, _is_accounted(snapshot))
+    memory = snapshot.memory
+    # The time of a suspension is none in which the job could have made progress.
+    is_of_this_run = memory.earlier_term > (snapshot.status.get("endedTerm") or 0)
+    earlier = memory.earlier if is_of_this_run else None
+    return Observation(pods, _is_accounted(snapshot), memory.gone, earlier)
 
 
 def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:

@@ -19,6 +19,7 @@ from unbroken_operator.decisions.limits.budgets import (
     wait_s,
 )
 from unbroken_operator.decisions.limits.retry import retry_delay_s
+from unbroken_operator.decisions.predecessor import Predecessor, earlier_run, follow, gone_pods
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
 MAX_RECOVERIES = 200
@@ -65,10 +66,12 @@ class JobMemory:
     next_pod_ordinal: int = 0
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
+    predecessor: Predecessor = field(default_factory=Predecessor)
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
         pods = list(pods)
+        self.predecessor = follow(self.predecessor, report, pods, now_s)
         self._count_joins(report)
         self._count_recoveries(report, now_s)
         self._count_failures(pods, now_s)
@@ -167,6 +170,9 @@ class JobMemory:
             next_pod_ordinal=self.next_pod_ordinal,
             next_rendezvous_ordinal=self.next_rendezvous_ordinal,
             sound_spec=self.sound_spec,
+            gone=gone_pods(self.predecessor, now_s),
+            earlier=earlier_run(self.predecessor, now_s),
+            earlier_term=0 if self.predecessor.before is None else self.predecessor.before.term,
         )
 
     def _bucket(self, budget: Budget, now_s: float) -> Bucket:

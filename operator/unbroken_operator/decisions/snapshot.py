@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken_core.messages import JobStatus, Observation, RungUse
+from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.limits.budgets import Budget
@@ -230,6 +230,12 @@ class PlanMemory:
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
+    gone: tuple[GonePod, ...] = ()
+    """Pods of the last world that have gone, for a coordinator that has yet to take it over."""
+    earlier: EarlierRun | None = None
+    """How the job did under the coordinator before the present one."""
+    earlier_term: int = 0
+    """The term of that one."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
+from unbroken_core.messages import GonePod, Plan, PodObservation, Policy, RendezvousMessage
 from unbroken_core.pod.stacks import bounded
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
@@ -125,6 +125,8 @@ class JobState:
         self.budgets = Budgets(settings.rungs)
         self.history = History()
         self.progress = Progress()
+        self.gone: tuple[tuple[GonePod, float], ...] = ()
+        """Pods of the world before this coordinator that have gone, as the operator says, and when."""
         self.refused: dict[tuple[str, str], str] = {}
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
         self.welcomed: set[str] = set()
