@@ -188,6 +188,7 @@ class Reason(Word):
     NODES_LEAVING = "NodesLeaving"
     TEMPLATE_CURRENT = "TemplateCurrent"
     TEMPLATE_OUTDATED = "TemplateOutdated"
+    RENDEZVOUS_OUTDATED = "RendezvousOutdated"
     CHANGED_BY_HAND = "ChangedByHand"
     SECRET_DAMAGED = "SecretDamaged"
     HELD_BY_FINALIZER = "HeldByFinalizer"

@@ -33,6 +33,7 @@ from unbroken_operator.decisions.actions import (
     CreateTokens,
     Decision,
     DeletePod,
+    LetLead,
     PatchPod,
     PushObservation,
     RepairTokens,
@@ -299,6 +300,7 @@ class JobWorker:
             and pod.ip
             and not pod.is_terminal
             and not pod.is_deleting
+            and not pod.is_standby
         ]
         if not candidates or not self._secret.token:
             return None
@@ -336,4 +338,4 @@ def _is_starting(snapshot: Snapshot) -> bool:
 
 
 def _is_worth_another_look(decision: Decision) -> bool:
-    return any(not isinstance(action, PushObservation) for action in decision.actions)
+    return any(not isinstance(action, PushObservation | LetLead) for action in decision.actions)

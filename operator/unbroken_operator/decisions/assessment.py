@@ -11,6 +11,7 @@ from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
+from unbroken_operator.decisions.objects.successor import Succession, can_stand_by, succession
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
 
@@ -40,6 +41,8 @@ class Assessment:
     """Whether that one was made with other settings, and is kept until it may be replaced."""
     stale_rendezvous: tuple[PodView, ...]
     """Rendezvous pods to delete."""
+    succession: Succession
+    """Which rendezvous pod stands by, and what becomes of it."""
     domains: Domains
     """Where the training pods are."""
 
@@ -61,7 +64,13 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     outcome = job_outcome(snapshot, verdict.spec)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
     outdated = outdated_pods(verdict.spec, alive)
-    current, stale = _rendezvous(snapshot, lost, settings_digest(settings), made_from(verdict.spec))
+    found = succession(
+        snapshot,
+        lost,
+        settings_digest(settings),
+        made_from(verdict.spec),
+        can_stand_by=can_stand_by(verdict.spec, snapshot.options),
+    )
     return Assessment(
         outcome=outcome,
         is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
@@ -71,9 +80,10 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
         alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
         outdated=outdated,
         troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
-        rendezvous=current,
-        is_rendezvous_outdated=current is not None and current.settings != settings_digest(settings),
-        stale_rendezvous=stale,
+        rendezvous=found.leader,
+        is_rendezvous_outdated=found.is_outdated,
+        stale_rendezvous=found.stale,
+        succession=found,
         domains=find_domains(snapshot, verdict.spec, trainers, alive),
     )
 
@@ -152,17 +162,3 @@ def _counts(
     # Pods end well when the training is over, which the API server may show before the report says so.
     member = members.get(pod.uid)
     return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
-
-
-def _rendezvous(
-    snapshot: Snapshot, lost: frozenset[str], digest: str, wanted: str
-) -> tuple[PodView | None, tuple[PodView, ...]]:
-    pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
-    working = [pod for pod in pods if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost]
-    # One that has not started waits, perhaps for what the new spec corrects. One that works is left where it is.
-    hopeful = [pod for pod in working if pod.phase != "Pending" or pod.made_from in ("", wanted)]
-    good = [pod for pod in hopeful if pod.settings == digest]
-    if not good and not snapshot.may_replace_rendezvous:
-        good = hopeful
-    current = good[-1] if good else None
-    return current, tuple(pod for pod in pods if pod is not current)

@@ -56,6 +56,8 @@ class PodView:
     """Digest of the settings that a rendezvous pod runs with."""
     topology: str
     """The topology annotation as it is."""
+    is_standby: bool = False
+    """Of a rendezvous pod: whether it was not told to lead yet."""
     made_from: str = ""
     """Digest of what else a rendezvous pod was made from; "" when it does not say."""
     problem: Problem | None = None
@@ -375,7 +377,8 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
     annotations = metadata.get("annotations") or {}
     phase = status.get("phase") or "Pending"
     component, made_as = labels.get(layout.COMPONENT_LABEL, ""), _made_as(annotations)
-    is_mislabelled = bool(made_as) and component != made_as
+    is_standby = made_as == layout.RENDEZVOUS and layout.STANDBY_ANNOTATION in annotations
+    is_mislabelled = bool(made_as) and component != made_as and not (is_standby and component == layout.STANDBY)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -404,6 +407,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         end=_end(status) if phase == "Failed" else "",
         is_orphan=is_orphan(item),
         is_mislabelled=is_mislabelled,
+        is_standby=is_standby,
         finalizers=tuple(metadata.get("finalizers") or ()),
         has_ended=_has_ended(item),
     )
