@@ -38,6 +38,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     RepairTokens,
     Revert,
+    WriteStatus,
     within_budgets,
     without_lost_fields,
 )
@@ -174,6 +175,8 @@ class JobWorker:
                         self._memory.note_revert(action.key, time.monotonic())
                     if isinstance(action, DeletePod):
                         self._memory.note_deleted(action.uid, action.why)
+                    if isinstance(action, WriteStatus) and "lease" in action.patch:
+                        self._memory.has_led = True
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
                     self._executor.written_job = None
@@ -259,6 +262,7 @@ class JobWorker:
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.note_ordinals(snapshot.status)
+        self._memory.note_lease(shared.options.lease, str(snapshot.status.get("lease") or ""), now_s)
         num_circles = self._memory.circles.num_rounds
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):

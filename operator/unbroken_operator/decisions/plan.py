@@ -38,12 +38,14 @@ from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wa
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
 from unbroken_operator.decisions.limits.retry import retry_delay_s
+from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
+from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
 from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -59,6 +61,8 @@ def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
+    if stands_back(snapshot):
+        return Decision(tuple(_rivalry(snapshot)), max(STAND_BACK_S - snapshot.memory.rival_for_s, 0.0) + 1.0)
     snapshot = without_ended_report(snapshot)
     snapshot, verdict = _in_force(snapshot)
     ordinals = _free_ordinals(snapshot)
@@ -82,6 +86,12 @@ def plan(snapshot: Snapshot) -> Decision:
     return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
 
 
+def _rivalry(snapshot: Snapshot) -> Iterator[PostEvent]:
+    manifest = rival_event(snapshot)
+    if manifest is not None and manifest["metadata"]["name"] not in snapshot.memory.posted:
+        yield PostEvent(manifest)
+
+
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
     verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
@@ -95,6 +105,7 @@ def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
 
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
+    yield from _rivalry(snapshot)
     for manifest in (*events(snapshot, status), *notices(snapshot)):
         if manifest["metadata"]["name"] not in snapshot.memory.posted:
             yield PostEvent(manifest)

@@ -232,6 +232,10 @@ class PlanMemory:
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
+    rival: str = ""
+    """The Lease of another operator that leads this job as well; "" for none lately."""
+    rival_for_s: float = 0.0
+    """Since when."""
     gone: tuple[GonePod, ...] = ()
     """Pods of the last world that have gone, for a coordinator that has yet to take it over."""
     earlier: EarlierRun | None = None
