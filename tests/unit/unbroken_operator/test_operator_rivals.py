@@ -26,11 +26,10 @@ class Operators:
         world, memory = self.world, self.memories[lease]
         memory.note_lease(lease, str((world.job.get("status") or {}).get("lease") or ""), self.now_s)
         view = memory.view(self.now_s)
-        mine = {"rival": view.rival, "rival_for_s": view.rival_for_s}
         snapshot = replace(
             world.snapshot(),
             options=replace(world.options, lease=lease),
-            memory=replace(world.memory, **mine),
+            memory=replace(world.memory, rival=view.rival, rival_for_s=view.rival_for_s),
         )
         for action in plan(snapshot).actions:
             if isinstance(action, WriteStatus):
