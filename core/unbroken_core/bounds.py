@@ -32,6 +32,8 @@ MAX_DETAIL = 2000
 """Of one fault."""
 MAX_SENTENCE = 16_384
 """Of what quotes such a detail, or an error of a script."""
+MAX_BLOCKS = 1 << 18
+"""Of a checkpoint that is copied to other pods: 256 GiB."""
 MAX_PATH = 5000
 """A file's longest name in Linux, and a function's."""
 
@@ -120,6 +122,7 @@ _HOST = Text(253, r"[A-Za-z0-9._:%\[\]-]*", "a host's name or address")
 """It becomes MASTER_ADDR of other pods' processes, which no environment with a NUL in it would let start."""
 _NAMES = Items(MAX_KEYS, Text(MAX_SENTENCE))
 """A script's keys may be long."""
+_HEAD = Text(8192, "[0-9a-f]*", "hexadecimal digits")
 _OF_POD = Items(MAX_RANKS_PER_POD)
 
 BOUNDS: dict[str, Bound] = {
@@ -200,6 +203,12 @@ BOUNDS: dict[str, Bound] = {
     "names": Items(MAX_RANKS),
     "Question.keys": Items(MAX_RANKS, _RANK),
     "Answer.workers": Items(MAX_RANKS, _RANK),
+    # Copies of checkpoints.
+    "Offer.head": _HEAD,
+    "Sending.head": _HEAD,
+    "checksums": Items(MAX_BLOCKS, Number(0, (1 << 32) - 1)),
+    "first_block": Number(0, MAX_BLOCKS),
+    "num_blocks": Number(0, MAX_BLOCKS),
     # Between operator and rendezvous, and to a launcher.
     "pods": Items(4 * MAX_PODS),
     "uses": Items(65_536),

@@ -40,14 +40,14 @@ def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> fl
             instants.append(pod.over_at_s)
     missing = {rank for rank in range(adopted.world_size) if rank not in places}
     if missing:
-        gone = [at_s for pod, at_s in job.gone if missing & set(pod.ranks)]
+        gone = [at_s for pod, at_s in job.gone_before if missing & set(pod.ranks)]
         instants += gone or [now_s - job.settings.timeouts.heartbeat_s]
     return min(max(min(instants), earliest_s), now_s) if instants else None
 
 
 def with_name(job: JobState, fault: FaultRecord) -> FaultRecord:
     """Return the fault of a pod that this coordinator never heard, with what the operator knows of it."""
-    for pod, at_s in job.gone:
+    for pod, at_s in job.gone_before:
         if not fault.pod and set(fault.lost_ranks) & set(pod.ranks):
             learned_s = fault.at_s + fault.detect_s
             known_s = min(max(at_s, fault.at_s), learned_s)

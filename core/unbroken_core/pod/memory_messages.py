@@ -10,6 +10,9 @@ from typing import Union
 KEEPER_SOCKET = "keeper.sock"
 """Name of the keeper's socket in the pod's folder."""
 MAX_LINE_BYTES = 4 << 20
+"""Of an answer."""
+MAX_REQUEST_BYTES = 4096
+"""Of what a worker sends: a keeper has up to 256 connections, in the memory of the agent's container."""
 MAX_SLOTS_FOUND = 4096
 """How many slots are told of at most, the newest first."""
 

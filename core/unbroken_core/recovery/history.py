@@ -52,6 +52,13 @@ class FaultRecord:
     lost_ranks: tuple[int, ...] = ()
     """Of a pod that this coordinator never heard: the ranks that it had."""
 
+    @property
+    def text(self) -> str:
+        """The fault, for people."""
+        who = f"rank {self.rank} of {self.pod}" if self.rank is not None else self.pod or "a pod"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.cause} of {who}{detail}"
+
 
 @dataclass
 class Incident:

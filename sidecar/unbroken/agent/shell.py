@@ -113,6 +113,7 @@ class Agent:
         tasks = Tasks(self._on_failure)
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
+        tasks.start("watch on the socket", self._local.watch())
         if self._config.memory is not None:
             tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)

@@ -1,17 +1,19 @@
 """The slots of one pod, and those that pods of this job have left on the same host."""
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
+import stat
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.folders import lock_folder
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import digest_slot, open_slot, read_digests, read_slot_head, write_digests
+from unbroken.keeper.rarely import Rarely
 from unbroken_core.errors import InputError
 from unbroken_core.pod.memory_messages import Found, FoundSlot, NoRoom, Reserved
 from unbroken_core.pod.memory_slots import (
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _PAGE_BYTES = 4096
 _MAX_FOLDERS = 1000
+COPIES = "copies"
+"""Folder, below a pod's own, for copies of other pods' checkpoints."""
+MAX_COPY_SLOTS = 4096
 _SPARE_BYTES = 1 << 20
 """Left on the tmpfs for the files of digests."""
 
@@ -43,7 +48,11 @@ class SealedSlot:
 
 
 class Arena:
-    """Used by all threads of a keeper. Its methods may be repeated, and may be cut off anywhere."""
+    """Used by all threads of a keeper. Its methods may be repeated, and may be cut off anywhere.
+
+    In a pod the root is a volume that the trainer writes, often as another user, sometimes as root. So the keeper
+    reaches its folder only through a descriptor, believes no file there, and looks at no other folder.
+    """
 
     def __init__(self, config: KeeperConfig) -> None:
         """Take the pod's folder. Raises InputError when it cannot be used, or another keeper has it."""
@@ -51,21 +60,37 @@ class Arena:
         self.folder = config.root / config.pod_uid
         try:
             config.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = lock_folder(self.folder)
-            # As the root: in a pod the trainer often runs as another user.
-            self.folder.chmod(config.root.stat().st_mode & 0o777)
+            self._is_shared = bool(config.root.stat().st_mode & 0o022)
+            self._lock: int | None = _open_folder(self.folder)
+            os.fchmod(self._lock, 0o755 if self._is_shared else 0o700)
         except OSError as error:
             raise InputError(f"UNBROKEN_MEMORY_DIR: {self.folder} cannot be used: {error.strerror}") from error
-        if self._lock is None:
+        if not _lock(self._lock, self.folder):
+            os.close(self._lock)
             raise InputError(f"UNBROKEN_MEMORY_DIR: another keeper has {self.folder}")
+        self._inside = Path(f"/proc/self/fd/{self._lock}")
+        self._copies: int | None = None
+        self.job = config.job
+        """Digest of the job's uid, as heads have it."""
         self._allocation = threading.Lock()
         self._digestion = threading.Lock()
+        self._rarely = Rarely()
 
     def close(self) -> None:
         """Let another keeper take the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        if self._copies is not None:
+            os.close(self._copies)
+            self._copies = None
+
+    def reached(self, path: Path) -> Path:
+        """Return the path by which the keeper opens a slot: its own folder may have been moved away meanwhile."""
+        if path.parent == self.folder:
+            return self._inside / path.name
+        is_copy = self._copies is not None and path.parent == self.folder / COPIES
+        return Path(f"/proc/self/fd/{self._copies}", path.name) if is_copy else path
 
     # ------------------------------------------------------------------------------------------------------ allocation
 
@@ -74,33 +99,75 @@ class Arena:
         size = -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
         paths = [self.folder / slot_name(local_rank, index) for index in range(NUM_SLOTS)]
         with self._allocation:
-            growth = sum(max(size - _size_of(path), 0) for path in paths)
-            used = sum(_size_of(path) for path in self.folder.glob("*.slot"))
-            if used + growth > self._config.limit_bytes:
-                return self._no_room(size, f"its slots have {used} bytes, and {growth} more are wanted")
-            free = _free_bytes(self.folder)
-            if growth > max(free - _SPARE_BYTES, 0):
-                return self._no_room(size, f"the file system at {self.folder} has {free} bytes left, {growth} wanted")
+            growth = sum(max(size - _allocated_bytes(self.reached(path)), 0) for path in paths)
+            problem = self._why_no_room(growth)
+            if problem:
+                return self._no_room(size, problem)
             for path in paths:
                 error = self._allocate(path, size)
                 if error:
                     return self._no_room(size, error)
         return Reserved(tuple(map(str, paths)), self._config.job.hex())
 
+    def allocate_copy(self, path: Path, size: int) -> str:
+        """Give the slot of a copy so many bytes; return why it cannot be, "" when it is done."""
+        size = -(-size // _PAGE_BYTES) * _PAGE_BYTES
+        with self._allocation:
+            growth = max(size - _allocated_bytes(self.reached(path)), 0)
+            return self._why_no_room(growth) or self._allocate(path, size)
+
+    def _why_no_room(self, growth: int) -> str:
+        """Return why so many bytes more cannot be had, "" if they can."""
+        used = self.used_bytes()
+        if used + growth > self._config.limit_bytes:
+            return f"its slots have {used} bytes, and {growth} more are wanted"
+        free = _free_bytes(self._inside)
+        if growth > max(free - _SPARE_BYTES, 0):
+            return f"the file system at {self.folder} has {free} bytes left, {growth} wanted"
+        return ""
+
+    def used_bytes(self) -> int:
+        """Return what this pod's slots take."""
+        return sum(_allocated_bytes(self.reached(path)) for path in (*self._own_slots(), *self.copy_slots()))
+
+    def _own_slots(self) -> list[Path]:
+        places = range(self._config.ranks_per_pod)
+        return [self.folder / slot_name(place, index) for place in places for index in range(NUM_SLOTS)]
+
+    def open_copies(self) -> Path:
+        """Make the folder for copies of other pods' checkpoints, and return it. Raises OSError."""
+        if self._copies is None:
+            self._copies = _open_folder(self._inside / COPIES)
+            os.fchmod(self._copies, 0o755 if self._is_shared else 0o700)
+        return self.folder / COPIES
+
+    def copy_slots(self) -> list[Path]:
+        """Return the slots of copies, at most MAX_COPY_SLOTS."""
+        if self._copies is None:
+            return []
+        names = itertools.islice(os.scandir(self._copies), 4 * MAX_COPY_SLOTS)
+        found = sorted(entry.name for entry in names if entry.name.endswith(".slot"))
+        return [self.folder / COPIES / name for name in found[:MAX_COPY_SLOTS]]
+
     def _allocate(self, path: Path, size: int) -> str:
         """Extend one slot; return why it cannot be, "" when it is done."""
-        present = _size_of(path)
-        if present >= size:
-            return ""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        reached = self.reached(path)
         try:
-            os.fchmod(descriptor, 0o666 & (self.folder.stat().st_mode & 0o666 | 0o600))
+            descriptor = _open_own(reached)
+        except OSError as error:
+            return f"{path}: cannot be made: {error.strerror}"
+        try:
+            os.fchmod(descriptor, 0o666 if self._is_shared else 0o600)
+            before = os.fstat(descriptor).st_size
+            if _allocated_bytes(reached) >= size:
+                return ""
             try:
-                os.posix_fallocate(descriptor, present, size - present)
+                # From the start: whoever truncates a slot leaves holes.
+                os.posix_fallocate(descriptor, 0, size)
             except OSError as error:
-                os.ftruncate(descriptor, present)
-                return f"{path}: {size - present} bytes cannot be allocated: {error.strerror}"
-            if present == 0:
+                os.ftruncate(descriptor, before)
+                return f"{path}: {size} bytes cannot be allocated: {error.strerror}"
+            if before == 0:
                 os.pwrite(descriptor, pack_head(EMPTY) * 2, 0)
         finally:
             os.close(descriptor)
@@ -108,25 +175,29 @@ class Arena:
 
     def _no_room(self, size: int, detail: str) -> NoRoom:
         needed = NUM_SLOTS * size * self._config.ranks_per_pod
-        logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
+        if self._rarely.may_say("no room"):
+            logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)
 
     # --------------------------------------------------------------------------------------------------------- digests
 
     def digest(self, path: Path) -> str:
         """Digest a slot unless it was; return what is wrong with it, "" when it can be read or holds nothing."""
-        head = read_slot_head(path)
+        reached = self.reached(path)
+        head = read_slot_head(reached)
         if head is None or head.state is not SlotState.SEALED:
             return ""
+        if head.content_bytes > self._config.limit_bytes:
+            return f"has {head.content_bytes} bytes, where the limit is {self._config.limit_bytes}"
         with self._digestion:
-            target = path.with_name(digests_name(path.name))
+            target = reached.with_name(digests_name(path.name))
             found = read_digests(target, head)
             if found is None:
-                found = digest_slot(path)
+                found = digest_slot(reached)
                 if found is None:
                     return ""
                 write_digests(target, found)
-                if found.problem:
+                if found.problem and self._rarely.may_say("checkpoint refused"):
                     logger.error("checkpoint refused: slot=%s step=%d: %s", path, head.moment.step, found.problem)
             return found.problem
 
@@ -142,7 +213,7 @@ class Arena:
                 problem = f"cannot be read: {error.strerror}"
             if problem:
                 bad.append(f"{sealed.path.name}, step {head.moment.step} of rank {head.rank}: {problem}")
-            elif read_slot_head(sealed.path) == head:
+            elif read_slot_head(self.reached(sealed.path)) == head:
                 moment = head.moment
                 slots.append(
                     FoundSlot(
@@ -154,16 +225,21 @@ class Arena:
 
     def sealed(self) -> list[SealedSlot]:
         """Return the sealed slots of this job on this host, the newest first."""
-        paths = [path for folder in self._folders() for path in sorted(folder.glob("*.slot"))]
-        found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(path)) is not None]
+        others = [path for folder in self._other_folders() for path in sorted(folder.glob("*.slot"))]
+        paths = [*self._own_slots(), *self.copy_slots(), *others]
+        found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(self.reached(path))) is not None]
         mine = [one for one in found if one.head.state is SlotState.SEALED and one.head.job == self._config.job]
         return sorted(mine, key=lambda one: one.head.moment.order, reverse=True)
 
-    def _folders(self) -> list[Path]:
+    def _other_folders(self) -> list[Path]:
+        """Return those of other pods of this host; none where others could have made them."""
+        if self._is_shared:
+            return []
         try:
-            return [entry for entry in sorted(self._config.root.iterdir())[:_MAX_FOLDERS] if entry.is_dir()]
+            entries = sorted(self._config.root.iterdir())[:_MAX_FOLDERS]
         except OSError:
             return []
+        return [entry for entry in entries if entry != self.folder and entry.is_dir()]
 
     # ------------------------------------------------------------------------------------------------- what is over
 
@@ -171,7 +247,7 @@ class Arena:
         """All ranks went back to this checkpoint: what is newer belongs to a timeline that is over."""
         for sealed in self.sealed():
             if sealed.head.moment.order > restored.order:
-                descriptor = open_slot(sealed.path, os.O_RDWR)
+                descriptor = open_slot(self.reached(sealed.path), os.O_RDWR)
                 try:
                     os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)
                 finally:
@@ -179,7 +255,7 @@ class Arena:
 
     def drop_left_folders(self) -> None:
         """Remove what ended pods have left, once a newer checkpoint is whole without it."""
-        left = {folder: lock for folder in self._folders() if (lock := self._take(folder)) is not None}
+        left = {folder: lock for folder in self._other_folders() if (lock := self._take(folder)) is not None}
         try:
             complete = self._newest_complete(set(left))
             if complete is None:
@@ -194,8 +270,6 @@ class Arena:
 
     def _take(self, folder: Path) -> int | None:
         """Lock the folder of a pod that has ended; None for one that lives."""
-        if folder == self.folder:
-            return None
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
@@ -211,18 +285,54 @@ class Arena:
         """Return the newest checkpoint of which the living pods of this host hold every rank, digested."""
         ranks: defaultdict[tuple[Moment, int], set[int]] = defaultdict(set)
         for sealed in self.sealed():
-            digests = read_digests(sealed.path.with_name(digests_name(sealed.path.name)), sealed.head)
+            path = self.reached(sealed.path)
+            digests = read_digests(path.with_name(digests_name(path.name)), sealed.head)
             if sealed.path.parent not in left and digests is not None and not digests.problem:
                 ranks[sealed.head.moment, sealed.head.world_size].add(sealed.head.rank)
         whole = [moment for (moment, world_size), held in ranks.items() if len(held) == world_size]
         return max(whole, key=lambda moment: moment.order, default=None)
 
 
-def _size_of(path: Path) -> int:
+def _open_folder(folder: Path) -> int:
+    """Return a descriptor of this very folder, made if it is missing. Raises OSError."""
     try:
-        return path.stat().st_size
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            # A link would lead the keeper, and what it allocates, elsewhere.
+            folder.unlink()
+            folder.mkdir(mode=0o700)
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _lock(descriptor: int, folder: Path) -> bool:
+    """Return whether nobody else has the folder, and it was not removed meanwhile."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(descriptor).st_ino == folder.lstat().st_ino
+    except OSError:
+        return False
+
+
+def _open_own(path: Path) -> int:
+    """Return a descriptor of a slot that this user has made; a file of another kind is replaced. Raises OSError."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            # Somebody else's pages are somebody else's to pay for, and to take away.
+            path.unlink()
+    except FileNotFoundError:
+        pass
+    return open_slot(path, os.O_RDWR | os.O_CREAT)
+
+
+def _allocated_bytes(path: Path) -> int:
+    """Return the bytes of a file that have pages; 0 for anything else."""
+    try:
+        status = path.lstat()
     except OSError:
         return 0
+    return min(status.st_blocks * 512, status.st_size) if stat.S_ISREG(status.st_mode) else 0
 
 
 def _free_bytes(folder: Path) -> int:

@@ -3,16 +3,20 @@
 `{"serial": N, "problem": "", "checksums": [...]}`: one CRC-32 for each block of the content.
 """
 
+import errno
 import json
-import mmap
 import os
+import stat
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Head, SlotState, num_blocks, read_head
 
-MAX_DIGESTS_BYTES = 64 << 20
+_MAX_CHECKSUM_CHARACTERS = 12
+_MAX_REST_CHARACTERS = 1000
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,17 @@ class Digests:
     checksums: list[int]
 
 
+class SlotCutError(OSError):
+    """A slot is shorter than its head says: somebody has truncated it."""
+
+
 def open_slot(path: Path, mode: int) -> int:
-    """Return a descriptor. The trainer may write into the folder: a link or a pipe in a slot's place is refused."""
-    return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Return a descriptor. The trainer may write into the folder: whatever is no plain file there is refused."""
+    descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "want a plain file")
+    return descriptor
 
 
 def read_slot_head(path: Path) -> Head | None:
@@ -46,10 +58,14 @@ def read_slot_head(path: Path) -> Head | None:
 
 def read_digests(path: Path, head: Head) -> Digests | None:
     """Return the digests of this very checkpoint; None when there are none yet, or they cannot be read."""
+    limit = _MAX_REST_CHARACTERS + _MAX_CHECKSUM_CHARACTERS * num_blocks(head.content_bytes)
     try:
-        if path.stat().st_size > MAX_DIGESTS_BYTES:
+        descriptor = open_slot(path, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            text = file.read(limit + 1)
+        if len(text) > limit:
             return None
-        data = json.loads(path.read_bytes())
+        data = json.loads(text)
         found = Digests(int(data["serial"]), str(data["problem"]), [int(one) for one in data["checksums"]])
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
@@ -61,29 +77,53 @@ def read_digests(path: Path, head: Head) -> Digests | None:
 def write_digests(path: Path, digests: Digests) -> None:
     """Put the file there whole. Raises OSError."""
     part = path.with_name(f".{path.name}")
-    part.write_text(json.dumps(asdict(digests)))
-    part.chmod(0o644)
+    part.unlink(missing_ok=True)
+    # Made anew: what a trainer has put in its place is never written through.
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(descriptor, 0o644)
+        json.dump(asdict(digests), file)
     part.replace(path)
 
 
 def digest_slot(path: Path) -> Digests | None:
-    """Read a sealed slot; None when it is not sealed, or was overwritten meanwhile."""
+    """Read a sealed slot; None when it is not sealed, or was overwritten meanwhile. Raises OSError.
+
+    It is read, never mapped: who truncates a mapped file kills the process that touches it.
+    """
     head = read_slot_head(path)
     if head is None or head.state is not SlotState.SEALED:
         return None
-    checksums = []
+    buffer = memoryview(bytearray(min(_READ_BYTES, head.content_bytes)))
     descriptor = open_slot(path, os.O_RDONLY)
     try:
-        mapped = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        checksums = [
+            _checksum(descriptor, start, min(BLOCK_BYTES, head.content_bytes - start), buffer)
+            for start in range(0, head.content_bytes, BLOCK_BYTES)
+        ]
+        samples = [_checksum(descriptor, one.offset, one.num_bytes, buffer) for one in head.samples]
     finally:
         os.close(descriptor)
-    with mapped, memoryview(mapped) as whole, whole[CONTENT_OFFSET : CONTENT_OFFSET + head.content_bytes] as content:
-        for start in range(0, head.content_bytes, BLOCK_BYTES):
-            with content[start : start + BLOCK_BYTES] as block:
-                checksums.append(zlib.crc32(block))
-        samples = [zlib.crc32(bytes(content[one.offset : one.offset + one.num_bytes])) for one in head.samples]
     if read_slot_head(path) != head:
         return None
     if samples != [one.checksum for one in head.samples]:
         return Digests(head.serial, "the copy differs from its source: the tensors changed while they were copied", [])
     return Digests(head.serial, "", checksums)
+
+
+def _checksum(descriptor: int, start: int, num_bytes: int, buffer: memoryview) -> int:
+    """Return the CRC-32 of a part of the content. Raises SlotCutError."""
+    found = 0
+    for part in _parts(descriptor, CONTENT_OFFSET + start, num_bytes, buffer):
+        found = zlib.crc32(part, found)
+    return found
+
+
+def _parts(descriptor: int, start: int, num_bytes: int, buffer: memoryview) -> Iterator[memoryview]:
+    end = start + num_bytes
+    while start < end:
+        num_read = os.preadv(descriptor, [buffer[: min(len(buffer), end - start)]], start)
+        if num_read == 0:
+            raise SlotCutError(errno.EIO, "was truncated")
+        yield buffer[:num_read]
+        start += num_read

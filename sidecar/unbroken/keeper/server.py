@@ -10,11 +10,12 @@ from pathlib import Path
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.rarely import Rarely
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
-    MAX_LINE_BYTES,
+    MAX_REQUEST_BYTES,
     MAX_SLOTS_FOUND,
     Done,
     Find,
@@ -46,6 +47,7 @@ class Keeper:
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
+        self._rarely = Rarely()
         self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
 
     def serve(self) -> None:
@@ -56,10 +58,18 @@ class Keeper:
         while True:
             connection, _ = self._listener.accept()
             if not self._places.acquire(blocking=False):
-                logger.warning("connection refused: %d are open", _MAX_CONNECTIONS)
+                if self._rarely.may_say("many connections"):
+                    logger.warning("connection refused: %d are open", _MAX_CONNECTIONS)
                 connection.close()
                 continue
-            threading.Thread(target=self._serve_worker, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve_worker, args=(connection,), daemon=True).start()
+            except RuntimeError as error:
+                # The limit on processes of the pod, which its trainer may have used up.
+                if self._rarely.may_say("no thread"):
+                    logger.warning("connection refused: %s", error)
+                connection.close()
+                self._places.release()
 
     def _note(self, paths: set[Path]) -> None:
         with self._news:
@@ -76,7 +86,8 @@ class Keeper:
                 self._arena.digest(path)
                 self._arena.drop_left_folders()
             except OSError as error:
-                logger.warning("slot not digested: slot=%s error=%s", path, error)
+                if self._rarely.may_say("not digested"):
+                    logger.warning("slot not digested: slot=%s error=%s", path, error)
 
     def _serve_worker(self, connection: socket.socket) -> None:
         try:
@@ -88,7 +99,8 @@ class Keeper:
                         connection.sendall(wire.encode(answer).encode() + b"\n")
                         connection.settimeout(None)
         except WireError as error:
-            logger.warning("worker refused: %s", error)
+            if self._rarely.may_say("refused message"):
+                logger.warning("worker refused: %s", error)
         except OSError as error:
             logger.debug("connection ended: %s", error)
         finally:
@@ -147,8 +159,8 @@ def _listen(path: Path) -> socket.socket:
 def _lines(connection: socket.socket) -> Iterator[bytes]:
     """Yield whole lines. Raises WireError when one is too long, OSError when the connection breaks."""
     buffer = b""
-    while data := connection.recv(1 << 16):
+    while data := connection.recv(MAX_REQUEST_BYTES):
         *lines, buffer = (buffer + data).split(b"\n")
-        if len(buffer) > MAX_LINE_BYTES:
-            raise WireError(f"line: want at most {MAX_LINE_BYTES} bytes, got more")
+        if max(len(line) for line in (*lines, buffer)) > MAX_REQUEST_BYTES:
+            raise WireError(f"line: want at most {MAX_REQUEST_BYTES} bytes, got more")
         yield from lines

@@ -81,7 +81,10 @@ class Arena:
             )
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
-        self._map(answer)
+        try:
+            self._map(answer)
+        except (OSError, ValueError) as error:
+            return f"the slots that the keeper has made cannot be mapped: {error}"
         return ""
 
     def wait_until_populated(self) -> None:
@@ -118,14 +121,19 @@ class Arena:
             return Skipped(step, "another iteration of the job has begun")
         index = self._target()
         slot = self._slots[index]
-        author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
-        head = slot.begin(author, shard)
+        if not slot.lock():
+            return Skipped(step, "the checkpoint before the last is still being copied to another pod")
         try:
-            samples = slot.copy(shard, may_go_on)
-        except SlotChangedError as error:
-            slot.void(head)
-            return Skipped(step, str(error))
-        slot.seal(head, samples)
+            author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
+            head = slot.begin(author, shard)
+            try:
+                samples = slot.copy(shard, may_go_on)
+            except SlotChangedError as error:
+                slot.void(head)
+                return Skipped(step, str(error))
+            slot.seal(head, samples)
+        finally:
+            slot.unlock()
         self._kept = index
         self.client.tell(Sealed(self.local_rank, index))
         return Saved(step, head.content_bytes)
@@ -156,6 +164,7 @@ class Arena:
             self._populating.stop()
         for slot in self._slots:
             slot.close()
+        self._slots = []
         self._slots = [Slot(path) for path in answer.paths]
         self._job = bytes.fromhex(answer.job)
         self._populating = Populating(list(self._slots))

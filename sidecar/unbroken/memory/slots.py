@@ -6,17 +6,18 @@ The slot with the checkpoint that was sealed or restored last is never written.
 """
 
 import ctypes
+import fcntl
 import logging
 import mmap
 import os
 import random
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from unbroken.memory.checksums import checksum
 from unbroken.memory.shard import Shard
 from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
@@ -58,12 +59,13 @@ class Slot:
     def __init__(self, path: str) -> None:
         """Map it. Raises OSError."""
         self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self.num_bytes = os.fstat(descriptor).st_size
-            self._map = mmap.mmap(descriptor, self.num_bytes)
-        finally:
-            os.close(descriptor)
+            self.num_bytes = os.fstat(self._descriptor).st_size
+            self._map = mmap.mmap(self._descriptor, self.num_bytes)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._views: tuple[bytes, tuple[torch.Tensor, ...]] = (b"", ())
 
@@ -79,6 +81,18 @@ class Slot:
             # Through ctypes, which lets the other threads run meanwhile.
             if is_over() or _libc.madvise(ctypes.c_void_p(self.bytes.data_ptr() + start), ctypes.c_size_t(length), 23):
                 return
+
+    def lock(self) -> bool:
+        """Keep others from reading it; return False when the keeper reads it, to copy it to another pod."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Let others read it."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def begin(self, author: Author, shard: Shard) -> Head:
         """Declare that the content changes from now on."""
@@ -121,6 +135,7 @@ class Slot:
         """Unmap, unless somebody still has a tensor in it."""
         self._views = (b"", ())
         del self.bytes
+        os.close(self._descriptor)
         try:
             self._map.close()
         except BufferError:
@@ -172,13 +187,6 @@ def needed_bytes(shard: Shard) -> int:
 def fits(slot: Slot, shard: Shard) -> bool:
     """Return whether a shard has room in a slot."""
     return CONTENT_OFFSET + shard.layout.objects_offset + len(shard.objects) <= slot.num_bytes
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return the CRC-32 of a contiguous tensor of bytes in this process' memory."""
-    if tensor.numel() == 0:
-        return 0
-    return zlib.crc32((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr()))
 
 
 def _take_samples(shard: Shard) -> tuple[Sample, ...]:

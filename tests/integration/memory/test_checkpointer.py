@@ -15,6 +15,7 @@ import torch
 from tests.waiting import wait_until
 from torch import nn
 
+from unbroken.keeper.reading import ReadLock
 from unbroken.memory import Checkpointer, Saved, Skipped
 from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, HEAD_BYTES, SlotState, digests_name
@@ -329,6 +330,22 @@ def test_a_save_needs_no_keeper_and_a_later_one_finds_it(pod: LivePod) -> None:
     fresh = {"a": torch.zeros(4)}
     assert Checkpointer().load(fresh) == 1
     assert fresh["a"].tolist() == [2.0] * 4
+
+
+def test_what_is_being_copied_to_another_pod_is_not_overwritten(pod: LivePod) -> None:
+    """That save is skipped; the newest checkpoint stays, and the next save finds the slot free."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer()
+    for step in (1, 2):
+        assert isinstance(checkpointer.save(state, step), Saved)
+    older = next(path for path, head in pod.slots().items() if head.moment.step == 1)
+    with ReadLock(older, pod.slots()[older]):
+        assert checkpointer.save(state, 3) == Skipped(
+            3, "the checkpoint before the last is still being copied to another pod"
+        )
+        assert {head.moment.step for head in pod.slots().values()} == {1, 2}
+    assert isinstance(checkpointer.save(state, 4), Saved)
+    assert {head.moment.step for head in pod.slots().values()} == {2, 4}
 
 
 def test_two_keepers_never_share_a_folder(pod: LivePod) -> None:

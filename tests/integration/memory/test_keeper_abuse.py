@@ -46,7 +46,11 @@ def test_a_message_that_is_none_ends_its_connection_alone(pod: LivePod, line: by
     pod.start()
     with connect(pod) as connection:
         connection.sendall(line + b"\n")
-        assert connection.recv(1) == b""
+        try:
+            assert connection.recv(1) == b""
+        except ConnectionResetError:
+            # It has not read the rest of a long line.
+            pass
     assert_well(pod)
 
 

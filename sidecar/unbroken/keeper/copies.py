@@ -1,0 +1,159 @@
+"""Copies of other pods' checkpoints, in slots like those of the own workers.
+
+    <root>/<pod uid>/copies/<digest of the owner's uid>-<local rank>-<0|1>.slot
+
+Two slots a shard: while one is filled, the other holds the newest whole copy. A copy appears whole: its blocks were
+compared with the digests that its owner's keeper took, before the head says SEALED.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unbroken.keeper.arena import Arena
+from unbroken.keeper.digests import Digests, open_slot, read_digests, read_slot_head, write_digests
+from unbroken_core.pod.memory_slots import (
+    BLOCK_BYTES,
+    CONTENT_OFFSET,
+    NUM_SLOTS,
+    Head,
+    SlotState,
+    digests_name,
+    pack_head,
+    slot_name,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class NotKeptError(Exception):
+    """A copy is not wanted, or was not made; the message says why."""
+
+
+class Receiving:
+    """One copy in the making: its slot is locked until it is sealed or closed."""
+
+    def __init__(self, path: Path, head: Head, checksums: Sequence[int]) -> None:
+        """Take the slot. Raises NotKeptError when somebody reads it, OSError."""
+        self._path = path
+        self._head = head
+        self._checksums = checksums
+        self._descriptor = open_slot(path, os.O_RDWR)
+        try:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise NotKeptError("the older copy is being read") from None
+            self._write_head(SlotState.WRITING)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def content_bytes(self) -> int:
+        """How much content there is."""
+        return self._head.content_bytes
+
+    def write(self, block: int, content: bytes | memoryview) -> None:
+        """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
+        if zlib.crc32(content) != self._checksums[block]:
+            raise NotKeptError(f"block {block} differs from what its owner digested")
+        self._write(content, CONTENT_OFFSET + block * BLOCK_BYTES)
+
+    def seal(self) -> None:
+        """Declare the copy whole. Raises OSError."""
+        target = self._path.with_name(digests_name(self._path.name))
+        write_digests(target, Digests(self._head.serial, "", list(self._checksums)))
+        self._write_head(SlotState.SEALED)
+
+    def close(self) -> None:
+        """Let others have the slot: whole, or WRITING for good."""
+        os.close(self._descriptor)
+
+    def _write_head(self, state: SlotState) -> None:
+        packed = pack_head(replace(self._head, state=state))
+        # One copy after the other: whoever is killed leaves one whole.
+        self._write(packed, 0)
+        self._write(packed, len(packed))
+
+    def _write(self, content: bytes | memoryview, offset: int) -> None:
+        with memoryview(content) as left:
+            done = 0
+            while done < len(left):
+                done += os.pwrite(self._descriptor, left[done:], offset + done)
+
+
+class Copies:
+    """The copies that this pod keeps. Used by all threads of a keeper."""
+
+    def __init__(self, arena: Arena, max_ranks_per_pod: int) -> None:
+        """Make the folder. Raises OSError."""
+        self._arena = arena
+        self._max_ranks = max_ranks_per_pod
+        self._folder = arena.open_copies()
+        self._guard = threading.Lock()
+        self._owners: frozenset[str] = frozenset()
+
+    def keep_for(self, owners: Iterable[str]) -> None:
+        """Take copies of these pods from now on, by uid. What others have left here stays."""
+        with self._guard:
+            self._owners = frozenset(owners)
+
+    def drop(self, owner: str) -> None:
+        """Remove all copies of a pod's checkpoints: others are protected elsewhere, or void."""
+        for path in self._arena.copy_slots():
+            if path.name.startswith(f"{_mark(owner)}-"):
+                reached = self._arena.reached(path)
+                reached.unlink(missing_ok=True)
+                reached.with_name(digests_name(path.name)).unlink(missing_ok=True)
+
+    def begin(self, owner: str, local_rank: int, head: Head, checksums: Sequence[int]) -> Receiving | None:
+        """Return where to put the content of a checkpoint; None when it is here. Raises NotKeptError, OSError."""
+        with self._guard:
+            if owner not in self._owners:
+                raise NotKeptError("this pod is not to keep your copies")
+            if not 0 <= local_rank < self._max_ranks:
+                raise NotKeptError(f"local_rank: want 0 to {self._max_ranks - 1}, got {local_rank}")
+            if head.state is not SlotState.SEALED or head.job != self._arena.job:
+                raise NotKeptError("head: want a sealed checkpoint of this job")
+            slots = [self._arena.reached(path) for path in self._slots(owner, local_rank)]
+            heads = {path: read_slot_head(path) for path in slots}
+            sealed = [
+                (found.moment.order, path)
+                for path, found in heads.items()
+                if found is not None and found.state is SlotState.SEALED and _is_digested(path, found)
+            ]
+            newest = max(sealed, default=None)
+            if newest is not None and _is_same(newest[1], heads[newest[1]], head, checksums):
+                return None
+            if newest is not None and newest[0] >= head.moment.order:
+                raise NotKeptError(f"step {newest[0][2]} of iteration {newest[0][0]} is here, and not older")
+            path = next(path for path in heads if newest is None or path != newest[1])
+            problem = self._arena.allocate_copy(self._folder / path.name, CONTENT_OFFSET + head.content_bytes)
+            if problem:
+                raise NotKeptError(f"no room: {problem}")
+            return Receiving(path, head, checksums)
+
+    def _slots(self, owner: str, local_rank: int) -> list[Path]:
+        return [self._folder / f"{_mark(owner)}-{slot_name(local_rank, index)}" for index in range(NUM_SLOTS)]
+
+
+def _mark(owner: str) -> str:
+    return hashlib.sha256(owner.encode(errors="replace")).hexdigest()[:16]
+
+
+def _is_same(path: Path, present: Head | None, head: Head, checksums: Sequence[int]) -> bool:
+    """Return whether a slot holds this very checkpoint: its owner may have forgotten that it is kept."""
+    found = None if present is None else read_digests(path.with_name(digests_name(path.name)), present)
+    return present == head and found is not None and found.checksums == list(checksums)
+
+
+def _is_digested(path: Path, head: Head) -> bool:
+    found = read_digests(path.with_name(digests_name(path.name)), head)
+    return found is not None and not found.problem

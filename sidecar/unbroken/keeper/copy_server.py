@@ -1,0 +1,193 @@
+"""Answers the keepers of other pods: takes copies of their checkpoints, and hands out what this pod has.
+
+One thread a connection. A copy is received in chunks, while another thread compares and writes the chunk before.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+
+from unbroken.keeper.arena import Arena, SealedSlot
+from unbroken.keeper.copies import Copies, NotKeptError, Receiving
+from unbroken.keeper.digests import read_digests
+from unbroken.keeper.peer_link import Link, LinkError, accept
+from unbroken.keeper.reading import ReadLock, SlotBusyError
+from unbroken_core.bounds import MAX_BLOCKS
+from unbroken_core.errors import assert_never
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Head, digests_name, num_blocks, read_head
+from unbroken_core.pod.replica_messages import (
+    Declined,
+    Fetch,
+    Kept,
+    Missing,
+    Offer,
+    Sending,
+    ToHolder,
+    Wanted,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+_NUM_BUFFERS = 2
+
+
+class CopyServer:
+    """Serves until it is closed."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext, arena: Arena, copies: Copies) -> None:
+        self._listener = listener
+        self._context = context
+        self._arena = arena
+        self._copies = copies
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="copies", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept connections, in a thread of its own."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more connections; those that are open end within a second, or when they stall."""
+        self._over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                plain, _ = self._listener.accept()
+            except OSError as error:
+                if not self._over.wait(0.1):
+                    logger.warning("no connection accepted: error=%s", error)
+                continue
+            if not self._places.acquire(blocking=False):
+                logger.warning("connection refused: %d are open", MAX_CONNECTIONS)
+                plain.close()
+                continue
+            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        try:
+            with closing(accept(plain, self._context)) as link:
+                while link.wait_for_frame(self._over.is_set):
+                    message = link.receive(ToHolder)
+                    match message:
+                        case Offer():
+                            self._take(link, message)
+                        case Fetch():
+                            self._hand_out(link, message)
+                        case _:
+                            assert_never(message)
+        except LinkError as error:
+            logger.info("peer's connection ended: %s", error)
+        finally:
+            self._places.release()
+
+    # ------------------------------------------------------------------------------------------------------------ take
+
+    def _take(self, link: Link, offer: Offer) -> None:
+        """Receive a copy. Raises LinkError when the connection cannot be used any more."""
+        try:
+            head = checked_head(offer.head, offer.checksums)
+            receiving = self._copies.begin(link.pod_uid, offer.local_rank, head, offer.checksums)
+        except (NotKeptError, OSError) as error:
+            link.send(Declined(str(error)[:2000]))
+            return
+        if receiving is None:
+            link.send(Kept())
+            return
+        with closing(receiving):
+            link.send(Wanted())
+            problem = receive_content(link, receiving)
+            if problem:
+                logger.error("copy refused: owner=%s step=%d: %s", link.pod_uid[:200], head.moment.step, problem)
+                link.send(Declined(problem[:2000]))
+                return
+            receiving.seal()
+        link.send(Kept())
+
+    # -------------------------------------------------------------------------------------------------------- hand out
+
+    def _hand_out(self, link: Link, wanted: Fetch) -> None:
+        """Send what a reader wants. Raises LinkError."""
+        for sealed in self._arena.sealed():
+            moment = sealed.head.moment
+            if (wanted.rank, wanted.world_size) != (sealed.head.rank, sealed.head.world_size) or (
+                (wanted.term, wanted.iteration, wanted.step) != (moment.term, moment.iteration, moment.step)
+            ):
+                continue
+            try:
+                if self._send_slot(link, sealed, wanted):
+                    return
+            except (SlotBusyError, OSError) as error:
+                logger.warning("slot not handed out: slot=%s: %s", sealed.path, error)
+        link.send(Missing(f"step {wanted.step} of rank {wanted.rank} is not here"))
+
+    def _send_slot(self, link: Link, sealed: SealedSlot, wanted: Fetch) -> bool:
+        """Send blocks of one slot; False when it cannot be read. Nothing was sent then."""
+        path = self._arena.reached(sealed.path)
+        with ReadLock(path, sealed.head) as slot:
+            if self._arena.digest(sealed.path):
+                return False
+            digests = read_digests(path.with_name(digests_name(path.name)), sealed.head)
+            if digests is None or digests.problem:
+                return False
+            last = min(wanted.first_block + wanted.num_blocks, len(digests.checksums))
+            link.send(Sending(slot.packed_head.hex(), tuple(digests.checksums)))
+            try:
+                for block in range(wanted.first_block, last):
+                    for chunk in slot.chunks(block):
+                        link.send_content(chunk)
+            except OSError as error:
+                # The reader waits for the rest: there is no place for another answer.
+                raise LinkError(f"slot cannot be read on: {error}") from error
+        return True
+
+
+def checked_head(text: str, checksums: tuple[int, ...]) -> Head:
+    """Return the head that a message names. Raises NotKeptError."""
+    try:
+        packed = bytes.fromhex(text)
+    except ValueError:
+        packed = b""
+    # The file is as large as the head says; how large it may become is a question of room.
+    head = read_head(packed.ljust(CONTENT_OFFSET, b"\0"), CONTENT_OFFSET + MAX_BLOCKS * BLOCK_BYTES)
+    if head is None:
+        raise NotKeptError("head: want one of a slot, got another")
+    if len(checksums) != num_blocks(head.content_bytes):
+        raise NotKeptError(f"checksums: want {num_blocks(head.content_bytes)}, got {len(checksums)}")
+    return head
+
+
+def receive_content(link: Link, receiving: Receiving, blocks: range | None = None) -> str:
+    """Receive blocks, all by default; return what is wrong with them, "" when all is well. Raises LinkError, OSError.
+
+    All are received, even after the first that is wrong: the connection stays of use.
+    """
+    buffers = [bytearray(BLOCK_BYTES) for _ in range(_NUM_BUFFERS)]
+    writing: Future[None] | None = None
+    problem = ""
+
+    def finish() -> None:
+        nonlocal problem
+        try:
+            if writing is not None:
+                writing.result()
+        except NotKeptError as error:
+            problem = problem or str(error)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="copy") as writer:
+        for block in range(num_blocks(receiving.content_bytes)) if blocks is None else blocks:
+            length = min(BLOCK_BYTES, receiving.content_bytes - block * BLOCK_BYTES)
+            view = memoryview(buffers[block % _NUM_BUFFERS])[:length]
+            link.receive_into(view)
+            finish()
+            writing = writer.submit(receiving.write, block, view)
+        finish()
+    return problem

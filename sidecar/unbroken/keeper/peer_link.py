@@ -1,0 +1,179 @@
+"""Connections between the keepers of two pods: TLS 1.3, both sides shown, blocking sockets.
+
+A frame is its length and a JSON object; content goes as it is. Whoever is silent for STALL_S in the middle of something
+is cut off.
+"""
+
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.network.pod_certificates import pod_of
+from unbroken_core import wire
+from unbroken_core.errors import InputError, WireError
+from unbroken_core.pod.replica_messages import MAX_FRAME_BYTES
+
+HANDSHAKE_S = 5.0
+STALL_S = 20.0
+CHUNK_BYTES = 1 << 20
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """How this pod shows who it is, and whom it believes. All in PEM."""
+
+    key: str
+    certificate: str
+    authority: str
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context for connections of others. Raises InputError."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        # Nobody resumes: tickets would be bytes that a peer which only sends never reads.
+        context.num_tickets = 0
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context for connections to others. Raises InputError."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Certificates name a pod, and no host; which pod it must be is compared once it is known.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(cadata=self.authority)
+            with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
+                context.load_cert_chain(certificate, key)
+        except (ssl.SSLError, ValueError, OSError) as error:
+            raise InputError(
+                f"certificate of this pod: want a certificate, its key and authority in PEM: {error}"
+            ) from error
+        return context
+
+
+@contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """Give a text a name that OpenSSL can open; it lies in this process' memory alone."""
+    descriptor = os.memfd_create("unbroken", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+class LinkError(Exception):
+    """The connection cannot be used any more; the message says why."""
+
+
+class Link:
+    """One connection. Used by one thread."""
+
+    def __init__(self, connection: ssl.SSLSocket, pod_uid: str) -> None:
+        self._connection = connection
+        self.pod_uid = pod_uid
+        """Of the other side, as its certificate says."""
+        self._first = b""
+
+    def close(self) -> None:
+        """End it without waiting for the other side."""
+        self._connection.close()
+
+    def wait_for_frame(self, is_over: Callable[[], bool], look_s: float = 1.0) -> bool:
+        """Wait until the other side says something; return False once it is over, or has closed. Raises LinkError."""
+        self._connection.settimeout(look_s)
+        try:
+            while not is_over():
+                try:
+                    # The first byte of a length; the rest of the frame has STALL_S.
+                    self._first = self._connection.recv(1)
+                    return bool(self._first)
+                except TimeoutError:
+                    continue
+        except OSError as error:
+            raise LinkError(f"connection broke: {error}") from error
+        finally:
+            self._connection.settimeout(STALL_S)
+        return False
+
+    def send(self, message: object) -> None:
+        """Send a frame. Raises LinkError."""
+        data = wire.encode(message).encode()
+        self.send_content(_LENGTH.pack(len(data)) + data)
+
+    def send_content(self, content: "bytes | memoryview") -> None:
+        """Send bytes as they are. Raises LinkError."""
+        try:
+            self._connection.sendall(content)
+        except OSError as error:
+            raise LinkError(f"cannot send: {error}") from error
+
+    def receive(self, expected: Any) -> Any:
+        """Return the next frame, one of the messages of a union. Raises LinkError, also for what is none."""
+        head = bytearray(_LENGTH.size)
+        first, self._first = self._first, b""
+        head[: len(first)] = first
+        self.receive_into(memoryview(head)[len(first) :])
+        (length,) = _LENGTH.unpack(head)
+        if length > MAX_FRAME_BYTES:
+            raise LinkError(f"frame: want at most {MAX_FRAME_BYTES} bytes, got {length}")
+        data = bytearray(length)
+        self.receive_into(memoryview(data))
+        try:
+            return wire.decode(bytes(data), expected)
+        except WireError as error:
+            raise LinkError(f"frame: {error}"[:500]) from error
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill the view. Raises LinkError."""
+        try:
+            while view:
+                count = self._connection.recv_into(view)
+                if count == 0:
+                    raise LinkError("the other side has closed the connection")
+                view = view[count:]
+        except OSError as error:
+            raise LinkError(f"cannot receive: {error}") from error
+
+
+def connect(address: tuple[str, int], context: ssl.SSLContext, pod_uid: str) -> Link:
+    """Return a connection to the keeper of this pod. Raises LinkError."""
+    try:
+        plain = socket.create_connection(address, timeout=HANDSHAKE_S)
+    except OSError as error:
+        raise LinkError(f"cannot connect: {error}") from error
+    link = _secured(plain, context, is_server=False)
+    if link.pod_uid != pod_uid:
+        link.close()
+        raise LinkError(f"want the keeper of pod {pod_uid}, got that of {link.pod_uid[:200]!r}")
+    return link
+
+
+def accept(plain: socket.socket, context: ssl.SSLContext) -> Link:
+    """Return a connection of another keeper. Raises LinkError."""
+    return _secured(plain, context, is_server=True)
+
+
+def _secured(plain: socket.socket, context: ssl.SSLContext, is_server: bool) -> Link:
+    try:
+        plain.settimeout(HANDSHAKE_S)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = context.wrap_socket(plain, server_side=is_server)
+        connection.settimeout(STALL_S)
+        pod_uid = pod_of(connection.getpeercert())
+    except (OSError, ValueError) as error:
+        plain.close()
+        raise LinkError(f"no handshake: {error}") from error
+    if not pod_uid:
+        connection.close()
+        raise LinkError("the certificate names no pod")
+    return Link(connection, pod_uid)

@@ -1,0 +1,461 @@
+"""Copies of checkpoints between the keepers of pods: whole, verified, of the right pod, and no wait without an end."""
+
+import fcntl
+import os
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.waiting import wait_until
+
+from unbroken.keeper import copy_sender, peer_link
+from unbroken.keeper.copy_reader import Fetching, MissingError
+from unbroken.keeper.copy_server import CopyServer
+from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken.keeper.reading import ReadLock
+from unbroken.network.pod_certificates import PodAuthority
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Moment, SlotState, num_blocks, pack_head, voided
+from unbroken_core.pod.replica_messages import Declined, Fetch, Kept, Missing, Offer, Sending, ToOwner, ToReader, Wanted
+
+from .copying import CopyPod, identity, make_pods
+
+
+@pytest.fixture
+def pods() -> Iterator[Callable[..., list[CopyPod]]]:
+    made: list[CopyPod] = []
+
+    def make(*uids: str, limit_bytes: int = 256 << 20) -> list[CopyPod]:
+        fresh = make_pods(*uids, limit_bytes=limit_bytes)
+        made.extend(fresh)
+        return fresh
+
+    yield make
+    for pod in made:
+        pod.close()
+        shutil.rmtree(pod.root)
+
+
+def pair(pods: Callable[..., list[CopyPod]], **kwargs: int) -> tuple[CopyPod, CopyPod]:
+    owner, holder = pods("owner", "holder", **kwargs)
+    holder.copies.keep_for([owner.uid])
+    return owner, holder
+
+
+def offer_of(owner: CopyPod, local_rank: int = 0) -> tuple[Offer, bytes]:
+    """Return what the owner would send now."""
+    sealed = next(one for one in owner.arena.sealed() if one.path.name.startswith(f"{local_rank}-"))
+    checksums = copy_sender.CopySender(
+        owner.peer, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), owner.arena, ranks_per_pod=2
+    )._checksums(sealed.path, sealed.head)
+    assert checksums is not None
+    with ReadLock(sealed.path, sealed.head) as slot:
+        content = b"".join(bytes(chunk) for block in range(len(checksums)) for chunk in slot.chunks(block))
+        return Offer(local_rank, slot.packed_head.hex(), checksums), content
+
+
+def has_kept(sender: copy_sender.CopySender, step: int) -> bool:
+    return sender.progress.get(0, copy_sender.Progress()).kept == Moment(1, 0, step)
+
+
+# ---------------------------------------------------------------------------------------------------------- what works
+
+
+def test_a_holder_has_the_same_bytes_as_the_owner(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    first, second = owner.save(1, rank=2), owner.save(1, local_rank=1, rank=3, size=1000)
+    wait_until(lambda: len(sender.progress) == 2, "two copies")
+    assert {rank: one.kept for rank, one in sender.progress.items()} == {0: Moment(1, 0, 1), 1: Moment(1, 0, 1)}
+    assert holder.copied() == {(0, 1, 2): first, (0, 1, 3): second}
+
+
+def test_the_newest_whole_copy_stays_while_the_next_comes(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in range(1, 6):
+        contents[step] = owner.save(step)
+        wait_until(partial(has_kept, sender, step), "a copy")
+        assert holder.copied()[0, step, 0] == contents[step]
+    assert holder.copied() == {(0, 4, 0): contents[4], (0, 5, 0): contents[5]}
+
+
+def test_an_owner_that_has_forgotten_everything_sends_nothing_twice(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    link = owner.connect(holder)
+    link.send(offer_of(owner)[0])
+    assert link.receive(ToOwner) == Kept()
+    link.close()
+
+
+def test_a_holder_that_starts_late_gets_what_was_sealed_before(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    content = owner.save(1)
+    port = holder.peer.port
+    holder.server.close()
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    listener = socket.create_server(("127.0.0.1", port))
+    holder.server = copy_server(holder, listener)
+    wait_until(lambda: sender.progress[0].kept, "a copy")
+    assert sender.progress[0].problem == ""
+    assert holder.copied() == {(0, 1, 0): content}
+
+
+def copy_server(pod: CopyPod, listener: socket.socket) -> CopyServer:
+    server = CopyServer(listener, pod.identity.server_context(), pod.arena, pod.copies)
+    server.start()
+    return server
+
+
+def test_a_reader_gets_all_blocks_or_those_that_it_wants(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    (reader,) = pods("reader")
+    reader.identity = owner.identity
+    sender = owner.send_to(holder)
+    content = owner.save(7, rank=3, size=3 * BLOCK_BYTES + 1000)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    link = owner.connect(holder)
+    target = reader.arena.folder / "0-0.slot"
+    fetching = Fetching(link, 3, 4, Moment(1, 0, 7))
+    assert reader.arena.allocate_copy(target, CONTENT_OFFSET + fetching.head.content_bytes) == ""
+    assert fetching.fetch(target) == 4
+    assert target.read_bytes()[CONTENT_OFFSET : CONTENT_OFFSET + len(content)] == content
+    assert [one.head for one in reader.arena.sealed()] == [fetching.head]
+    assert [one.step for one in reader.arena.find().slots] == [7]
+
+    part = reader.arena.folder / "0.part"
+    part.write_bytes(b"")
+    assert fetching.fetch(part, [range(1, 2), range(3, 4)]) == 2
+    got = part.read_bytes()[CONTENT_OFFSET:]
+    assert got[BLOCK_BYTES : 2 * BLOCK_BYTES] == content[BLOCK_BYTES : 2 * BLOCK_BYTES]
+    assert got[3 * BLOCK_BYTES :] == content[3 * BLOCK_BYTES :]
+    assert got[:BLOCK_BYTES] == bytes(BLOCK_BYTES), "more was fetched than was wanted"
+    link.close()
+
+
+def test_a_pod_is_dropped_with_all_of_its_copies(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    holder.copies.drop("somebody")
+    assert len(holder.copied()) == 1
+    holder.copies.drop(owner.uid)
+    assert holder.copied() == {}
+    assert list((holder.arena.folder / "copies").iterdir()) == []
+
+
+# -------------------------------------------------------------------------------------------- who may do what to whom
+
+
+def test_a_pod_of_another_job_gets_no_connection(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    stranger = PodAuthority("a job's key of any length", "another-job")
+    ours = PodAuthority("a job's key of any length", "job-uid")
+    context = identity(stranger, owner.uid, trusted=ours).client_context()
+    link: Link | None = None
+    with pytest.raises(LinkError):
+        link = connect((holder.peer.address, holder.peer.port), context, holder.uid)
+        # With TLS 1.3 a client learns that its certificate was refused when it reads.
+        link.receive(ToReader)
+    if link is not None:
+        link.close()
+
+
+def test_a_pod_without_a_certificate_gets_no_connection(pods: Callable[..., list[CopyPod]]) -> None:
+    _, holder = pair(pods)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=holder.identity.authority)
+    with (
+        socket.create_connection((holder.peer.address, holder.peer.port), timeout=60) as plain,
+        context.wrap_socket(plain) as connection,
+        pytest.raises((ssl.SSLError, ConnectionError)),
+    ):
+        connection.sendall(b"x")
+        if connection.recv(1) == b"":
+            raise ConnectionResetError
+
+
+def test_an_owner_refuses_another_pod_in_the_place_of_its_buddy(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder, peer=replace(holder.peer, uid="buddy"))
+    owner.save(1)
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    assert problem == "want the keeper of pod buddy, got that of 'holder'"
+    assert holder.copied() == {}
+
+
+def test_a_pod_keeps_copies_of_its_buddies_alone(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    holder.copies.keep_for(["somebody"])
+    sender = owner.send_to(holder)
+    owner.save(1)
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    assert problem == "this pod is not to keep your copies"
+    assert holder.copied() == {}
+    holder.copies.keep_for(["somebody", owner.uid])
+    wait_until(lambda: sender.progress[0].kept, "a copy, once it is")
+
+
+def test_an_older_checkpoint_never_replaces_a_newer_one(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    owner.save(6, iteration=1)
+    old, _ = offer_of(owner)
+    owner.save(3, iteration=2)
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    link = owner.connect(holder)
+    link.send(old)
+    assert link.receive(ToOwner) == Declined("step 3 of iteration 2 is here, and not older")
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param({"head": "zz"}, None, id="no digits"),
+        pytest.param({"head": "00" * 4096}, "head: want one of a slot, got another", id="no head"),
+        pytest.param({"head": ""}, "head: want one of a slot, got another", id="nothing"),
+        pytest.param({"checksums": ()}, f"checksums: want {num_blocks(9 << 20)}, got 0", id="no digests"),
+        pytest.param({"checksums": (1, 2, 3, 4)}, f"checksums: want {num_blocks(9 << 20)}, got 4", id="more digests"),
+        pytest.param({"local_rank": 8}, "local_rank: want 0 to 7, got 8", id="local rank"),
+        pytest.param({"local_rank": 2**70}, None, id="absurd local rank"),
+        pytest.param({"checksums": (-1, 2, 3)}, None, id="absurd digests"),
+    ],
+)
+def test_an_offer_that_makes_no_sense_is_refused(
+    pods: Callable[..., list[CopyPod]], change: dict[str, Any], reason: str | None
+) -> None:
+    owner, holder = pair(pods)
+    owner.save(1)
+    link = owner.connect(holder)
+    link.send(replace(offer_of(owner)[0], **change))
+    if reason is None:
+        with pytest.raises(LinkError, match=r"closed|reset|EOF"):
+            link.receive(ToOwner)
+    else:
+        assert link.receive(ToOwner) == Declined(reason)
+    link.close()
+    assert holder.copied() == {}
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0), "a copy all the same")
+
+
+def test_the_copy_of_another_jobs_checkpoint_is_refused(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    owner.save(1)
+    (sealed,) = owner.arena.sealed()
+    offer, _ = offer_of(owner)
+    link = owner.connect(holder)
+    for other in (replace(sealed.head, job=b"x" * 16), voided(sealed.head)):
+        link.send(replace(offer, head=pack_head(other).rstrip(b"\0").hex()))
+        assert link.receive(ToOwner) == Declined("head: want a sealed checkpoint of this job")
+    link.close()
+
+
+def test_a_frame_without_an_end_is_refused(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    link = owner.connect(holder)
+    link.send_content(b"\xff\xff\xff\xff")
+    with pytest.raises(LinkError):
+        while True:
+            link.send_content(b"x" * (1 << 20))
+    link.close()
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0), "a copy all the same")
+
+
+def test_connections_without_a_handshake_do_not_keep_others_out(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "HANDSHAKE_S", 0.5)
+    owner, holder = pair(pods)
+    silent = [socket.create_connection((holder.peer.address, holder.peer.port)) for _ in range(300)]
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "a copy")
+    for one in silent:
+        one.close()
+
+
+# ---------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_block_that_differs_is_never_kept(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    before = owner.save(1)
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    sender.close()
+    owner.save(2)
+    offer, content = offer_of(owner)
+    link = owner.connect(holder)
+    link.send(offer)
+    assert link.receive(ToOwner) == Wanted()
+    link.send_content(content[:5_000_000] + bytes([content[5_000_000] ^ 1]) + content[5_000_001:])
+    assert link.receive(ToOwner) == Declined(f"block {5_000_000 // BLOCK_BYTES} differs from what its owner digested")
+    assert holder.copied() == {(0, 1, 0): before}
+    # The connection is still of use.
+    link.send(offer)
+    assert link.receive(ToOwner) == Wanted()
+    link.send_content(content)
+    assert link.receive(ToOwner | Kept) == Kept()
+    assert holder.copied() == {(0, 1, 0): before, (0, 2, 0): content}
+    link.close()
+
+
+@pytest.mark.parametrize("sent", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1, (9 << 20) - 1])
+def test_a_copy_that_breaks_off_leaves_the_older_one(pods: Callable[..., list[CopyPod]], sent: int) -> None:
+    owner, holder = pair(pods)
+    before = owner.save(1)
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    sender.close()
+    after = owner.save(2)
+    offer, content = offer_of(owner)
+    link = owner.connect(holder)
+    link.send(offer)
+    assert link.receive(ToOwner) == Wanted()
+    link.send_content(content[:sent])
+    link.close()
+    assert holder.copied() == {(0, 1, 0): before}
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "the copy, sent again")
+    assert holder.copied() == {(0, 1, 0): before, (0, 2, 0): after}
+
+
+def test_a_peer_that_stalls_is_cut_off_and_frees_the_slot(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "STALL_S", 0.5)
+    owner, holder = pair(pods)
+    owner.save(1)
+    offer, content = offer_of(owner)
+    link = owner.connect(holder)
+    link.send(offer)
+    assert link.receive(ToOwner) == Wanted()
+    # The holder waits for content, and gives up; then the same copy can be made over another connection.
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "a copy")
+    assert holder.copied() == {(0, 1, 0): content}
+    link.close()
+
+
+def test_a_holder_that_never_answers_does_not_hold_the_slot_for_ever(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "STALL_S", 0.5)
+    owner, holder = pair(pods)
+    begun = threading.Event()
+    original = type(holder.server)._take
+
+    def silent(server: object, link: Link, offer: Offer) -> None:
+        begun.set()
+        link.receive(ToOwner)
+
+    monkeypatch.setattr(type(holder.server), "_take", silent)
+    owner.save(1)
+    sender = owner.send_to(holder)
+    assert begun.wait(60)
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    assert "timed out" in problem or "closed" in problem
+    monkeypatch.setattr(type(holder.server), "_take", original)
+    wait_until(lambda: sender.progress[0].kept, "a copy, once it answers")
+
+
+def test_no_room_is_told_with_numbers_and_keeps_what_is_there(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    small = owner.save(1, size=1 << 20)
+    sender = owner.send_to(holder)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    holder.arena._config = replace(holder.arena._config, limit_bytes=4 << 20)
+    owner.save(2, size=6 << 20)
+    problem = wait_until(lambda: sender.progress[0].problem, "a problem that is told")
+    assert problem.startswith("no room: its slots have 10")
+    assert "more are wanted" in problem
+    assert sender.progress[0].kept == Moment(1, 0, 1)
+    assert holder.copied() == {(0, 1, 0): small}
+
+
+def test_a_slot_that_is_being_sent_cannot_be_overwritten_and_is_free_afterwards(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, _ = pair(pods)
+    owner.save(1)
+    (sealed,) = owner.arena.sealed()
+
+    def may_write() -> bool:
+        descriptor = os.open(sealed.path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    with ReadLock(sealed.path, sealed.head):
+        assert not may_write()
+    assert may_write()
+
+
+def test_a_trainer_that_truncates_its_slot_ends_the_copy_alone(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    owner.save(1)
+    (sealed,) = owner.arena.sealed()
+    os.truncate(sealed.path, CONTENT_OFFSET + 1000)
+    sender = owner.send_to(holder)
+    other = owner.save(1, local_rank=1, rank=1)
+    wait_until(lambda: sender.progress.get(1, copy_sender.Progress()).kept, "the copy of another worker")
+    assert holder.copied() == {(0, 1, 1): other}
+
+
+def test_what_a_holder_does_not_have_is_missing(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    link = owner.connect(holder)
+    for rank, size, moment in [(1, 4, Moment(1, 0, 1)), (0, 3, Moment(1, 0, 1)), (0, 4, Moment(1, 0, 2))]:
+        with pytest.raises(MissingError, match="is not here"):
+            Fetching(link, rank, size, moment)
+    assert Fetching(link, 0, 4, Moment(1, 0, 1)).head.rank == 0
+    link.send(Fetch(0, 4, 1, 0, 1, first_block=1 << 17, num_blocks=1 << 17))
+    assert isinstance(link.receive(ToReader), Sending)
+    link.send(Fetch(9, 9, 9, 9, 9))
+    assert isinstance(link.receive(ToReader), Missing)
+    link.close()
+
+
+def test_a_copy_that_has_changed_in_memory_is_not_handed_out_as_right(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    owner.save(1)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    (copy,) = (one for one in holder.arena.sealed() if one.path.parent.name == "copies")
+    with copy.path.open("r+b") as file:
+        file.seek(CONTENT_OFFSET + 6_000_000)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 4]))
+    (reader,) = pods("reader")
+    link = owner.connect(holder)
+    target = reader.arena.folder / "0-0.slot"
+    fetching = Fetching(link, 0, 4, Moment(1, 0, 1))
+    assert reader.arena.allocate_copy(target, CONTENT_OFFSET + fetching.head.content_bytes) == ""
+    with pytest.raises(MissingError, match=f"block {6_000_000 // BLOCK_BYTES} differs"):
+        fetching.fetch(target)
+    assert [one.head.state for one in reader.arena.sealed() if one.head.state is SlotState.SEALED] == []
+    link.close()
