@@ -52,7 +52,8 @@ running time counts. For a window of time, `rate(unbroken_progress_seconds_total
 
 **Lost GPU-seconds** are the rest of that time: seconds without first-time progress times the active ranks of the
 iteration, or of the one before while none runs. A stretch is counted when it ends, at a step or a fault. A new
-rendezvous counts all of this from 0 again, as counters do.
+rendezvous counts from the beginning of the iteration that it takes over, and an outage that it was not there to see as
+lost. Only ETTR goes on from what the rendezvous before had reported, if the operator remembers it.
 """
 
 

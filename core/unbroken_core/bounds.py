@@ -162,6 +162,10 @@ BOUNDS: dict[str, Bound] = {
     # Seconds.
     "detect_s": _SECONDS,
     "entered_ago_s": _SECONDS,
+    "over_ago_s": _SECONDS,
+    "gained_s": _SECONDS,
+    "ran_for_s": _SECONDS,
+    "Observation.gone": Items(4 * MAX_PODS),
     "heartbeat_interval_s": _SECONDS,
     "away_s": _SECONDS,
     "ago_s": _SECONDS,

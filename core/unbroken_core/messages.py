@@ -7,7 +7,7 @@ What is said inside of a pod is in `pod_messages`. Frozen dataclasses of JSON ty
 them into text and back, strictly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held, MemoryStatus, Restore
@@ -215,6 +215,10 @@ class Hello:
     workers: tuple[WorkerState, ...] = ()
     memory: Held | None = None
     """What its keeper has; None without one, and of an agent that does not know of it."""
+    entered_ago_s: float = 0.0
+    """Seconds since workers of this pod entered the plan's iteration, as far as this agent saw it; 0: not known."""
+    over_ago_s: float = 0.0
+    """Seconds since this agent knows that the plan's iteration is over; 0: it does not."""
 
 
 @dataclass(frozen=True)
@@ -349,12 +353,39 @@ class PodObservation:
 
 
 @dataclass(frozen=True)
+class GonePod:
+    """A pod with ranks, as the coordinator before reported it, that has gone since."""
+
+    pod: str
+    node: str
+    ranks: tuple[int, ...]
+    ago_s: float = field(default=0.0, compare=False)
+    """Seconds since the operator saw that it had gone."""
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """What the coordinator before this one reported last. Ages, since clocks of two hosts are never compared."""
+
+    ago_s: float
+    """Seconds since that report."""
+    gained_s: float
+    """Seconds of first-time progress until then."""
+    ran_for_s: float
+    """Seconds from the job's first run until then."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """All pods of the job by uid; `PUT /v1/observation`. A pod that the rendezvous knows and this lacks is gone."""
 
     pods: dict[str, PodObservation]
     is_accounted: bool = False
     """Whether the processes of every pod of the job that is not in `pods` are known to have ended."""
+    gone: tuple[GonePod, ...] = ()
+    """For a new coordinator: pods of the world that it takes over."""
+    earlier: EarlierRun | None = field(default=None, compare=False)
+    """For a new coordinator; ages are no news."""
 
 
 @dataclass(frozen=True)
@@ -455,3 +486,7 @@ class JobStatus:
     """Wholly spare pods of which a plan took some workers only: the last resort."""
     memory: MemoryStatus | None = None
     """None of a job without checkpoints in memory."""
+    gained_s: float = 0.0
+    """Seconds of first-time progress, under earlier coordinators too, as far as this one was told."""
+    ran_for_s: float | None = None
+    """Wall seconds since the job first ran, likewise; None before it ran."""

@@ -204,6 +204,8 @@ class Reason(Word):
     NODES_LEAVING = "NodesLeaving"
     TEMPLATE_CURRENT = "TemplateCurrent"
     TEMPLATE_OUTDATED = "TemplateOutdated"
+    RENDEZVOUS_OUTDATED = "RendezvousOutdated"
+    LED_BY_ANOTHER = "LedByAnother"
     CHANGED_BY_HAND = "ChangedByHand"
     SECRET_DAMAGED = "SecretDamaged"
     HELD_BY_FINALIZER = "HeldByFinalizer"

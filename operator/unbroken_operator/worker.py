@@ -33,10 +33,12 @@ from unbroken_operator.decisions.actions import (
     CreateTokens,
     Decision,
     DeletePod,
+    LetLead,
     PatchPod,
     PushObservation,
     RepairTokens,
     Revert,
+    WriteStatus,
     within_budgets,
     without_lost_fields,
 )
@@ -175,6 +177,8 @@ class JobWorker:
                         self._memory.note_revert(action.key, time.monotonic())
                     if isinstance(action, DeletePod):
                         self._memory.note_deleted(action.uid, action.why)
+                    if isinstance(action, WriteStatus) and "lease" in action.patch:
+                        self._memory.has_led = True
                 if self._executor.written_job is not None:
                     self.update(self._executor.written_job)
                     self._executor.written_job = None
@@ -268,6 +272,7 @@ class JobWorker:
         )
         owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
         self._memory.note_ordinals(snapshot.status)
+        self._memory.note_lease(shared.options.lease, str(snapshot.status.get("lease") or ""), now_s)
         num_circles = self._memory.circles.num_rounds
         self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
@@ -309,6 +314,7 @@ class JobWorker:
             and pod.ip
             and not pod.is_terminal
             and not pod.is_deleting
+            and not pod.is_standby
         ]
         if not candidates or not self._secret.token:
             return None
@@ -346,4 +352,4 @@ def _is_starting(snapshot: Snapshot) -> bool:
 
 
 def _is_worth_another_look(decision: Decision) -> bool:
-    return any(not isinstance(action, PushObservation) for action in decision.actions)
+    return any(not isinstance(action, PushObservation | LetLead) for action in decision.actions)

@@ -21,13 +21,18 @@ MAX_PLANS = 8
 also ends a job whose workers never get as far as running."""
 
 
-def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = False) -> None:
-    """Look for faults of one member; interrupt the iteration when there is one."""
+def inspect(
+    job: JobState, member: Member, now_s: float, is_adoption: bool = False, lost_s: float | None = None
+) -> None:
+    """Look for faults of one member; interrupt the iteration when there is one.
+
+    `lost_s`: when a world that is taken over was lost, for its first fault.
+    """
     if not isinstance(job.phase, (Planned, Running, Interrupted)) or not member.ranks:
         return
     note_answers(job, member)
     if member.out is not None and not may_wait(job, member, is_adoption):
-        take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s)
+        take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s, lost_s)
     iteration = job.members.world.iteration
     for local_rank in member.ranks:
         place = member.places[local_rank]
@@ -41,15 +46,19 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
             # The rendezvous before this one had ended the iteration, or was away when it ended. What the others say
             # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
-            take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
+            unnamed = FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail)
+            take_fault(job, unnamed, now_s, lost_s)
             continue
         record = _record(member, place, found, now_s, has_waited(job, member, local_rank))
-        if take_fault(job, record, now_s) and not record.is_hang and not record.waited:
+        if take_fault(job, record, now_s, lost_s) and not record.is_hang and not record.waited:
             count_fault(job, member, place)
 
 
-def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
-    """Collect a fault of the current iteration, and interrupt it at the first. Return whether it is news."""
+def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | None = None) -> bool:
+    """Collect a fault of the current iteration, and interrupt it at the first. Return whether it is news.
+
+    `lost_s`: when the world was lost, if that was before this coordinator took it over.
+    """
     phase = job.phase
     if not isinstance(phase, (Planned, Running, Interrupted)):
         return False
@@ -58,7 +67,7 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
         if fault.is_hang and phase.inquiry is None:
             job.phase = replace(phase, inquiry=begin_inquiry(job, now_s))
         return job.history.add(fault)
-    _open_incident(job, now_s)
+    _open_incident(job, now_s, lost_s)
     job.history.add(fault)
     job.progress.stop(now_s)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None
@@ -135,7 +144,8 @@ def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float, wait
 def _unknown_instant_s(job: JobState, now_s: float) -> float:
     """Return when that was which is told of after a restart: before all that is told now, after all known before."""
     incident = job.history.running
-    return incident.started_s if incident is not None and incident.started_s < now_s else -math.inf
+    is_known = incident is not None and incident.found_s is None and incident.started_s < now_s
+    return incident.started_s if incident is not None and is_known else -math.inf
 
 
 def _is_firm(place: WorkerPlace, iteration: int) -> bool:
@@ -153,11 +163,11 @@ def count_fault(job: JobState, member: Member, place: WorkerPlace) -> None:
         job.members.count_fault(member, place, num_faults, limit)
 
 
-def _open_incident(job: JobState, now_s: float) -> None:
+def _open_incident(job: JobState, now_s: float, lost_s: float | None) -> None:
     incident = job.history.running
     if incident is not None and incident.num_plans >= MAX_PLANS:
         job.history.abandon()
         incident = None
     if incident is None:
         is_barren = not job.progress.has_gained(now_s)
-        job.history.open(now_s, job.world.iteration, job.world.size, is_barren)
+        job.history.open(now_s, job.world.iteration, job.world.size, is_barren, lost_s)

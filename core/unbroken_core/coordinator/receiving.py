@@ -21,6 +21,7 @@ from unbroken_core.coordinator.script import receive_exits, receive_script
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
+from unbroken_core.coordinator.taking_over import name_lost, note_ages
 from unbroken_core.messages import (
     PROTOCOL,
     Heartbeat,
@@ -69,6 +70,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _receive_memory(job, member, hello.memory)
+    note_ages(member, hello, now_s)
     _update(job, member, hello.workers, now_s)
     job.send(member, Welcome(PROTOCOL, job.numbers.term, heartbeat_interval_s(job.settings.timeouts), _over(job)))
     if hello.plan is not None:
@@ -276,6 +278,12 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
     if observe_cluster(job, observation, now_s):
         job.members.expect({uid: pod.pod for uid, pod in observation.pods.items()})
         _note_gone_names(job, before, observation.pods)
+    if observation.gone:
+        job.gone_before = tuple((pod, now_s - pod.ago_s) for pod in observation.gone)
+        name_lost(job)
+    if observation.earlier is not None:
+        earlier = observation.earlier
+        job.progress.follow(earlier.ago_s, earlier.gained_s, earlier.ran_for_s, now_s)
     pods = observation.pods
     if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
         is_there = {uid for uid, pod in pods.items() if pod.gone is None}

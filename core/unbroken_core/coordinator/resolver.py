@@ -48,6 +48,7 @@ from unbroken_core.coordinator.respawning import replace_process, respawn
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
+from unbroken_core.coordinator.taking_over import entered_s, loss_s, with_name
 from unbroken_core.errors import assert_never
 from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
@@ -217,16 +218,20 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.phase = Planned()
     message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
+    ran_from_s = entered_s(job, decision.places, now_s)
+    lost_s = loss_s(job, decision, ran_from_s, now_s)
+    job.progress.take_over(ran_from_s, now_s if lost_s is None else lost_s, now_s, size)
     if decision.is_ending:
         release_all(job, now_s)
         for member in members.by_uid.values():
             note_end(job, member)
         return
-    heartbeat_s = job.settings.timeouts.heartbeat_s
     for uid in [uid for uid in ranks if uid not in members.by_uid]:
-        detail = "did not come back to a new rendezvous"
-        take_fault(job, FaultRecord(Cause.POD_LOST, uid, None, now_s - heartbeat_s, heartbeat_s, detail=detail), now_s)
+        at_s = now_s if lost_s is None else lost_s
+        detail, lost = "did not come back to a new rendezvous", tuple(ranks[uid].values())
+        fault = FaultRecord(Cause.POD_LOST, uid, None, at_s, now_s - at_s, detail=detail, lost_ranks=lost)
+        take_fault(job, with_name(job, fault), now_s, lost_s)
     for member in members.by_uid.values():
-        inspect(job, member, now_s, is_adoption=True)
+        inspect(job, member, now_s, is_adoption=True, lost_s=lost_s)
         if lacks_plan(job, member):
             bring_up_to_date(job, member, now_s)

@@ -20,6 +20,7 @@ def build_status(
 ) -> JobStatus:
     """Return the status; `pods` are those of this revision."""
     members = job.members
+    gained_s, ran_for_s = job.progress.totals(now_s)
     world, report, phase = job.world, job.report, job.phase.kind
     world_size = 0 if phase is JobPhase.FAILED else world.size
     num_ready = sum(map(len, members.ready.values()))
@@ -47,6 +48,8 @@ def build_status(
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.history.num_broken_spares,
         memory=memory_status(job.checkpoints, job.recall, world.iteration) if job.checkpoints.is_used else None,
+        gained_s=gained_s,
+        ran_for_s=ran_for_s,
     )
 
 

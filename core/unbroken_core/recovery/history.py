@@ -55,6 +55,8 @@ class FaultRecord:
     """Of a soft-timeout: whether who hangs is judged by what all ranks do (hangs.py), and not by who reports first."""
     waited: bool = False
     """Of a hard-timeout: whether the worker was waiting for other ranks when it was told to leave."""
+    lost_ranks: tuple[int, ...] = ()
+    """Of a pod that this coordinator never heard: the ranks that it had."""
 
     @property
     def text(self) -> str:
@@ -88,6 +90,8 @@ class Incident:
     """Whether the job made no progress since the recovery before."""
     verdict: FaultRecord | None = None
     """Of a hang: whom the evidence of all ranks names; None until it is judged."""
+    found_s: float | None = None
+    """When a new coordinator learned of a loss that it was not there to see; None: it saw it itself."""
     _culprit: FaultRecord | None = field(default=None, init=False)
     _hang: FaultRecord | None = field(default=None, init=False)
     """The first report of a hang."""
@@ -138,6 +142,13 @@ class Incident:
             self._culprit = fault
         return True
 
+    def replace_fault(self, fault: FaultRecord, named: FaultRecord) -> None:
+        """Replace a fault by one that says more of the same."""
+        key = (fault.pod_uid, fault.local_rank)
+        if self.faults.get(key) is fault:
+            self.faults[key] = named
+            self._culprit = named if self._culprit is fault else self._culprit
+
     def raise_rung(self, rung: Rung) -> None:
         """Note that this rung was needed."""
         self.rung = rung if self.rung is None else max(self.rung, rung, key=_HEIGHT.__getitem__)
@@ -145,7 +156,8 @@ class Incident:
     def finish(self, now_s: float) -> None:
         """Note that it is over."""
         self.ended_s = now_s
-        self.phase_s[Phase.DETECT.value] = self.culprit.detect_s
+        detect_s = self.culprit.detect_s if self.found_s is None else self.found_s - self.started_s
+        self.phase_s[Phase.DETECT.value] = detect_s
 
     def add_phase(self, phase: Phase, seconds: float) -> None:
         """Add to a phase: a recovery that is interrupted goes through its phases several times."""
@@ -210,11 +222,16 @@ class History:
         self._last_words = ""
         self._num_same = 0
 
-    def open(self, now_s: float, iteration: int, world_size: int, is_barren: bool = False) -> Incident:
-        """Begin a recovery."""
+    def open(
+        self, now_s: float, iteration: int, world_size: int, is_barren: bool = False, lost_s: float | None = None
+    ) -> Incident:
+        """Begin a recovery, of a loss that was at `lost_s` if nobody was there to see it."""
         self.num_changes += 1
         self._num_incidents += 1
-        self.running = Incident(self._num_incidents, now_s, iteration, world_size, is_barren=is_barren)
+        started_s, found_s = (now_s, None) if lost_s is None else (min(lost_s, now_s), now_s)
+        self.running = Incident(
+            self._num_incidents, started_s, iteration, world_size, is_barren=is_barren, found_s=found_s
+        )
         return self.running
 
     def add(self, fault: FaultRecord) -> bool:
@@ -293,6 +310,10 @@ class Progress:
     steps, all running time counts.
 
     What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
+
+    A new coordinator counts the iteration that it takes over as progress, from when its pods entered it until the loss
+    if there was one. Of what was before, the operator tells it (`Earlier`): that counts in the ratio alone, since
+    counters of this process must not jump.
     """
 
     def __init__(self) -> None:
@@ -309,6 +330,11 @@ class Progress:
         self._lost_rank_s = 0.0
         self._entered_s = -math.inf
         """When the last pod had entered an iteration."""
+        self._taken = (0.0, 0.0)
+        """From when until when the iteration ran that was taken over."""
+        self._earlier = (0.0, 0.0)
+        """Seconds of progress under earlier coordinators that are not counted here, and when the job first ran."""
+        self._has_earlier = False
 
     def has_gained(self, now_s: float) -> bool:
         """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
@@ -327,6 +353,37 @@ class Progress:
     def entered_s(self, planned_s: float, now_s: float) -> float:
         """Return when the last pod had entered the iteration that was planned then: now, where none has told."""
         return self._entered_s if self._entered_s >= planned_s else now_s
+
+    def take_over(self, entered_s: float, until_s: float, now_s: float, world_size: int) -> None:
+        """Count an iteration of another coordinator that ran from `entered_s` until `until_s`, if it is the first."""
+        if self._first_run_s is not None or entered_s >= until_s:
+            return
+        self._first_run_s, self._world_size = entered_s, world_size
+        self._taken = (entered_s, until_s)
+        self._gained_s += until_s - entered_s
+        self._stopped_s = until_s if until_s < now_s else None
+
+    def follow(self, ago_s: float, gained_s: float, ran_for_s: float, now_s: float) -> None:
+        """Note what the coordinator before this one had reported so long ago."""
+        if self._has_earlier:
+            return
+        at_s = now_s - max(ago_s, 0.0)
+        self._has_earlier = True
+        # What was taken over and was before that report is in it already.
+        entered_s, until_s = self._taken
+        twice_s = max(min(until_s, at_s) - entered_s, 0.0)
+        self._earlier = (min(gained_s, ran_for_s) - twice_s, at_s - ran_for_s)
+
+    def totals(self, now_s: float) -> tuple[float, float | None]:
+        """Return the seconds of progress, and those since the job first ran, under all coordinators; None: never."""
+        if self._first_run_s is None:
+            return 0.0, None
+        end_s = now_s if self._ended_s is None else self._ended_s
+        if not self._has_earlier:
+            return self.gained_s(now_s), max(end_s - self._first_run_s, 0.0)
+        gained_s, first_run_s = self._earlier
+        ran_for_s = max(end_s - min(first_run_s, self._first_run_s), 0.0)
+        return min(max(gained_s + self.gained_s(now_s), 0.0), ran_for_s), ran_for_s
 
     def run(self, now_s: float, world_size: int) -> None:
         """All workers are known to have entered an iteration."""
@@ -383,8 +440,7 @@ class Progress:
 
     def ettr(self, now_s: float) -> float | None:
         """Return the ratio, 0 to 1; None before the job ran."""
-        if self._first_run_s is None:
+        gained_s, wall_s = self.totals(now_s)
+        if wall_s is None:
             return None
-        end_s = now_s if self._ended_s is None else self._ended_s
-        wall_s = end_s - self._first_run_s
-        return 1.0 if wall_s <= 0 else min(self.gained_s(now_s) / wall_s, 1.0)
+        return 1.0 if wall_s <= 0 else min(gained_s / wall_s, 1.0)

@@ -24,7 +24,7 @@ from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
-from unbroken_operator.adapters.rendezvous_client import RendezvousApi
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
 from unbroken_operator.adapters.stores import NodeStore, PodStore, ServiceStore
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
@@ -36,6 +36,7 @@ from unbroken_operator.decisions.actions import (
     CreateTokens,
     DeleteJob,
     DeletePod,
+    LetLead,
     PatchPod,
     PostEvent,
     PushObservation,
@@ -189,12 +190,16 @@ class Executor:
             case _:
                 await self._dispatch_change(action)
 
-    async def _dispatch_change(self, action: RepairTokens | DeletePod | PatchPod | Revert | DeleteJob) -> None:
+    async def _dispatch_change(
+        self, action: RepairTokens | DeletePod | LetLead | PatchPod | Revert | DeleteJob
+    ) -> None:
         match action:
             case RepairTokens():
                 await self._secret.repair(action)
             case DeletePod():
                 await self._delete_pod(action)
+            case LetLead():
+                await self._let_lead(action)
             case PatchPod():
                 await self._patch_pod(action)
             case Revert():
@@ -351,6 +356,20 @@ class Executor:
             self._shared.pods.upsert(item)
         else:
             self._shared.pods.forget(self._key, action.name, action.uid)
+
+    async def _let_lead(self, action: LetLead) -> None:
+        """Lead agents to a rendezvous, and tell it to lead them; said again until it is noted that it was told."""
+        await self._patch_pod(PatchPod(action.name, action.uid, {layout.COMPONENT_LABEL: layout.RENDEZVOUS}, {}))
+        host = layout.rendezvous_host(self._key[1], self._key[0])
+        secret = self._secret
+        target = RendezvousTarget(action.uid, action.name, action.address, secret.token, secret.authority, host)
+        try:
+            await self._shared.client.lead(target, action.earlier)
+        except RendezvousUnreachable as error:
+            logger.warning("rendezvous was not told to lead, trying again job=%s/%s error=%s", *self._key, error)
+            return
+        logger.info("rendezvous leads job=%s/%s pod=%s", *self._key, action.name)
+        await self._patch_pod(PatchPod(action.name, action.uid, {}, {layout.STANDBY_ANNOTATION: None}))
 
     async def _patch_pod(self, action: PatchPod) -> None:
         patch = {"metadata": {"uid": action.uid, "labels": action.labels, "annotations": action.annotations}}

@@ -15,7 +15,7 @@ import aiohttp
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
 from unbroken_core.errors import InputError, WireError
-from unbroken_core.messages import PROTOCOL, JobStatus, Observation
+from unbroken_core.messages import PROTOCOL, Earlier, JobStatus, Observation
 from unbroken_core.wire import encode
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.tasks.loop_thread import LoopThread
@@ -113,6 +113,13 @@ class RendezvousApi:
     async def observe(self, target: RendezvousTarget, observation: Observation) -> None:
         """Send what the API server shows. Raises RendezvousUnreachable."""
         await self._thread.run(self._observe(target, observation))
+
+    async def lead(self, target: RendezvousTarget, earlier: Earlier) -> None:
+        """Tell a rendezvous that stands by to lead. Raises RendezvousUnreachable."""
+        await self._thread.run(self._lead(target, earlier))
+
+    async def _lead(self, target: RendezvousTarget, earlier: Earlier) -> None:
+        await self._request(target, "POST", "/v1/lead", ANSWER_TIMEOUT_S, body=encode(earlier))
 
     async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> Reading:
         query = {}

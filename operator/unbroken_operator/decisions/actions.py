@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from unbroken_core.messages import Observation
+from unbroken_core.messages import Earlier, Observation
 from unbroken_core.reasons import Reason
 from unbroken_operator.decisions.limits.budgets import Budget
 from unbroken_operator.decisions.limits.refusals import Refusal
@@ -96,13 +96,24 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class LetLead:
+    """Let a rendezvous lead that stands by: into the Service, then tell it, then note that it was told."""
+
+    name: str
+    uid: str
+    address: str
+    earlier: Earlier
+
+
+@dataclass(frozen=True)
 class PatchPod:
     """Merge labels and annotations into a pod's metadata, if it still has this uid."""
 
     name: str
     uid: str
     labels: Mapping[str, str]
-    annotations: Mapping[str, str]
+    annotations: Mapping[str, str | None]
+    """None removes one."""
 
     @property
     def key(self) -> str:
@@ -151,6 +162,7 @@ Action = Union[
     CreatePod,
     RepairTokens,
     DeletePod,
+    LetLead,
     PatchPod,
     Revert,
     DeleteJob,
@@ -171,7 +183,7 @@ class Decision:
     sound_spec: Mapping[str, Any] | None = None
     """The job's spec, if it is sound: it stays in force should the next one not be."""
     wants_new_rendezvous: bool = False
-    """Whether the rendezvous is to be replaced because of its settings, and waits until it may be."""
+    """Whether another rendezvous is to take over from one that works, and waits until it may."""
 
 
 def lost_fields(patch: Mapping[str, Any], status: Mapping[str, Any]) -> frozenset[str]:

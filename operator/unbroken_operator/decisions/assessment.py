@@ -11,6 +11,7 @@ from unbroken_operator.decisions.lifecycle import JobOutcome, is_suspended, job_
 from unbroken_operator.decisions.node_signals import troubled_pods
 from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
+from unbroken_operator.decisions.objects.successor import Succession, can_stand_by, succession
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
 
@@ -40,6 +41,8 @@ class Assessment:
     """Whether that one was made with other settings, and is kept until it may be replaced."""
     stale_rendezvous: tuple[PodView, ...]
     """Rendezvous pods to delete."""
+    succession: Succession
+    """Which rendezvous pod stands by, and what becomes of it."""
     domains: Domains
     """Where the training pods are."""
 
@@ -62,7 +65,13 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     is_over = outcome is not None or _may_have_ended(snapshot, settings, lost)
     alive = [pod for pod in trainers if _counts(pod, lost, members, report, is_over=is_over)]
     outdated = outdated_pods(verdict.spec, alive)
-    current, stale = _rendezvous(snapshot, lost, settings_digest(settings), made_from(verdict.spec))
+    found = succession(
+        snapshot,
+        lost,
+        settings_digest(settings),
+        made_from(verdict.spec),
+        can_stand_by=can_stand_by(verdict.spec, snapshot.options),
+    )
     return Assessment(
         outcome=outcome,
         is_suspended=outcome is None and is_suspended(snapshot, verdict.spec),
@@ -72,9 +81,10 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
         alive=tuple(sorted(alive, key=lambda pod: pod.ordinal)),
         outdated=outdated,
         troubled=leaving_for_update(verdict.spec, outdated) | troubled_pods(snapshot, verdict.spec.node_signals, alive),
-        rendezvous=current,
-        is_rendezvous_outdated=current is not None and current.settings != settings_digest(settings),
-        stale_rendezvous=stale,
+        rendezvous=found.leader,
+        is_rendezvous_outdated=found.is_outdated,
+        stale_rendezvous=found.stale,
+        succession=found,
         domains=find_domains(snapshot, verdict.spec, trainers, alive),
     )
 
@@ -94,7 +104,11 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             is_waiting=pod.phase == "Pending",
             is_ended=_is_ended(pod, snapshot),
         )
-    return Observation(pods, _is_accounted(snapshot))
+    memory = snapshot.memory
+    # The time of a suspension is none in which the job could have made progress.
+    is_of_this_run = memory.earlier_term > (snapshot.status.get("endedTerm") or 0)
+    earlier = memory.earlier if is_of_this_run else None
+    return Observation(pods, _is_accounted(snapshot), memory.gone, earlier)
 
 
 def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
@@ -160,17 +174,3 @@ def _may_have_ended(snapshot: Snapshot, settings: JobSettings, lost: frozenset[s
         if pod.role == Role.ACTIVE.value and pod.phase in ("Running", "Succeeded") and _gone(pod, lost) is None
     ]
     return len(there) >= settings.replicas and any(pod.phase == "Succeeded" for pod in there)
-
-
-def _rendezvous(
-    snapshot: Snapshot, lost: frozenset[str], digest: str, wanted: str
-) -> tuple[PodView | None, tuple[PodView, ...]]:
-    pods = sorted(snapshot.rendezvous_pods(), key=lambda pod: pod.ordinal)
-    working = [pod for pod in pods if not pod.is_deleting and not pod.is_terminal and pod.uid not in lost]
-    # One that has not started waits, perhaps for what the new spec corrects. One that works is left where it is.
-    hopeful = [pod for pod in working if pod.phase != "Pending" or pod.made_from in ("", wanted)]
-    good = [pod for pod in hopeful if pod.settings == digest]
-    if not good and not snapshot.may_replace_rendezvous:
-        good = hopeful
-    current = good[-1] if good else None
-    return current, tuple(pod for pod in pods if pod is not current)

@@ -19,6 +19,7 @@ from unbroken_operator.decisions.limits.budgets import (
     wait_s,
 )
 from unbroken_operator.decisions.limits.retry import retry_delay_s
+from unbroken_operator.decisions.predecessor import Predecessor, earlier_run, follow, gone_pods
 from unbroken_operator.decisions.snapshot import PlanMemory, PodView, WriteRefusal
 
 MAX_RECOVERIES = 200
@@ -26,6 +27,8 @@ MAX_RECOVERIES = 200
 REVERTS_S = 600.0
 """How long a revert is remembered: a change after that is no fight."""
 MAX_POSTED = 500
+STAND_BACK_S = 600.0
+"""So long an operator leaves a job alone that another one leads as well; then it looks whether that is still so."""
 THROTTLED_S = 600.0
 """So long a job that was held back is said to be."""
 
@@ -65,10 +68,17 @@ class JobMemory:
     next_pod_ordinal: int = 0
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
+    predecessor: Predecessor = field(default_factory=Predecessor)
+    has_led: bool = False
+    """Whether the job's status has named this operator's Lease."""
+    rival: str = ""
+    """The Lease of another operator that has written over it."""
+    rival_at: float = 0.0
 
     def update(self, pods: Iterable[PodView], report: JobStatus | None, is_over: bool, now_s: float) -> None:
         """Take in what is seen now."""
         pods = list(pods)
+        self.predecessor = follow(self.predecessor, report, pods, now_s)
         self._count_joins(report)
         self._count_recoveries(report, now_s)
         self._count_failures(pods, now_s)
@@ -132,6 +142,13 @@ class JobMemory:
         self.next_pod_ordinal = max(self.next_pod_ordinal, status.get("nextPodOrdinal") or 0)
         self.next_rendezvous_ordinal = max(self.next_rendezvous_ordinal, status.get("nextRendezvousOrdinal") or 0)
 
+    def note_lease(self, own: str, named: str, now_s: float) -> None:
+        """Remember which Lease the job's status names: another one after this operator's own is that of a rival."""
+        if own and named == own:
+            self.has_led = True
+        elif own and named and self.has_led:
+            self.has_led, self.rival, self.rival_at = False, named, now_s
+
     def note_posted(self, event: str) -> None:
         """Remember that the API server has this Event, or does not take it."""
         self.posted[event] = None
@@ -167,6 +184,11 @@ class JobMemory:
             next_pod_ordinal=self.next_pod_ordinal,
             next_rendezvous_ordinal=self.next_rendezvous_ordinal,
             sound_spec=self.sound_spec,
+            rival=self.rival if now_s - self.rival_at < STAND_BACK_S else "",
+            rival_for_s=now_s - self.rival_at,
+            gone=gone_pods(self.predecessor, now_s),
+            earlier=earlier_run(self.predecessor, now_s),
+            earlier_term=0 if self.predecessor.before is None else self.predecessor.before.term,
         )
 
     def _bucket(self, budget: Budget, now_s: float) -> Bucket:

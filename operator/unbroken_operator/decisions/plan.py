@@ -25,6 +25,7 @@ from unbroken_operator.decisions.actions import (
     CreateTokens,
     Decision,
     DeletePod,
+    LetLead,
     Ordinals,
     PostEvent,
     PushObservation,
@@ -37,12 +38,14 @@ from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wa
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
 from unbroken_operator.decisions.limits.retry import retry_delay_s
+from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
 from unbroken_operator.decisions.objects.affinity import Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
 from unbroken_operator.decisions.reporting.events import events
+from unbroken_operator.decisions.reporting.rivals import rival_event, stands_back
 from unbroken_operator.decisions.reporting.silence import look_again_s
 from unbroken_operator.decisions.reporting.status import earlier, next_status, status_patch
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
@@ -50,11 +53,16 @@ from unbroken_operator.decisions.spreading import spare_preferences
 from unbroken_operator.decisions.suspects import avoided_nodes
 from unbroken_operator.decisions.updates import not_started
 
+LEAD_S = 1.0
+"""Until a rendezvous that did not take the word to lead is told again."""
+
 
 def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
         return Decision(())
+    if stands_back(snapshot):
+        return Decision(tuple(_rivalry(snapshot)), max(STAND_BACK_S - snapshot.memory.rival_for_s, 0.0) + 1.0)
     snapshot = without_ended_report(snapshot)
     snapshot, verdict = _in_force(snapshot)
     ordinals = _free_ordinals(snapshot)
@@ -78,6 +86,12 @@ def plan(snapshot: Snapshot) -> Decision:
     return Decision(actions, check_after_s, counted, objects.num_held, sound_spec, is_waiting)
 
 
+def _rivalry(snapshot: Snapshot) -> Iterator[PostEvent]:
+    manifest = rival_event(snapshot)
+    if manifest is not None and manifest["metadata"]["name"] not in snapshot.memory.posted:
+        yield PostEvent(manifest)
+
+
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
     verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
@@ -91,6 +105,7 @@ def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
 
 
 def _reports(snapshot: Snapshot, status: dict[str, object]) -> Iterator[Action]:
+    yield from _rivalry(snapshot)
     for manifest in (*events(snapshot, status), *notices(snapshot)):
         if manifest["metadata"]["name"] not in snapshot.memory.posted:
             yield PostEvent(manifest)
@@ -142,7 +157,8 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     # Once the training function has returned, no pod is worth replacing: nobody would give it a rank.
     is_ending = assessment.report is not None and assessment.report.phase is JobPhase.ENDING
     num_missing = 0 if wait_s > 0 or is_ending else _num_missing(verdict, assessment)
-    needs_rendezvous = assessment.rendezvous is None and _wait_for_any_s(snapshot) <= 0
+    found = assessment.succession
+    needs_rendezvous = found.leader is None and found.successor is None and _wait_for_any_s(snapshot) <= 0
     num_held = _num_held(snapshot, num_missing + needs_rendezvous)
     needs_rendezvous = needs_rendezvous and num_held <= num_missing
     num_missing -= min(num_held, num_missing)
@@ -160,14 +176,35 @@ def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, fre
     actions += moves(snapshot, verdict.settings, assessment)
     changed = drift(snapshot, verdict.settings, assessment)
     actions += changed.actions
-    ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + (1 if needs_rendezvous else 0))
-    checks = [wait for wait in (wait_s, force_wait_s(snapshot, assessment), changed.wait_s) if wait > 0]
+    may_create = not needs_rendezvous and not num_held and _wait_for_any_s(snapshot) <= 0
+    successions = list(_succession(snapshot, verdict, assessment, free, may_create=may_create))
+    actions += successions
+    needs_rendezvous = needs_rendezvous or any(isinstance(action, CreatePod) for action in successions)
+    ordinals = Ordinals(free.pod + len(new_pods), free.rendezvous + needs_rendezvous)
+    waits = (wait_s, force_wait_s(snapshot, assessment), changed.wait_s, found.wait_s, LEAD_S if found.may_lead else 0)
+    checks = [wait for wait in waits if wait > 0]
     if snapshot.memory.num_circles > NUM_FREE:
         # Nothing happens when pods last, and that is when it is over.
         checks.append(YOUNG_S)
     if num_held:
         checks.append(snapshot.memory.creation_wait_s)
     return Objects(tuple(actions), ordinals, min(checks, default=None), num_held)
+
+
+def _succession(
+    snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, free: Ordinals, *, may_create: bool
+) -> Iterator[Action]:
+    """Yield what brings the next rendezvous up beside the one that serves, and what lets it lead.
+
+    It comes last: a quota that has no room for it must not keep back what else is to be done.
+    """
+    found = assessment.succession
+    if found.wants_successor and may_create:
+        options = snapshot.options_of_job
+        yield CreatePod(rendezvous_pod(verdict.spec, verdict.settings, free.rendezvous, options, is_standby=True))
+    if found.may_lead and found.successor is not None:
+        pod = found.successor
+        yield LetLead(pod.name, pod.uid, pod.ip, earlier(snapshot, verdict.settings))
 
 
 def _num_held(snapshot: Snapshot, num_wanted: int) -> int:

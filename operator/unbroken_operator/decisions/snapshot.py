@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken_core.messages import JobStatus, Observation, RungUse
+from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
 from unbroken_core.reasons import Cause, Reason
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.limits.budgets import Budget
@@ -60,6 +60,8 @@ class PodView:
     """Digest of the settings that a rendezvous pod runs with."""
     topology: str
     """The topology annotation as it is."""
+    is_standby: bool = False
+    """Of a rendezvous pod: whether it was not told to lead yet."""
     made_from: str = ""
     """Digest of what else a rendezvous pod was made from; "" when it does not say."""
     problem: Problem | None = None
@@ -236,6 +238,16 @@ class PlanMemory:
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
+    rival: str = ""
+    """The Lease of another operator that leads this job as well; "" for none lately."""
+    rival_for_s: float = 0.0
+    """Since when."""
+    gone: tuple[GonePod, ...] = ()
+    """Pods of the last world that have gone, for a coordinator that has yet to take it over."""
+    earlier: EarlierRun | None = None
+    """How the job did under the coordinator before the present one."""
+    earlier_term: int = 0
+    """The term of that one."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +402,8 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
     annotations = metadata.get("annotations") or {}
     phase = status.get("phase") or "Pending"
     component, made_as = labels.get(layout.COMPONENT_LABEL, ""), _made_as(annotations)
-    is_mislabelled = bool(made_as) and component != made_as
+    is_standby = made_as == layout.RENDEZVOUS and layout.STANDBY_ANNOTATION in annotations
+    is_mislabelled = bool(made_as) and component != made_as and not (is_standby and component == layout.STANDBY)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -420,6 +433,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         end=_end(status) if phase == "Failed" else "",
         is_orphan=is_orphan(item),
         is_mislabelled=is_mislabelled,
+        is_standby=is_standby,
         finalizers=tuple(metadata.get("finalizers") or ()),
         has_ended=_has_ended(item),
     )

@@ -36,7 +36,7 @@ async def serve(config: RendezvousConfig) -> None:
     """Serve until SIGTERM or SIGINT. Raises InputError when it cannot start."""
     loop = asyncio.get_running_loop()
     refusals = Refusals()
-    verifier = _verifier(config)
+    verifier = make_verifier(config)
     coordinator = _coordinator(config, loop.time())
     service = Service(coordinator, refusals)
     if config.folder is not None:
@@ -50,7 +50,7 @@ async def serve(config: RendezvousConfig) -> None:
     await runner.setup()
     exposition = None
     try:
-        await _listen(runner, connections, *config.listen, config.certificate)
+        await listen_on(runner, connections, *config.listen, config.certificate)
         if config.metrics_listen is not None:
             from unbroken.rendezvous.metrics import make_metrics  # noqa: PLC0415 - after the API is up
 
@@ -65,7 +65,8 @@ async def serve(config: RendezvousConfig) -> None:
             await exposition.cleanup()
 
 
-def _verifier(config: RendezvousConfig) -> Verifier:
+def make_verifier(config: RendezvousConfig) -> Verifier:
+    """Return who decides about tokens. Raises InputError."""
     if config.job_key_file is not None:
         return JobKeyFile(config.job_key_file, config.settings.uid)
     if config.token_file is None:
@@ -82,9 +83,10 @@ def _coordinator(config: RendezvousConfig, now_s: float) -> Coordinator:
     return Coordinator(config.settings, now_s, used + 1, highest_iteration, uses)
 
 
-async def _listen(
+async def listen_on(
     runner: web.AppRunner, connections: Connections, host: str, port: int, certificate: tuple[Path, Path] | None
 ) -> None:
+    """Serve the API on this address, and on loopback if that is another one. Raises InputError."""
     context = None if certificate is None else ServerCertificate(*certificate).context
 
     async def serve_on(listener: socket.socket) -> None:
@@ -117,7 +119,7 @@ async def _until_signalled(loop: asyncio.AbstractEventLoop, service: Service) ->
         service.failure.result()
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit() -> None:
     """Let this process serve thousands of pods, which need a descriptor each and many long-lived objects."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -130,7 +132,7 @@ def main() -> int:
     """Run the rendezvous; return 0 after SIGTERM or SIGINT, 2 for bad input."""
     try:
         start_log("unbroken.rendezvous", read_level(os.environ), with_time=False)
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         asyncio.run(serve(read_config()))
     except InputError as error:
         print(printable(f"unbroken.rendezvous: {error}"), file=sys.stderr)

@@ -37,7 +37,7 @@ MAX_AGENT_MESSAGE_BYTES = 1 << 20
 MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
 _BODY_TIMEOUT_S = 20.0
-_ALLOWED = {"/v1/agents": (Kind.AGENT,), "/v1/observation": (Kind.OPERATOR,)}
+_ALLOWED = {"/v1/agents": (Kind.AGENT,), "/v1/observation": (Kind.OPERATOR,), "/v1/lead": (Kind.OPERATOR,)}
 _READERS = (Kind.OPERATOR, Kind.READER)
 """Who may make all other requests: they change nothing."""
 
@@ -63,6 +63,7 @@ class Server:
                 web.get("/v1/agents", self._agents),
                 web.get("/v1/status", self._status),
                 web.put("/v1/observation", self._observation),
+                web.post("/v1/lead", self._lead),
                 web.get("/v1/topology", self._topology_text),
                 web.get("/v1/topology.svg", self._topology_drawing),
                 *Page(self._service).routes(),
@@ -158,6 +159,10 @@ class Server:
         except NoPictureError as error:
             return web.Response(status=404, text=f"{error}\n")
         return web.Response(text=text, content_type=content_type, headers={"Cache-Control": "no-store"})
+
+    async def _lead(self, _request: web.Request) -> web.StreamResponse:
+        """Answer an operator that does not know whether the one before it has said so already."""
+        return web.Response(status=204)
 
     async def _observation(self, request: web.Request) -> web.StreamResponse:
         try:

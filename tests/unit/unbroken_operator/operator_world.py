@@ -18,6 +18,7 @@ from unbroken_operator.decisions.actions import (
     CreateTokens,
     DeleteJob,
     DeletePod,
+    LetLead,
     PatchPod,
     PostEvent,
     PushObservation,
@@ -114,6 +115,7 @@ class World:
         self.num_status_writes = 0
         self.created: list[str] = []
         self.deleted: list[DeletePod] = []
+        self.led: list[LetLead] = []
         self.hosts: set[str] = set()
         self._next_uid = 0
 
@@ -182,6 +184,10 @@ class World:
                 self.tokens.setdefault(block, SecretView(*self._owned(manifest)))
             case RepairTokens(block, _, uid):
                 self._repair(block, uid)
+            case LetLead(name, uid):
+                self.led.append(action)
+                labels = {layout.COMPONENT_LABEL: layout.RENDEZVOUS}
+                self.apply(PatchPod(name, uid, labels, {layout.STANDBY_ANNOTATION: None}))
             case _:
                 self._apply_to_objects(action)
 

@@ -23,7 +23,7 @@ from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import PodObservation, Policy, RendezvousMessage
+from unbroken_core.messages import GonePod, PodObservation, Policy, RendezvousMessage
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
@@ -126,6 +126,8 @@ class JobState:
         self.budgets = Budgets(settings.rungs)
         self.history = History()
         self.progress = Progress()
+        self.gone_before: tuple[tuple[GonePod, float], ...] = ()
+        """Pods of the world before this coordinator that have gone, as the operator says, and when."""
         self.refused: dict[tuple[str, str], str] = {}
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
         self.gone: dict[str, None] = {}

@@ -120,6 +120,10 @@ class Member:
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
     joined_at_s: float = 0.0
+    entered_at_s: float | None = None
+    """When its workers entered the iteration of the plan that it came with; None: it does not know."""
+    over_at_s: float | None = None
+    """Since when its agent knows that this iteration is over; None: it is not."""
 
     @property
     def out(self) -> Cause | None:

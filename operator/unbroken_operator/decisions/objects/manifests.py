@@ -104,13 +104,21 @@ def service(settings: JobSettings) -> Manifest:
 
 
 def rendezvous_pod(
-    spec: Spec, settings: JobSettings, ordinal: int, options: OperatorOptions, earlier: Earlier = NOTHING_EARLIER
+    spec: Spec,
+    settings: JobSettings,
+    ordinal: int,
+    options: OperatorOptions,
+    earlier: Earlier = NOTHING_EARLIER,
+    *,
+    is_standby: bool = False,
 ) -> Manifest:
-    """Return the nth rendezvous pod of the job."""
-    metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), layout.RENDEZVOUS)
+    """Return the nth rendezvous pod of the job; one that stands by leads when it is told to."""
+    component = layout.STANDBY if is_standby else layout.RENDEZVOUS
+    metadata = object_metadata(settings, layout.rendezvous_pod_name(settings.job, ordinal), component)
     metadata["annotations"] |= {
         layout.SETTINGS_ANNOTATION: settings_digest(settings),
         layout.MADE_FROM_ANNOTATION: made_from(spec),
+        **({layout.STANDBY_ANNOTATION: "true"} if is_standby else {}),
     }
     rendezvous = spec.rendezvous
     identity_key = layout.JOB_KEY_KEY if options.has_job_key else layout.TOKEN_KEY
@@ -120,7 +128,8 @@ def rendezvous_pod(
     container: Manifest = {
         "name": layout.RENDEZVOUS,
         "image": rendezvous.image or spec.sidecar.image or options.sidecar_image,
-        "command": ["python", "-m", "unbroken.rendezvous"],
+        # An image of an earlier release lacks the module: it ends at once, instead of leading beside the other one.
+        "command": ["python", "-m", "unbroken.rendezvous.standby" if is_standby else "unbroken.rendezvous"],
         "env": [
             *downward_variables(),
             variable("UNBROKEN_SETTINGS", settings_to_json(settings)),

@@ -11,7 +11,7 @@ from unbroken_operator.decisions.actions import RepairTokens
 from unbroken_operator.decisions.admission import ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.circles import NUM_FREE, pause_s
-from unbroken_operator.decisions.reporting.finding import Finding, listed, pod_names
+from unbroken_operator.decisions.reporting.finding import Finding, cut, listed, pod_names
 from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
 from unbroken_operator.decisions.updates import CHANGED
@@ -84,9 +84,30 @@ def up_to_date(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
         message = f"{len(outdated)} of {alive} made from an earlier template"
         message = f"{message} ({pod_names(outdated)}); {text}"
         yield Finding(ConditionType.UP_TO_DATE, False, Reason.TEMPLATE_OUTDATED, message)
+    elif assessment.rendezvous is not None and _has_begun(assessment):
+        message = _succession(assessment, assessment.rendezvous)
+        yield Finding(ConditionType.UP_TO_DATE, False, Reason.RENDEZVOUS_OUTDATED, cut(message))
     elif any(item["type"] == ConditionType.UP_TO_DATE.value for item in snapshot.status.get("conditions") or ()):
-        message = "all training pods were made from the present template"
+        message = "all training pods were made from the present template, and the rendezvous from the present spec"
         yield Finding(ConditionType.UP_TO_DATE, True, Reason.TEMPLATE_CURRENT, message)
+
+
+def _has_begun(assessment: Assessment) -> bool:
+    """Whether another rendezvous is on its way: a job that waits for its turn has nothing to say."""
+    return assessment.succession.successor is not None or assessment.succession.wants_successor
+
+
+def _succession(assessment: Assessment, leader: PodView) -> str:
+    """Return what keeps the next rendezvous from taking over."""
+    pod = assessment.succession.successor
+    if pod is None:
+        why = "its successor is to be created"
+    elif pod.problem is not None:
+        why = f"its successor {pod.name} cannot run: {pod.problem.message.rstrip('.')}"
+    else:
+        why = f"its successor {pod.name} is starting"
+    old = "is on a node that is cordoned, or runs under an earlier spec"
+    return f"rendezvous pod {leader.name} {old}, and goes on leading the job: {why}"
 
 
 def _leaving(assessment: Assessment) -> str:

@@ -17,6 +17,7 @@ So nothing depends on having seen a message. The life of a place (in brackets: j
 from dataclasses import replace
 
 from unbroken.agent.decisions.activity import note_activities, note_answer
+from unbroken.agent.decisions.ages import IterationAges
 from unbroken.agent.decisions.events import (
     Action,
     AgentMemory,
@@ -99,6 +100,7 @@ class PodMember:
         self._exit_by_s: float | None = None
         self._hang_up: CloseConnection | None = None
         self._contact = Contact(now_s)
+        self._ages = IterationAges()
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -346,6 +348,7 @@ class PodMember:
             interrupt_early(self.instructions, self.places, workers, self.identity.pod)
         actions += self._remember()
         self.reporter.note_faults(workers, now_s)
+        self._ages.note(self.instructions, workers, now_s)
         actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
         actions += self._report(now_s)
         actions += self._end(now_s)
@@ -396,12 +399,12 @@ class PodMember:
             if not self._may_join(now_s):
                 return []
             self.orders.note_hello(workers)
-            return [SendToRendezvous(self._hello(self.reporter.note_hello(workers, now_s)))]
+            return [SendToRendezvous(self._hello(self.reporter.note_hello(workers, now_s), now_s))]
         is_waited_for = any(place.incarnation.must_be_ready_by_s is not None for place in self.places)
         word = self.reporter.next_message(workers, self.is_leaving, is_waited_for, now_s)
         return [] if word is None else [SendToRendezvous(word)]
 
-    def _hello(self, workers: tuple[WorkerState, ...]) -> Hello:
+    def _hello(self, workers: tuple[WorkerState, ...], now_s: float) -> Hello:
         plan, fenced = self.instructions.plan, self._contact.fenced
         if fenced is not None:
             # Otherwise the script would seem to have left by itself.
@@ -414,6 +417,8 @@ class PodMember:
             plan=plan,
             workers=workers,
             memory=self.reporter.held,
+            entered_ago_s=self._ages.entered_ago_s(now_s),
+            over_ago_s=self._ages.over_ago_s(now_s),
         )
 
     def _end(self, now_s: float) -> list[Action]:

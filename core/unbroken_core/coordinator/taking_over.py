@@ -1,0 +1,73 @@
+"""When the world was lost that a new coordinator takes over, and which pods went: it was not there to see it.
+
+Each agent says how long ago its workers entered the iteration, since when it knows that it is over, and how old its
+faults are; the operator says which pods went, and how long ago. These are ages on the clock of who says them. They
+come from pods, so no loss counts as older than the iteration is by the word of half of the pods that were in it.
+"""
+
+from dataclasses import replace
+
+from unbroken_core.coordinator.decisions import Adopt
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.messages import Hello
+from unbroken_core.ranks.worlds import Worker
+from unbroken_core.recovery.history import FaultRecord
+
+
+def note_ages(member: Member, hello: Hello, now_s: float) -> None:
+    """Note since when a pod is in its plan's iteration, and since when that is over."""
+    member.entered_at_s = now_s - hello.entered_ago_s if hello.entered_ago_s > 0 else None
+    member.over_at_s = now_s - hello.over_ago_s if hello.over_ago_s > 0 else None
+
+
+def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
+    """Return when the iteration that is taken over began, at the earliest that counts."""
+    unknown_s = now_s - job.settings.timeouts.heartbeat_s  # Older agents do not say.
+    entered = sorted(unknown_s if pod.entered_at_s is None else pod.entered_at_s for pod in _pods(job, places))
+    return min(entered[len(entered) // 2], now_s) if entered else now_s
+
+
+def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> float | None:
+    """Return when the first of the world's ranks was lost, as far as anybody knows; None: nobody knows of a loss."""
+    instants, places = [], adopted.places
+    for pod in _pods(job, places):
+        for place in pod.places.values():
+            fault = place.state.fault
+            if fault is not None and fault.iteration == adopted.iteration:
+                instants.append(place.fault_at_s)
+        if pod.over_at_s is not None:
+            instants.append(pod.over_at_s)
+    missing = {rank for rank in range(adopted.world_size) if rank not in places}
+    if missing:
+        gone = [at_s for pod, at_s in job.gone_before if missing & set(pod.ranks)]
+        instants += gone or [now_s - job.settings.timeouts.heartbeat_s]
+    return min(max(min(instants), earliest_s), now_s) if instants else None
+
+
+def with_name(job: JobState, fault: FaultRecord) -> FaultRecord:
+    """Return the fault of a pod that this coordinator never heard, with what the operator knows of it."""
+    for pod, at_s in job.gone_before:
+        if not fault.pod and set(fault.lost_ranks) & set(pod.ranks):
+            learned_s = fault.at_s + fault.detect_s
+            known_s = min(max(at_s, fault.at_s), learned_s)
+            detail = f"{fault.detail}: it went while no rendezvous was there"
+            return replace(fault, pod=pod.pod, node=pod.node, at_s=known_s, detect_s=learned_s - known_s, detail=detail)
+    return fault
+
+
+def name_lost(job: JobState) -> None:
+    """Name the pods that were lost with the rendezvous, where the operator told of them later."""
+    incident = job.history.running
+    if incident is None or incident.found_s is None:
+        return
+    for fault in [fault for fault in incident.faults.values() if fault.lost_ranks and not fault.pod]:
+        named = with_name(job, fault)
+        if named is not fault:
+            incident.replace_fault(fault, named)
+            job.history.num_changes += 1
+
+
+def _pods(job: JobState, places: dict[int, Worker]) -> list[Member]:
+    uids = dict.fromkeys(uid for uid, _local_rank in places.values())
+    return [job.members.by_uid[uid] for uid in uids if uid in job.members.by_uid]
