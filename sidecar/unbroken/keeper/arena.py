@@ -253,7 +253,9 @@ class Arena:
         """All ranks of an iteration went back to this: what is newer in earlier ones is void."""
         for sealed in self.sealed():
             moment = sealed.head.moment
-            if load.voids(moment.iteration, moment.term, moment.step):
+            # A script may go back within an iteration, too.
+            is_now = sealed.path.parent == self.folder and moment.order[:2] == (load.iteration, load.term)
+            if load.voids(*moment.order) or (is_now and moment.order > load.of_order):
                 descriptor = open_slot(self.reached(sealed.path), os.O_RDWR)
                 try:
                     os.pwrite(descriptor, pack_head(voided(sealed.head)) * 2, 0)
