@@ -88,7 +88,8 @@ class Arena:
         with self._allocation:
             growth = sum(max(size - _allocated_bytes(self._reached(path)), 0) for path in paths)
             used = self.used_bytes()
-            if used + growth > self._config.limit_bytes:
+            # A volume that holds more than its limit has its pod evicted: the files of digests count, too.
+            if used + growth > self._config.limit_bytes - (_SPARE_BYTES if self._is_shared else 0):
                 return self._no_room(size, f"its slots have {used} bytes, and {growth} more are wanted")
             free = _free_bytes(self._inside)
             if growth > max(free - _SPARE_BYTES, 0):
@@ -132,7 +133,7 @@ class Arena:
         return ""
 
     def _no_room(self, size: int, detail: str) -> NoRoom:
-        needed = NUM_SLOTS * size * self._config.ranks_per_pod
+        needed = NUM_SLOTS * size * self._config.ranks_per_pod + _SPARE_BYTES
         if self._rarely.may_say("no room"):
             logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)

@@ -7,7 +7,7 @@ from typing import Any
 
 from unbroken.memory.arena import Arena, Saved, Skipped, arena_of
 from unbroken.memory.disk import load_from_disk, newest_step
-from unbroken.memory.place import Place, read_place
+from unbroken.memory.place import Place, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 
@@ -21,13 +21,14 @@ class Checkpointer:
     ranks. Make one in each iteration, inside the wrapped function, and call it in the main thread.
 
     Args:
-        every: `save` saves steps that this divides, and skips all others.
+        every: `save` saves steps that this divides, and skips all others. None: as `spec.memory.every` says, else 1.
         disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to.
 
     Raises ValueError when `every` is not a number from 1 on.
     """
 
-    def __init__(self, *, every: int = 1, disk: str | Path | None = None) -> None:
+    def __init__(self, *, every: int | None = None, disk: str | Path | None = None) -> None:
+        every = read_every() if every is None else every
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: want a number of steps from 1 on, got {every!r}")
         self._every = every
@@ -112,6 +113,6 @@ class Checkpointer:
 
 
 _NO_JOB = (
-    "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, or in "
-    "standalone mode with UNBROKEN_MEMORY=SIZE"
+    "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, in "
+    "standalone mode with UNBROKEN_MEMORY=SIZE, or give a ResilientTrainingJob a spec.memory.sizeLimit"
 )

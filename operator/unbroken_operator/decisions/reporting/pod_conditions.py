@@ -125,5 +125,7 @@ def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, s
     text = f"{len(waiting)} wait for nodes ({pod_names(waiting)}): {first.message}"
     if waiting[-1].component != layout.TRAINER:
         return first.reason, text
-    would_help = missing_on_nodes(snapshot.job["spec"]["template"]["spec"], snapshot.nodes)
+    spec = snapshot.job["spec"]
+    checkpoints = (spec.get("memory") or {}).get("sizeLimit")
+    would_help = missing_on_nodes(spec["template"]["spec"], snapshot.nodes, checkpoints)
     return first.reason, f"{text}; {would_help}" if would_help else text
