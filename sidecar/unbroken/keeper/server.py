@@ -5,22 +5,27 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.counting import Counting
 from unbroken.keeper.rarely import Rarely
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
+    MAX_MEASURED_S,
     MAX_REQUEST_BYTES,
     MAX_SLOTS_FOUND,
     Done,
     Find,
     Found,
     FromKeeper,
+    Measured,
     NoRoom,
     Reserve,
     Reserved,
@@ -35,6 +40,7 @@ logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 256
 _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
+_TELL_EVERY_S = 1.0
 
 
 class Keeper:
@@ -48,6 +54,7 @@ class Keeper:
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
         self._rarely = Rarely()
+        self._counting = Counting(config.limit_bytes)
         self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
 
     def serve(self) -> None:
@@ -76,6 +83,22 @@ class Keeper:
             self._sealed |= paths
             self._news.notify()
 
+    def tell(self, pipe: BinaryIO) -> None:
+        """Write the sums to the agent whenever they have changed, in a thread of its own; end when nobody reads."""
+        told = None
+        while True:
+            self._counting.uses(self._arena.used_bytes())
+            counted = self._counting.counted()
+            if counted != told:
+                try:
+                    pipe.write(wire.encode(counted).encode() + b"\n")
+                    pipe.flush()
+                except OSError as error:
+                    logger.warning("agent does not listen: error=%s", error)
+                    return
+                told = counted
+            time.sleep(_TELL_EVERY_S)
+
     def _digest(self) -> None:
         """Digest what was sealed, in a thread of its own."""
         while True:
@@ -83,7 +106,8 @@ class Keeper:
                 self._news.wait_for(lambda: self._sealed)
                 path = self._sealed.pop()
             try:
-                self._arena.digest(path)
+                if self._arena.digest(path):
+                    self._counting.bad_digest()
                 self._arena.drop_left_folders()
             except OSError as error:
                 if self._rarely.may_say("not digested"):
@@ -120,9 +144,16 @@ class Keeper:
             case Restored(term=term, iteration=iteration, step=step):
                 self._arena.void_newer(Moment(term, iteration, step))
                 return Done()
+            case Measured():
+                self._measured(message)
             case _:
                 assert_never(message)
         return None
+
+    def _measured(self, message: Measured) -> None:
+        if not 0 <= message.seconds <= MAX_MEASURED_S:
+            raise WireError(f"Measured.seconds: want 0 to {MAX_MEASURED_S:.0f}, got {message.seconds}")
+        self._counting.take(message)
 
     def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         if not CONTENT_OFFSET < num_bytes <= 1 << 50:

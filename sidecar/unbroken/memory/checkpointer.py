@@ -1,6 +1,7 @@
 """What training loops use: load once an iteration, save after steps."""
 
 import logging
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class Checkpointer:
         """
         if not isinstance(step, int) or not 0 <= step < 1 << 62:
             raise ValueError(f"step: want a number from 0 on, got {step!r}")
+        _progress.newest_step = step
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
         arena = self._enter()
@@ -75,6 +77,15 @@ class Checkpointer:
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
         step; if any rank cannot read it, all take an older one, then the newest on the disk.
         """
+        began_s = time.monotonic()
+        source, step = self._load(state)
+        if (arena := self._enter()) is not None:
+            arena.measured(source, time.monotonic() - began_s, _steps_redone(step))
+        _progress.newest_step = -1 if step is None else step
+        return step
+
+    def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
+        """Return where the state came from, and its step."""
         arena = self._enter()
         place = self._place or read_place()
         on_disk = newest_step(self._disk)
@@ -88,10 +99,12 @@ class Checkpointer:
                         state[name] = value
                 if arena is not None and not arena.restored(chosen.moment):
                     logger.warning("the keeper does not know that step %d was restored", chosen.moment.step)
-                return chosen.moment.step
+                return "memory", chosen.moment.step
         finally:
             restoration.close()
-        return None if self._disk is None or on_disk is None else load_from_disk(self._disk, state, on_disk)
+        if self._disk is None or on_disk is None:
+            return "nothing", None
+        return "disk", load_from_disk(self._disk, state, on_disk)
 
     def _enter(self) -> Arena | None:
         place = read_place()
@@ -110,6 +123,20 @@ class Checkpointer:
         if problem not in self._told and len(self._told) < 100:
             self._told.add(problem)
             logger.warning("not saved in memory: %s", problem)
+
+
+class _Progress:
+    """What this process knows of its training, over all iterations."""
+
+    newest_step = -1
+
+
+_progress = _Progress()
+
+
+def _steps_redone(step: int | None) -> int:
+    """Return how many steps this process makes again after a load; -1 when it has made none."""
+    return -1 if _progress.newest_step < 0 else max(_progress.newest_step - (-1 if step is None else step), 0)
 
 
 _NO_JOB = (
