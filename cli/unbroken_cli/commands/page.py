@@ -12,6 +12,7 @@ from unbroken_cli.commands.framework import complain, connect, find_job, make_pa
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.server import PageAnswer, PageProxy
 from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward, RendezvousAccess, ask
+from unbroken_cli.sources.rendezvous import read_token
 from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
@@ -95,10 +96,8 @@ def _access(arguments: argparse.Namespace) -> RendezvousAccess:
     """Read the files at each question: they may be replaced."""
     if arguments.token_file is None:
         raise InputError("--url: needs --token-file, the file with the job's token")
-    texts = []
-    for option, file in (("--token-file", arguments.token_file), ("--ca-file", arguments.ca_file)):
-        try:
-            texts.append(None if file is None else file.read_text().strip())
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{option} {file}: cannot be read: {error}") from error
-    return RendezvousAccess(arguments.url, texts[0] or "", texts[1])
+    try:
+        authorities = None if arguments.ca_file is None else arguments.ca_file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--ca-file {arguments.ca_file}: cannot be read: {error}") from error
+    return RendezvousAccess(arguments.url, read_token(arguments.token_file), authorities)

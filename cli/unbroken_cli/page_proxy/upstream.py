@@ -17,6 +17,7 @@ from typing import Any
 from unbroken_cli.errors import CommandError
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import checked_secret
 from unbroken_core.errors import InputError
 
 API_PORT = 29600
@@ -161,7 +162,7 @@ class ClusterRendezvous:
         # The certificate has this name for connections through port-forward.
         url = f"{scheme}://localhost:{self._forward.port()}"
         try:
-            return ask(RendezvousAccess(url, secret_value(self._secret, "token") or "", authorities), path)
+            return ask(RendezvousAccess(url, _token(self._secret), authorities), path)
         except CommandError:
             # It leads to a pod that has ended, maybe.
             self._forward.drop()
@@ -170,6 +171,13 @@ class ClusterRendezvous:
     def close(self) -> None:
         """End what was started."""
         self._forward.drop()
+
+
+def _token(secret: Mapping[str, Any]) -> str:
+    try:
+        return checked_secret(secret_value(secret, "token") or "", f"Secret {secret['metadata']['name']}: token")
+    except InputError as error:
+        raise CommandError(f"{error}; delete the Secret, and the operator recreates it") from error
 
 
 def secret_value(secret: Mapping[str, Any], key: str) -> str | None:

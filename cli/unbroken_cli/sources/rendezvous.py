@@ -8,11 +8,13 @@ from pathlib import Path
 from unbroken_cli.errors import CommandError
 from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
+from unbroken_core.conventions.tokens import MAX_CHARACTERS, checked_secret
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import JobStatus
 
 _TIMEOUT_S = 10.0
 _MAX_BYTES = 64 << 20
+_MAX_TOKEN_BYTES = 2 * MAX_CHARACTERS
 
 
 def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
@@ -21,15 +23,7 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
         raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {url!r}")
     if url.startswith("https://") and ca_file is None:
         raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
-    try:
-        token = token_file.read_text().strip()
-    except FileNotFoundError as error:
-        raise InputError(
-            f"--token-file {token_file}: there is no such file; that of `unbroken run` goes when the run is over, "
-            "whose output says how it ended"
-        ) from error
-    except OSError as error:
-        raise InputError(f"--token-file {token_file}: {error.strerror}; give the file with the job's token") from error
+    token = read_token(token_file)
     context = None if ca_file is None else _trust(ca_file)
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"})
@@ -43,6 +37,21 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
         raise CommandError(f"rendezvous {url}: unreadable answer: {error}; is it of another release?") from error
     except (OSError, ValueError) as error:
         raise CommandError(f"rendezvous {url}: no answer: {getattr(error, 'reason', None) or error}") from error
+
+
+def read_token(token_file: Path) -> str:
+    """Return the token in a file. Raises InputError that says what is wrong, and never what is in it."""
+    try:
+        with token_file.open("rb") as file:
+            content = file.read(_MAX_TOKEN_BYTES)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"--token-file {token_file}: there is no such file; that of `unbroken run` goes when the run is over, "
+            "whose output says how it ended"
+        ) from error
+    except OSError as error:
+        raise InputError(f"--token-file {token_file}: {error.strerror}; give the file with the job's token") from error
+    return checked_secret(content, f"--token-file {token_file}")
 
 
 def _trust(ca_file: Path) -> ssl.SSLContext:

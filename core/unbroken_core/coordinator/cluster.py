@@ -27,14 +27,11 @@ def run_pod_clock(job: JobState, now_s: float) -> None:
     may_run_more = num_possible >= least
     num_running = job.cluster.num_running - (num_stuck if may_run_more else 0)
     lacks_ranks = may_run_more and _lacks_ranks(job, num_running, num_possible)
-    job.pod_clock.stand(num_running < least or lacks_ranks, now_s)
+    job.pod_clock.stand(_text(job, num_stuck) if num_running < least or lacks_ranks else "", now_s)
 
 
-def standing_text(job: JobState) -> str:
-    """Return why the pod clock stands, for people; "" when it does not."""
-    if not job.pod_clock.is_standing:
-        return ""
-    num_stuck = _num_stuck(job)
+def _text(job: JobState, num_stuck: int) -> str:
+    """Return why the pod clock stands, for people."""
     stuck = f", {num_stuck} of them cannot start their processes" if num_stuck else ""
     given_up, least = job.members.num_given_up, f"{job.rules.least_pods}"
     if given_up:

@@ -12,11 +12,12 @@ from typing import Union
 from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, EndJob, Learn, Replace, Wait
 from unbroken_core.coordinator.previous_world import hold_back
 from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Answer, Consult, Question
-from unbroken_core.ranks.worlds import Shortage, Worker
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 MAX_SILENT = 3
@@ -32,6 +33,14 @@ def plan_when_ready(job: JobState, phase: Consultable, rung: Rung | None, now_s:
         return CutPlan(rung, phase)
     order = _consult(job, phase, now_s)
     return CutPlan(rung, phase, order) if isinstance(order, list) else order
+
+
+def first_outcome(job: JobState, phase: Consultable, newcomers: Newcomers) -> Outcome:
+    """Return the world of what is ready now, regardless of earlier ones."""
+    ranking = job.members.ranking
+    ranking.exclude(newcomers.places)
+    preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
+    return phase.consulting.shortage(ranking.version) or ranking.first(preferred)
 
 
 def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Worker], Decision]:
@@ -52,23 +61,11 @@ def _consult(job: JobState, phase: Consultable, now_s: float) -> Union[list[Work
     return _give_up(job, phase, asked, now_s)
 
 
-def objection(job: JobState) -> Shortage | None:
-    """Return why the script makes no world of what is ready; None when it was not asked since the last change."""
-    phase = job.phase
-    last = phase.consulting.objection if isinstance(phase, (Forming, Interrupted)) else None
-    return None if last is None or last.version != job.members.ranking.version else last.shortage
-
-
-def consult_message(job: JobState, question: Consultation) -> Consult:
-    """Return a question for the agent of the worker that is asked."""
-    return Consult(job.numbers.term, question.local_rank, question.incarnation, question.question)
-
-
-def ask_again(job: JobState, member: Member) -> None:
-    """Repeat an open question to a pod whose connection is new."""
-    question = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
-    if question is not None and question.uid == member.uid:
-        job.send(member, consult_message(job, question))
+def ask(job: JobState, member: Member) -> None:
+    """Send a pod the question that is open for it, if one is: once it is asked, and over each new connection."""
+    asked = job.phase.consulting.question if isinstance(job.phase, (Forming, Interrupted)) else None
+    if asked is not None and asked.uid == member.uid:
+        job.send(member, Consult(job.numbers.term, asked.local_rank, asked.incarnation, asked.question))
 
 
 def _question(job: JobState, previous: Consultation | None, now_s: float) -> Consultation:
@@ -155,11 +152,11 @@ def _shortage(job: JobState, asked: Consultation, answer: Answer, world_size: in
     num_pods = len({asked.workers[number][0] for number in answer.workers})
     what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
     if num_pods < max(settings.minimum_replicas, 1):
-        return Shortage(
-            num_pods, num_ranks, f"{what}, at least {settings.minimum_replicas} pods are wanted (minReplicas)"
-        )
+        limit = f"at least {settings.minimum_replicas} pods are wanted (minReplicas)"
+        return Shortage(num_pods, num_ranks, f"{what}, {limit}", is_objection=True)
     if world_size < 1:
-        return Shortage(num_pods, num_ranks, f"{what}, a multiple of {job.rules.divisible_by} is wanted")
+        limit = f"a multiple of {job.rules.divisible_by} is wanted"
+        return Shortage(num_pods, num_ranks, f"{what}, {limit}", is_objection=True)
     return None
 
 
@@ -184,4 +181,4 @@ def _give_up(job: JobState, phase: Consultable, asked: Consultation, now_s: floa
     consulting = Consulting(
         objection=phase.consulting.objection, num_silent=num_silent, silent_began=job.pod_clock.read(now_s)
     )
-    return Replace(((member, place),), replace(phase, consulting=consulting), job.fault(member, record))
+    return Replace(((member, place),), replace(phase, consulting=consulting), record)

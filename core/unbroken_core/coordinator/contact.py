@@ -49,7 +49,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
         job.close(member.session)
     if member.ranks:
         record = FaultRecord(cause, member.uid, None, now_s - detect_s, detect_s, detail=detail)
-        take_fault(job, job.fault(member, record), now_s)
+        take_fault(job, record, now_s)
     note_gone(job, member, detail)
     job.previous = note_lost(job, member)
     _forget_asked(job, member)

@@ -10,7 +10,7 @@ from unbroken_core.coordinator.state.phases import AnyPhase, Consultation, Formi
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Halt
 from unbroken_core.ranks.worlds import Worker
-from unbroken_core.reasons import JobPhase, Reason, Rung
+from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 
@@ -64,6 +64,8 @@ class Adopt:
     world_size: int
     places: dict[int, Worker]
     """Worker of each rank that has come back."""
+    is_ending: bool = False
+    """Whether the training function had returned on all ranks: those that have not come back have ended well."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,24 @@ Deed = Union[Learn, Ask, NoteProgress, Replace, Believe, ReplaceAll, Order]
 Decision = Union[Wait, Change, Deed]
 Consultable = Union[Forming, Interrupted]
 """Phases in which a script may be asked for ranks."""
+
+
+def replace_late(places: Sequence[tuple[Member, WorkerPlace]], waited_s: float, now_s: float) -> TakeFaults:
+    """Return what is done about workers that did not do in time what they were told."""
+    detail = f"did not follow for {waited_s:.0f} s (timeouts.barrierSeconds); its process is replaced"
+    faults = (
+        FaultRecord(
+            Cause.HARD_TIMEOUT,
+            member.uid,
+            place.state.local_rank,
+            now_s - waited_s,
+            waited_s,
+            place.state.incarnation,
+            detail=detail,
+        )
+        for member, place in places
+    )
+    return TakeFaults(tuple(faults), tuple(places))
 
 
 def at_latest(decision: Decision, until_s: float) -> Decision:

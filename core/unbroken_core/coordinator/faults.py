@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from unbroken_core.bounds import MAX_DETAIL
 from unbroken_core.coordinator.moves import may_wait
 from unbroken_core.coordinator.state.job import JobState, StatusText
+from unbroken_core.coordinator.state.members import Members
 from unbroken_core.coordinator.state.phases import Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, WorkerPlace, evidence
 from unbroken_core.messages import Fault, Interrupt
+from unbroken_core.pod.stacks import bounded
 from unbroken_core.reasons import Cause, Reason, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord, Incident
 
@@ -22,7 +25,7 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
     if not isinstance(job.phase, (Planned, Running, Interrupted)) or not member.ranks:
         return
     if member.out is not None and not may_wait(job, member, is_adoption):
-        take_fault(job, job.fault(member, FaultRecord(member.out, member.uid, None, now_s)), now_s)
+        take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s)
     iteration = job.members.world.iteration
     for local_rank in member.ranks:
         place = member.places[local_rank]
@@ -37,28 +40,46 @@ def inspect(job: JobState, member: Member, now_s: float, is_adoption: bool = Fal
             # may be consequences: only stronger evidence names a culprit.
             detail = "the iteration had ended when the rendezvous was restarted"
             take_fault(job, FaultRecord(found.cause, "", None, _unknown_instant_s(job, now_s), detail=detail), now_s)
-        elif take_fault(job, job.fault(member, _record(member, place, found, now_s)), now_s):
+        elif take_fault(job, _record(member, place, found, now_s), now_s):
             _count_fault(job, member, place)
 
 
 def take_fault(job: JobState, fault: FaultRecord, now_s: float) -> bool:
     """Collect a fault of the current iteration, and interrupt it at the first. Return whether it is news."""
     phase = job.phase
-    if isinstance(phase, Interrupted) and job.history.running is not None:
-        return job.history.add(fault)
     if not isinstance(phase, (Planned, Running, Interrupted)):
         return False
+    fault = with_pod(job.members, fault)
+    if isinstance(phase, Interrupted) and job.history.running is not None:
+        return job.history.add(fault)
     _open_incident(job, now_s)
     job.history.add(fault)
     job.progress.stop(now_s)
     job.phase = Interrupted(now_s, job.pod_clock.read(now_s))
-    job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault_text(fault)}")
+    job.report = StatusText(Reason.RECOVERING, f"iteration {job.world.iteration} was interrupted: {fault.text}")
     order_out(job, job.members.by_uid.values())
     move = phase.move if isinstance(phase, Running) else None
     for planned in () if move is None else move.faults.values():
         # It may have been the end of that pod that the fault was a consequence of.
-        job.history.add(planned)
+        job.history.add(with_pod(job.members, planned))
     return True
+
+
+def with_pod(members: Members, fault: FaultRecord) -> FaultRecord:
+    """Return a fault with what is known of its pod, and as much of its text as is kept."""
+    member = members.by_uid.get(fault.pod_uid)
+    if member is None:
+        return fault
+    domains = members.ranking.names(member.uid)
+    return replace(
+        fault,
+        rank=None if fault.local_rank is None else member.ranks.get(fault.local_rank),
+        pod=member.pod,
+        node=member.node,
+        domain=domains[-1] if domains else "",
+        detail=fault.detail[:MAX_DETAIL],
+        stack=bounded(fault.stack),
+    )
 
 
 def order_out(job: JobState, members: Iterable[Member]) -> None:
@@ -83,13 +104,6 @@ def interrupt_message(job: JobState, incident: Incident | None, iteration: int) 
         return Interrupt(term, iteration, Cause.POD_LOST, None, "", "the job went on without this pod")
     culprit = incident.culprit
     return Interrupt(term, iteration, culprit.cause, culprit.rank, culprit.pod, culprit.detail)
-
-
-def fault_text(fault: FaultRecord) -> str:
-    """Return a fault for people."""
-    who = f"rank {fault.rank} of {fault.pod}" if fault.rank is not None else fault.pod or "a pod"
-    detail = f" ({fault.detail})" if fault.detail else ""
-    return f"{fault.cause} of {who}{detail}"
 
 
 def _record(member: Member, place: WorkerPlace, found: Fault, now_s: float) -> FaultRecord:

@@ -3,16 +3,14 @@
 import math
 from dataclasses import replace
 
-from unbroken_core.coordinator.cluster import standing_text
-from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import Adopt, Decision, EndJob, Learn, Wait, at_latest
+from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
-from unbroken_core.coordinator.state.members import Newcomers
-from unbroken_core.coordinator.state.mistakes import remedy
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
-from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
-from unbroken_core.reasons import JobPhase, Reason, Role, Rung
+from unbroken_core.ranks.worlds import Shortage, Worker
+from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
 
 
@@ -20,43 +18,19 @@ def decide_forming(job: JobState, phase: Forming, now_s: float) -> Decision:
     """Cut the first plan when it is time, or give up when the startup timeout is over."""
     if phase.adoption is not None:
         return _decide_adoption(job, phase, phase.adoption, now_s)
+    unheard_end = decide_unheard_end(job, phase.since_s, now_s)
+    if unheard_end is not None:
+        return unheard_end
     has_enough = len(job.members.ready) >= job.settings.replicas
     if has_enough != (phase.last_call_s is not None):
         phase = replace(phase, last_call_s=now_s if has_enough else None)
     startup_end_s = job.startup_due_s(phase.began)
     if _is_hopeless(job):
-        text = hopeless_text(job) + "; " + _count_text(job)
+        text = job.members.hopeless_text + "; " + _count_text(job)
         return EndJob(JobPhase.FAILED, Reason.FAILED_BEFORE_READY, text)
-    if phase.last_call_s is None:
-        decision = _wait_or_give_up(job, phase, startup_end_s, now_s)
-    else:
-        waits = _last_call(job, phase, phase.last_call_s, now_s)
-        decision = waits or _first_plan(job, phase, startup_end_s, now_s)
+    wait = _wait_for_pods(job, phase, startup_end_s, now_s)
+    decision = _first_plan(job, phase, startup_end_s, now_s) if wait is None else wait
     return at_latest(decision, startup_end_s) if now_s < startup_end_s else decision
-
-
-def first_outcome(job: JobState, newcomers: Newcomers) -> Outcome:
-    """Return the world of what is ready now, regardless of earlier ones."""
-    job.members.ranking.exclude(newcomers.places)
-    preferred = {uid for uid, pod in job.cluster.pods.items() if pod.role is Role.ACTIVE}
-    return objection(job) or job.members.ranking.first(preferred)
-
-
-def hopeless_text(job: JobState) -> str:
-    """Return how the processes of a place that was given up have ended; "" when there is none."""
-    for uid in job.members.hopeless:
-        member = job.members.by_uid[uid]
-        for local_rank, place in member.places.items():
-            if place.refusal:
-                return f"{member.pod} worker {local_rank}: {place.refusal}"
-            if place.is_retired:
-                return f"{member.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
-            if place.is_hopeless:
-                times = f"{place.num_short_lives} times" if place.num_short_lives > 1 else "once"
-                words = f"{member.pod} worker {local_rank} ended {times}: {place.last_words}"
-                advice = remedy(place.last_words)
-                return f"{words}. {advice}" if advice else words
-    return ""
 
 
 def begin_adoption(job: JobState, plan: Plan, now_s: float) -> None:
@@ -93,6 +67,8 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
         if plan.iteration == newest.iteration:
             places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
     is_complete = all(rank in places for rank in range(newest.world_size))
+    if was_ending(job, newest.world_size - len(places)):
+        return Adopt(newest.iteration, newest.world_size, places, is_ending=True)
     if is_complete or now_s >= deadline_s:
         return Adopt(newest.iteration, newest.world_size, places)
     num_awaited = _num_awaited(job, newest.world_size - len(places))
@@ -105,19 +81,6 @@ def _num_awaited(job: JobState, num_missing: int) -> int:
     """Return how many pods must come before another look pays; few enough that people see progress."""
     num_wanted = -(-num_missing // job.settings.ranks_per_pod)
     return max(min(num_wanted, len(job.members.by_uid) // 8), 1)
-
-
-def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
-    newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
-    outcome = first_outcome(job, newcomers)
-    if not isinstance(outcome, Shortage):
-        decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
-    elif now_s >= startup_end_s:
-        return EndJob(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, outcome.detail)
-    else:
-        report = StatusText(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
-        decision = Wait(report=report, phase=phase)
-    return at_latest(decision, newcomers.until_s)
 
 
 def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) -> Wait | None:
@@ -137,27 +100,43 @@ def _last_call(job: JobState, phase: Forming, last_call_s: float, now_s: float) 
     return Wait(deadline_s, report, phase)
 
 
-def _wait_or_give_up(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
-    if now_s < startup_end_s:
-        has_all_pods = len(job.members.by_uid) >= job.settings.replicas
-        reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
-        standing = standing_text(job)
-        message = _count_text(job) + _missing_text(job) + (f"; {standing}" if standing else "")
-        return Wait(report=StatusText(reason, message), phase=phase)
+def _wait_for_pods(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Wait | None:
+    """Return the wait for the pods that are needed, or then for others; None when it is over."""
+    if phase.last_call_s is not None:
+        return _last_call(job, phase, phase.last_call_s, now_s)
+    if now_s >= startup_end_s:
+        return None
+    has_all_pods = len(job.members.by_uid) >= job.settings.replicas
+    reason = Reason.WAITING_FOR_WORKERS if has_all_pods else Reason.WAITING_FOR_PODS
+    message = _count_text(job) + _missing_text(job) + (f"; {job.pod_clock.why}" if job.pod_clock.why else "")
+    return Wait(report=StatusText(reason, message), phase=phase)
+
+
+def _first_plan(job: JobState, phase: Forming, startup_end_s: float, now_s: float) -> Decision:
     newcomers = job.members.newcomers(now_s, job.settings.timeouts.last_call_s)
-    outcome = first_outcome(job, newcomers)
+    outcome = first_outcome(job, phase, newcomers)
+    if not isinstance(outcome, Shortage):
+        decision = plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
+    elif now_s >= startup_end_s:
+        decision = _give_up(job, phase, outcome, now_s)
+    else:
+        report = StatusText(Reason.WAITING_FOR_PODS, f"cannot place the ranks: {outcome.detail}")
+        decision = Wait(report=report, phase=phase)
+    return at_latest(decision, newcomers.until_s)
+
+
+def _give_up(job: JobState, phase: Forming, shortage: Shortage, now_s: float) -> Decision:
+    """End a job that has no world when its startup timeout is over."""
+    if phase.last_call_s is not None:
+        return EndJob(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, shortage.detail)
+    counts, missing = _count_text(job), _missing_text(job)
     silent_began = phase.consulting.silent_began
     silent_until_s = -math.inf if silent_began is None else job.startup_due_s(silent_began)
-    if not isinstance(outcome, Shortage):
-        return plan_when_ready(job, phase, None if phase.outage is None else Rung.JOB, now_s)
     if now_s < silent_until_s:
         # However late it was asked, its new process has the time to get ready that every process has.
-        report = StatusText(Reason.WAITING_FOR_WORKERS, _count_text(job) + _missing_text(job))
-        return Wait(min(silent_until_s, newcomers.until_s), report, phase)
-    waited_s = job.settings.timeouts.startup_s
-    refused = objection(job)
-    why = _missing_text(job) + (f"; {refused.detail}" if refused is not None else _hint(job))
-    message = f"after {waited_s:.0f} s {_count_text(job)}{why}"
+        return Wait(silent_until_s, StatusText(Reason.WAITING_FOR_WORKERS, counts + missing), phase)
+    why = f"; {shortage.detail}" if shortage.is_objection else _hint(job)
+    message = f"after {job.settings.timeouts.startup_s:.0f} s {counts}{missing}{why}"
     return EndJob(JobPhase.FAILED, Reason.STARTUP_TIMEOUT, message)
 
 

@@ -5,21 +5,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 
-from unbroken_core.coordinator.cluster import standing_text
-from unbroken_core.coordinator.consulting import objection, plan_when_ready
+from unbroken_core.coordinator.consulting import first_outcome, plan_when_ready
 from unbroken_core.coordinator.decisions import (
     Believe,
     Decision,
     EndJob,
     Replace,
     ReplaceAll,
-    TakeFaults,
     Wait,
     at_latest,
+    replace_late,
 )
-from unbroken_core.coordinator.faults import fault_text
-from unbroken_core.coordinator.forming import first_outcome, hopeless_text
-from unbroken_core.coordinator.planning import late_fault
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
@@ -48,11 +44,22 @@ def decide_interrupted(job: JobState, phase: Interrupted, now_s: float) -> Decis
 
 def possible_rungs(job: JobState, phase: Interrupted, now_s: float) -> frozenset[Rung]:
     """Return the rungs that may be taken: those with budget left, and all listed ones where no budget is asked for."""
-    free = job.budgets.allowed if is_free(job) else frozenset()
+    free = job.budgets.allowed if _is_free(job) else frozenset()
     return job.budgets.possible(now_s) | phase.charged | free
 
 
-def is_free(job: JobState) -> bool:
+def charge(job: JobState, phase: Interrupted, rung: Rung, now_s: float) -> Interrupted:
+    """Pay for a rung, once an interruption."""
+    if rung not in phase.charged:
+        phase = replace(phase, charged=phase.charged | {rung})
+        if not _is_free(job):
+            job.budgets.charge(rung, now_s)
+    if job.history.running is not None:
+        job.history.running.raise_rung(rung)
+    return phase
+
+
+def _is_free(job: JobState) -> bool:
     """Return whether the recovery counts in no budget, because of its cause as far as that is known."""
     incident = job.history.running
     return incident is not None and not job.settings.counts(incident.culprit.cause)
@@ -94,7 +101,7 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
             return Believe(passed_over, phase)
     deadline_s = phase.at_s + job.settings.timeouts.barrier_s
     if now_s < deadline_s:
-        culprit = "" if job.history.running is None else fault_text(job.history.running.culprit)
+        culprit = "" if job.history.running is None else job.history.running.culprit.text
         first = members.by_uid[next(iter(members.leaving))].pod
         num_more = len(members.leaving) - 1
         others = f" and {num_more} more pod{'s' * (num_more > 1)}" if num_more else ""
@@ -102,9 +109,7 @@ def _wait_for_leavers(job: JobState, phase: Interrupted, now_s: float) -> Decisi
         return Wait(min(until_s, deadline_s), StatusText(Reason.RECOVERING, message), phase)
     late = tuple(_late_leavers(job))
     if late:
-        waited_s = now_s - phase.at_s
-        faults = tuple(job.fault(member, late_fault(member, place, waited_s, now_s)) for member, place in late)
-        return TakeFaults(faults, late)
+        return replace_late(late, now_s - phase.at_s, now_s)
     # What is left is away and has its own, shorter grace.
     return Wait(until_s, phase=phase)
 
@@ -157,7 +162,6 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
     is_job_rung = phase.job_rung_began is not None
     outcome = _outcome(job, phase, possible, newcomers, now_s)
     phase = _note_end_of_shortage(phase, outcome, now_s)
-    refused = objection(job)
     respawn_began = phase.began if phase.job_rung_began is None else phase.job_rung_began
     shortage_began = job.pod_clock.read(now_s) if phase.shortage_began is None else phase.shortage_began
     last_call_s = None if phase.enough_at_s is None else phase.enough_at_s + settings.timeouts.last_call_s
@@ -182,16 +186,15 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         minimum_replicas=settings.minimum_replicas,
         shortage_until_s=job.startup_due_s(shortage_began),
         startup_s=settings.timeouts.startup_s,
-        is_kept_apart=refused is None and _is_kept_apart(job, outcome, possible),
-        objection="" if refused is None else refused.detail,
-        standing=standing_text(job),
+        is_kept_apart=_is_kept_apart(job, outcome, possible),
+        standing=job.pod_clock.why,
         last_call_until_s=last_call_s,
         spent=job.budgets.spent(now_s),
-        hopeless=hopeless_text(job),
+        hopeless=members.hopeless_text,
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
-        culprit=fault_text(job.history.running.culprit) if job.history.running is not None else "",
+        culprit="" if job.history.running is None else job.history.running.culprit.text,
     )
     return situation, phase
 
@@ -207,7 +210,7 @@ def _is_kept_apart(job: JobState, outcome: Outcome, possible: frozenset[Rung]) -
     settings, num_ready = job.settings, len(job.members.ready)
     is_enough = num_ready >= settings.minimum_replicas and Rung.POD in possible and bool(job.rules.layers)
     is_replaced = job.members.num_living < settings.replicas + settings.spares
-    return isinstance(outcome, Shortage) and is_enough and is_replaced
+    return isinstance(outcome, Shortage) and not outcome.is_objection and is_enough and is_replaced
 
 
 def _note_end_of_shortage(phase: Interrupted, outcome: Outcome, now_s: float) -> Interrupted:
@@ -228,8 +231,9 @@ def _outcome(
             return Shortage(
                 num_ready, num_ready * job.settings.ranks_per_pod, f"{num_ready} of {replicas} pods are ready"
             )
-        return first_outcome(job, newcomers)
+        return first_outcome(job, phase, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
     ranking.exclude({**respawned, **newcomers.places})
-    return objection(job) or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+    shortage = phase.consulting.shortage(ranking.version)
+    return shortage or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from unbroken_core.coordinator.decisions import Decision, Learn, NoteProgress, Order, ReleaseAll, TakeFaults, Wait
-from unbroken_core.coordinator.state.job import JobState, StatusText, running_text
+from unbroken_core.coordinator.previous_world import new_world
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import NO_STEP, Halt, Halted, WorkerState
@@ -43,7 +44,9 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
     faults: dict[str, FaultRecord] = {}
     if job.members.out:
         leaving = [member for uid in job.members.out if (member := job.members.by_uid[uid]).ranks]
-        faults = {member.uid: _leave_fault(job, member, now_s) for member in leaving}
+        faults = {
+            member.uid: FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s) for member in leaving
+        }
         if not all(may_wait(job, member, is_adoption=False) for member in leaving):
             return TakeFaults(tuple(faults.values()))
     if job.settings.grow_back_s is None:
@@ -57,6 +60,19 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
     if not faults:
         return _call_off(job, phase, until_s, now_s)
     return _lead(job, phase, faults, until_s, now_s)
+
+
+def begin_running(job: JobState, now_s: float) -> None:
+    """All active workers are in the iteration: a recovery, if one was under way, is over."""
+    incident, planned_s = job.history.running, job.world.planned_s
+    if incident is not None:
+        entered_s = job.progress.entered_s(planned_s, now_s)
+        incident.add_phase(Phase.ENTER, entered_s - planned_s)
+        job.history.close(entered_s)
+    job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
+    job.progress.run(now_s, job.world.size)
+    job.phase = Running(now_s)
+    job.report = StatusText(Reason.TRAINING, _running_text(job))
 
 
 def may_wait(job: JobState, member: Member, is_adoption: bool) -> bool:
@@ -174,9 +190,9 @@ def _demand(job: JobState, phase: Running, move: PlannedMove, now_s: float, goal
     if step == NO_STEP:
         return Order(order, phase, None)
     where = {Awaited.ANSWER: "between two steps", Awaited.STAND: f"after step {step}"}.get(wants, f"now, at {step}")
-    names = [fault.pod for fault in move.faults.values() if fault.pod]
-    who = f"those of {shorten_names(names)} move" if names else "more join"
-    return Order(order, phase, StatusText(Reason.TRAINING, f"{running_text(job)}; {who} {where}"))
+    leaving = [uid for uid in move.faults if uid != GROWTH]
+    who = f"those of {shorten_names(leaving, job.members.name)} move" if leaving else "more join"
+    return Order(order, phase, StatusText(Reason.TRAINING, f"{_running_text(job)}; {who} {where}"))
 
 
 def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> Decision:
@@ -184,7 +200,7 @@ def _call_off(job: JobState, phase: Running, until_s: float, now_s: float) -> De
     move = phase.move
     if move is None:
         return Wait(until_s, phase=phase)
-    return _release(job, phase, move, StatusText(Reason.TRAINING, running_text(job)), now_s)
+    return _release(job, phase, move, StatusText(Reason.TRAINING, _running_text(job)), now_s)
 
 
 def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why: str) -> Decision:
@@ -194,7 +210,7 @@ def _give_up(job: JobState, phase: Running, move: PlannedMove, now_s: float, why
     when = (
         "in the next recovery" if phase.may_grow_again_s == math.inf else "in the next recovery, or once steps are told"
     )
-    report = StatusText(Reason.TRAINING, f"{running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
+    report = StatusText(Reason.TRAINING, f"{_running_text(job)}; those join {when}: {why.removeprefix(_AT_ONCE)}")
     return _release(job, phase, move, report, now_s)
 
 
@@ -219,6 +235,13 @@ def _depart(move: PlannedMove, detail: str) -> TakeFaults:
     return TakeFaults(tuple(replace(fault, detail=detail) for fault in move.faults.values()))
 
 
+def _running_text(job: JobState) -> str:
+    """Return what the status says of an iteration that runs."""
+    size, wanted = job.world.size, job.rules.wanted_ranks
+    fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
+    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
+
+
 def _is_first_progress(job: JobState) -> bool:
     """Whether all workers have made a step since the last recovery, and that was not noted."""
     last = job.history.finished[-1] if job.history.finished else None
@@ -229,10 +252,6 @@ def _is_first_progress(job: JobState) -> bool:
 
 def _can_halt(job: JobState) -> Iterator[bool]:
     return (job.members.by_uid[uid].can_halt for uid in job.members.active)
-
-
-def _leave_fault(job: JobState, member: Member, now_s: float) -> FaultRecord:
-    return job.fault(member, FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s))
 
 
 def _answers(job: JobState) -> Iterator[Halted]:

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, TakeFaults, Wait
+from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
+from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.previous_world import new_world
-from unbroken_core.coordinator.state.job import JobState, StatusText, build_plan, running_text
+from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
-from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.state.places import Member, WorkerPlace
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned
+from unbroken_core.coordinator.state.places import Member
 from unbroken_core.errors import InputError
-from unbroken_core.messages import Finish
+from unbroken_core.messages import Plan
 from unbroken_core.ranks.worlds import World
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Rung
-from unbroken_core.recovery.history import FaultRecord
+from unbroken_core.reasons import JobPhase, Phase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
 
 
@@ -32,8 +32,7 @@ def decide_planned(job: JobState, now_s: float) -> Decision:
         member = members.by_uid[uid]
         places = (member.places[local_rank] for local_rank in member.ranks)
         late += [(member, place) for place in places if place.is_ready or place.state.iteration < iteration]
-    faults = (job.fault(member, late_fault(member, place, barrier_s, now_s)) for member, place in late)
-    return TakeFaults(tuple(faults), tuple(late)) if late else Wait()
+    return replace_late(late, barrier_s, now_s) if late else Wait()
 
 
 def cut_plan(job: JobState, decision: CutPlan, now_s: float) -> None:
@@ -84,42 +83,27 @@ def master_endpoint(job: JobState) -> tuple[str, int]:
 
 def send_plan(job: JobState, member: Member, master: tuple[str, int]) -> None:
     """Send a pod its part of the plan, and note which workers were told."""
-    plan = None if member.session is None else build_plan(job, member, master)
+    plan = None if member.session is None else _build_plan(job, member, master)
     job.members.note_plan(member, plan)
     if plan is not None:
         job.send(member, plan)
 
 
-def late_fault(member: Member, place: WorkerPlace, seconds: float, now_s: float) -> FaultRecord:
-    """Return the fault of a worker that did not do in time what it was told."""
-    detail = f"did not follow for {seconds:.0f} s (timeouts.barrierSeconds); its process is replaced"
-    incarnation = place.state.incarnation
-    return FaultRecord(
-        Cause.HARD_TIMEOUT, member.uid, place.state.local_rank, now_s - seconds, seconds, incarnation, detail=detail
+def _build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
+    """Return a pod's part of the current plan."""
+    world = job.world
+    return Plan(
+        term=job.numbers.term,
+        iteration=world.iteration,
+        role=member.role,
+        world_size=world.size,
+        master_host=master[0],
+        master_port=master[1],
+        ranks=member.rank_plans(),
+        domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
+        spare_ranks=world.num_spare_ranks,
+        origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
     )
-
-
-def enter_world(job: JobState, now_s: float) -> None:
-    """All active workers are in the iteration: a recovery, if one was under way, is over."""
-    incident, planned_s = job.history.running, job.world.planned_s
-    if incident is not None:
-        entered_s = job.progress.entered_s(planned_s, now_s)
-        incident.add_phase(Phase.ENTER, entered_s - planned_s)
-        job.history.close(entered_s)
-    job.previous = new_world(job)  # Also one that was taken over: all of its ranks are in it.
-    job.progress.run(now_s, job.world.size)
-    job.phase = Running(now_s)
-    job.report = StatusText(Reason.TRAINING, running_text(job))
-
-
-def finish(job: JobState, outcome: JobPhase, reason: Reason, message: str) -> None:
-    """End the job."""
-    was_ending = isinstance(job.phase, Ending)
-    job.phase = Over(outcome)
-    job.report = StatusText(reason, message)
-    if was_ending:
-        return  # All are told already; how one process ended must not end what the others do after the training.
-    job.broadcast(Finish(job.numbers.term, outcome, reason, message))
 
 
 def _stopped_at_s(phase: object, now_s: float) -> float:

@@ -1,10 +1,11 @@
 """What comes in: words of agents and observations of the operator become what is known of the pods."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Union
 
 from unbroken_core.coordinator.cluster import observe_cluster
-from unbroken_core.coordinator.consulting import ask_again
+from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
 from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
@@ -23,6 +24,7 @@ from unbroken_core.messages import (
     Heartbeat,
     Hello,
     Observation,
+    PodObservation,
     Refused,
     Report,
     Welcome,
@@ -33,17 +35,24 @@ from unbroken_core.reasons import Cause, WorkerPhase
 
 _MAX_REFUSED = 64
 """Refused pods that the status names."""
+_MAX_GONE = 20_000
+"""Names of pods that are gone: more than a job replaces in its life."""
 
 
 def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float) -> None:
     """Take an agent in as a member, or refuse it."""
     known = job.members.by_uid.get(hello.pod_uid)
-    refused = refusal(job.settings, hello, known) or check_hello(job, hello)
+    refused = refusal(job.settings, hello, known) or _foreign_uid(job, hello) or check_hello(job, hello)
     if refused is not None:
         job.actions += [Send(session, Refused(refused)), Close(session)]
         _note_refusal(job, hello, refused)
         return
     _note_refusal(job, hello, None)
+    if hello.pod in job.gone and not _is_awaited(job, hello):
+        # No names are used twice, so that nobody joins any more as a pod that was deleted. The status does not show it:
+        # there is nothing to be done about a pod that is gone.
+        job.actions += [Send(session, Refused(f"pod: {hello.pod} does not exist any more")), Close(session)]
+        return
     if is_superseded(job, hello):
         start_over(job, f"pod {hello.pod} has obeyed term {hello.term}: takes over again", now_s)
         known = None
@@ -64,11 +73,24 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     receive_script(job, member)
     receive_exits(job, member)
     job.members.sort(member)
-    ask_again(job, member)
+    ask(job, member)
     inspect(job, member, now_s)
     note_end(job, member)
     bring_up_to_date(job, member, now_s)
     note_halted(job, member)
+
+
+def _foreign_uid(job: JobState, hello: Hello) -> str | None:
+    """Return what is wrong with a pod that says the uid of another one, which has yet to come."""
+    observed = job.cluster.pods.get(hello.pod_uid)
+    if observed is None or observed.pod == hello.pod:
+        return None
+    return f"pod_uid: {hello.pod_uid} belongs to pod {observed.pod}, got pod {hello.pod}"
+
+
+def _is_awaited(job: JobState, hello: Hello) -> bool:
+    """Whether the next world waits for the word of this very pod that it has left the one before."""
+    return not job.previous.is_over and job.previous.lost.get(hello.pod_uid) == hello.pod
 
 
 def _new_member(job: JobState, session: str, hello: Hello, now_s: float) -> Member:
@@ -232,6 +254,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
     before = job.cluster.pods
     if observe_cluster(job, observation, now_s):
         job.members.expect({uid: pod.pod for uid, pod in observation.pods.items()})
+        _note_gone_names(job, before, observation.pods)
     pods = observation.pods
     if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
         is_there = {uid for uid, pod in pods.items() if pod.gone is None}
@@ -245,3 +268,16 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         member = job.members.by_uid.get(uid)
         if member is not None:
             lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail="the pod does not exist any more")
+
+
+def _note_gone_names(job: JobState, before: Mapping[str, PodObservation], pods: Mapping[str, PodObservation]) -> None:
+    """Note whom the operator does not name any more. Whom it has not named yet may be there all the same."""
+    if before.keys() == pods.keys():
+        return
+    for uid, pod in before.items():
+        if uid not in pods:
+            job.gone[pod.pod] = None
+    for pod in pods.values():
+        job.gone.pop(pod.pod, None)
+    while len(job.gone) > _MAX_GONE:
+        del job.gone[next(iter(job.gone))]

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from unbroken_core.coordinator.cluster import run_pod_clock
-from unbroken_core.coordinator.consulting import consult_message
+from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import lose_overdue
 from unbroken_core.coordinator.decisions import (
     Adopt,
@@ -35,21 +35,20 @@ from unbroken_core.coordinator.decisions import (
     TakeFaults,
     Wait,
 )
-from unbroken_core.coordinator.ending import decide_ending, release_all
-from unbroken_core.coordinator.faults import inspect, take_fault
+from unbroken_core.coordinator.ending import decide_ending, finish, note_end, release_all
+from unbroken_core.coordinator.faults import inspect, take_fault, with_pod
 from unbroken_core.coordinator.forming import decide_forming
-from unbroken_core.coordinator.interruption import decide_interrupted, is_free
-from unbroken_core.coordinator.moves import decide_running, note_halted
-from unbroken_core.coordinator.planning import cut_plan, decide_planned, enter_world, finish
+from unbroken_core.coordinator.interruption import charge, decide_interrupted
+from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
+from unbroken_core.coordinator.planning import cut_plan, decide_planned
 from unbroken_core.coordinator.previous_world import adopted_world
 from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
-from unbroken_core.coordinator.respawning import note_respawned, respawn
+from unbroken_core.coordinator.respawning import replace_process, respawn
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.errors import assert_never
-from unbroken_core.reasons import Cause, JobPhase, Reason, Rung
+from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord
 
 _MAX_TURNS = 8
@@ -60,16 +59,15 @@ def resolve(job: JobState, now_s: float) -> float:
     """Do what is to be done now. Return when a tick is due; inf when only an event can change anything."""
     if isinstance(job.phase, Over):
         return _end(job, now_s)
-    until_s, waits_until_s = lose_overdue(job, now_s), math.inf
+    until_s = waits_until_s = math.inf
     for _turn in range(_MAX_TURNS):
+        until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
         if job.members.hopeless or job.pod_clock.is_standing:
             run_pod_clock(job, now_s)  # A turn that loses the pod for which it stood must not leave it standing.
         before = job.phase.kind
         waits_until_s = _settle_phase(job, now_s)
         if job.phase.kind is before:
             break
-        if before is JobPhase.RUNNING:
-            until_s = lose_overdue(job, now_s)  # Who is away is waited for less long in an interruption.
     if isinstance(job.phase, Over):
         return _end(job, now_s)
     if not isinstance(job.phase, Ending) and (job.members.respawning or job.members.lingering):
@@ -90,7 +88,7 @@ def _settle_phase(job: JobState, now_s: float) -> float:
         if isinstance(decision, Wait):
             job.phase, job.report = decision.phase or job.phase, decision.report or job.report
             if decision.rung is not None and isinstance(job.phase, Interrupted):
-                job.phase = _charge(job, job.phase, decision.rung, now_s)
+                job.phase = charge(job, job.phase, decision.rung, now_s)
             return decision.until_s
         if isinstance(decision, (CutPlan, Adopt, BeginRunning, TakeFaults, ReleaseAll, EndJob)):
             _change(job, decision, now_s)
@@ -123,12 +121,12 @@ def _change(job: JobState, decision: Change, now_s: float) -> None:
         case Adopt():
             _adopt(job, decision, now_s)
         case BeginRunning():
-            enter_world(job, now_s)
+            begin_running(job, now_s)
         case TakeFaults():
             for number, fault in enumerate(decision.faults):
                 take_fault(job, fault, now_s)
                 if decision.failed:
-                    _mark_failed(job, *decision.failed[number])
+                    replace_process(job, *decision.failed[number])
         case ReleaseAll():
             release_all(job, now_s)
         case EndJob():
@@ -145,7 +143,7 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
             job.report, job.previous = decision.report or job.report, decision.previous or job.previous
         case Ask():
             job.numbers = replace(job.numbers, question=decision.question.question.number)
-            job.send(job.members.by_uid[decision.question.uid], consult_message(job, decision.question))
+            ask(job, job.members.by_uid[decision.question.uid])
         case NoteProgress():
             job.history.note_progress(now_s)
         case Replace():
@@ -160,34 +158,18 @@ def _do(job: JobState, decision: Deed, now_s: float) -> None:
             assert_never(decision)
 
 
-def _mark_failed(job: JobState, member: Member, place: WorkerPlace) -> None:
-    note_respawned(job, member, [place])
-    job.members.mark_failed(member, place)
-
-
 def _replace_processes(job: JobState, decision: Replace) -> None:
     if decision.fault is not None:
-        job.history.add(decision.fault)
+        job.history.add(with_pod(job.members, decision.fault))
     for member, place in decision.places:
-        _mark_failed(job, member, place)
-
-
-def _charge(job: JobState, phase: Interrupted, rung: Rung, now_s: float) -> Interrupted:
-    """Pay for a rung, once an interruption."""
-    if rung not in phase.charged:
-        phase = replace(phase, charged=phase.charged | {rung})
-        if not is_free(job):
-            job.budgets.charge(rung, now_s)
-    if job.history.running is not None:
-        job.history.running.raise_rung(rung)
-    return phase
+        replace_process(job, member, place)
 
 
 def _begin_recovery(job: JobState, decision: CutPlan, now_s: float) -> None:
     """Pay for the rung of a plan; where a job that was out of sight starts again, that is no first start."""
     phase = decision.phase
     if isinstance(phase, Interrupted) and decision.rung is not None:
-        _charge(job, phase, decision.rung, now_s)
+        charge(job, phase, decision.rung, now_s)
     outage = phase.outage if isinstance(phase, Forming) else None
     if outage is not None:
         # Nobody came back with the plan that was running.
@@ -197,9 +179,7 @@ def _begin_recovery(job: JobState, decision: CutPlan, now_s: float) -> None:
 
 
 def _restart_job(job: JobState, phase: Interrupted, now_s: float) -> None:
-    job.phase = _charge(job, phase, Rung.JOB, now_s)
-    for member in job.members.by_uid.values():
-        note_respawned(job, member, [place for place in member.places.values() if not place.is_retired])
+    job.phase = charge(job, phase, Rung.JOB, now_s)
     job.members.mark_all_failed(now_s)
 
 
@@ -226,6 +206,11 @@ def _adopt(job: JobState, decision: Adopt, now_s: float) -> None:
     job.phase = Planned()
     message = f"iteration {iteration}: taken over with {num_seen} of {size} ranks"
     job.report = StatusText(Reason.WAITING_FOR_WORKERS, message)
+    if decision.is_ending:
+        release_all(job, now_s)
+        for member in members.by_uid.values():
+            note_end(job, member)
+        return
     heartbeat_s = job.settings.timeouts.heartbeat_s
     for uid in [uid for uid in ranks if uid not in members.by_uid]:
         detail = "did not come back to a new rendezvous"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.interruption import possible_rungs
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned, Running
-from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Respawn
 from unbroken_core.reasons import Cause, Rung, WorkerPhase
 
@@ -33,7 +33,7 @@ def respawn(job: JobState, now_s: float) -> float:
         return min(until_s, held_until_s)
     for uid in list(members.respawning):
         member = members.by_uid[uid]
-        due = [place for place in member.places.values() if needs_order(place)]
+        due = [place for place in member.places.values() if place.needs_order]
         until_s = min([until_s, *(place.retry_at_s for place in due if place.retry_at_s > now_s)])
         now = [place for place in due if place.retry_at_s <= now_s]
         if now:
@@ -41,19 +41,25 @@ def respawn(job: JobState, now_s: float) -> float:
     return until_s
 
 
-def note_respawned(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
-    """Note which of the processes with ranks are new in this interruption."""
-    if isinstance(job.phase, Interrupted) and member.ranks:
-        numbers = (place.state.local_rank for place in places)
-        job.phase.respawned.setdefault(member.uid, set()).update(numbers)
+def replace_process(job: JobState, member: Member, place: WorkerPlace) -> None:
+    """Note that the process of a place is to be replaced; the order follows."""
+    _note_respawned(job, member, [place])
+    job.members.mark_failed(member, place)
 
 
 def _order(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
     cause = _cause_of(job, member, places[0])
-    note_respawned(job, member, places)
+    _note_respawned(job, member, places)
     job.members.note_respawn(member, places)
     orders = tuple((place.state.local_rank, place.replacing) for place in places if place.replacing is not None)
     job.send(member, Respawn(job.numbers.term, orders, cause))
+
+
+def _note_respawned(job: JobState, member: Member, places: list[WorkerPlace]) -> None:
+    """Note which of the processes with ranks are new in this interruption."""
+    if isinstance(job.phase, Interrupted) and member.ranks:
+        numbers = (place.state.local_rank for place in places)
+        job.phase.respawned.setdefault(member.uid, set()).update(numbers)
 
 
 def _end_lingering(job: JobState, now_s: float) -> float:
@@ -70,8 +76,7 @@ def _end_lingering(job: JobState, now_s: float) -> float:
             if place.state.phase is WorkerPhase.READY:
                 members.believe(member, place)  # It never entered what it was told, or it would have said so by now.
             else:
-                note_respawned(job, member, [place])
-                members.mark_failed(member, place)
+                replace_process(job, member, place)
     return math.inf
 
 

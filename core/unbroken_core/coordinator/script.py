@@ -5,7 +5,7 @@ the workers of the running iteration. At the start of a job, workers that ask fo
 get no ranks, like a pod whose script does not start. Exit codes may say that no restart would help.
 """
 
-from unbroken_core.coordinator.planning import finish
+from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming
 from unbroken_core.coordinator.state.places import Member, WorkerPlace

@@ -41,6 +41,8 @@ class Shortage:
     num_ranks: int
     detail: str
     """Why, with numbers, to end a sentence."""
+    is_objection: bool = False
+    """Whether the script says so: enough workers are ready, and its own code gives too few of them a rank."""
 
 
 Outcome = Union[World, Shortage]

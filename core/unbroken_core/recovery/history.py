@@ -50,6 +50,13 @@ class FaultRecord:
     is_certain: bool = False
     """Of a soft-timeout: whether the worker hangs itself."""
 
+    @property
+    def text(self) -> str:
+        """The fault, for people."""
+        who = f"rank {self.rank} of {self.pod}" if self.rank is not None else self.pod or "a pod"
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.cause} of {who}{detail}"
+
 
 @dataclass
 class Incident:

@@ -61,8 +61,6 @@ class Situation:
     """timeouts.startup, for people: what counts down would change the status all the time."""
     is_kept_apart: bool = False
     """Whether enough pods are ready, but the layers keep spares from the lost ranks, and a lost pod is replaced."""
-    objection: str = ""
-    """Why the script gives too few of those who are ready a rank; "" when it does not."""
     standing: str = ""
     """Why no startup timeout counts now, for people: the cluster runs too few pods; "" when they count."""
     last_call_until_s: float | None = None
@@ -239,7 +237,8 @@ def _wait_for_pods(view: Situation) -> WaitForHelp:
         f"({view.num_starting_pods} starting), at least {view.minimum_replicas} are wanted"
     )
     message += f"; {view.standing}" if view.standing else ""
-    message += f"; {view.objection}" if view.objection else ""
+    if isinstance(view.outcome, Shortage) and view.outcome.is_objection:
+        message += f"; {view.outcome.detail}"
     if view.is_kept_apart:
         message += (
             "; the spares that are ready may not take the lost ranks (replaceFrom, minRanks and maxRanks in "

@@ -50,6 +50,7 @@ from unbroken_operator.decisions.snapshot import (
     PodView,
     ServiceView,
     WriteRefusal,
+    controller_uid,
     pod_view,
     service_view,
 )
@@ -292,6 +293,9 @@ class Executor:
         except KubeUnavailable:
             self._unsure.add(name)
             raise
+        if controller_uid(item) != self._uid:
+            logger.warning("pod's name is taken, trying the next ordinal job=%s/%s pod=%s", *self._key, name)
+            return
         self._memory.note_created(str(item["metadata"]["uid"]), time.monotonic())
         self._take_pod(item)
 

@@ -59,7 +59,7 @@ AUTHORITY_KEY, CERTIFICATE_KEY, PRIVATE_KEY_KEY = "ca.crt", "tls.crt", "tls.key"
 
 RESERVED_NAMES = frozenset((INSTALL_CONTAINER, AGENT_CONTAINER, LIB_VOLUME, RUN_VOLUME, PRIVATE_VOLUME, TOKEN_VOLUME))
 SECRET_SUFFIX = f"-{RENDEZVOUS}"
-"""Of the names of jobs' Secrets."""
+"""Of the names of jobs' Secrets. A job `x-rendezvous` would have pods named as the rendezvous pods of a job `x`."""
 OWN_USER = 65532
 """Uid and gid of our own containers, whatever the template says of the whole pod."""
 RESERVED_VARIABLE_PREFIX = "UNBROKEN_"

@@ -80,6 +80,12 @@ class Sidecar(Model):
 class Rendezvous(Model):
     """The pod that coordinates the job. It needs little CPU and no GPU."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(template_rules.PULL_SECRETS_CEL, f"imagePullSecrets: {template_rules.HELD}", ".imagePullSecrets")
+        )
+    )
+
     image: Image | None = None
     """Image with the rendezvous; empty means the sidecar's."""
     resources: Resources | None = None
@@ -151,6 +157,20 @@ class SecretVolume(PodPart):
     """Name of the Secret; those of jobs are refused."""
 
 
+class ReferringVolume(PodPart):
+    """A volume whose driver gets a Secret."""
+
+    secret_ref: SecretReference | None = None
+    """The Secret; those of jobs are refused."""
+
+
+class CsiVolume(PodPart):
+    """A volume of a CSI driver."""
+
+    node_publish_secret_ref: SecretReference | None = None
+    """The Secret that the driver gets; those of jobs are refused."""
+
+
 class ProjectedSource(PodPart):
     """One source of a projected volume."""
 
@@ -174,6 +194,24 @@ class Volume(PodPart):
     """A Secret."""
     projected: ProjectedVolume | None = None
     """Several sources."""
+    azure_file: SecretVolume | None = None
+    """A share of Azure."""
+    csi: CsiVolume | None = None
+    """A volume of a CSI driver."""
+    cephfs: ReferringVolume | None = None
+    """A CephFS."""
+    cinder: ReferringVolume | None = None
+    """A volume of OpenStack."""
+    flex_volume: ReferringVolume | None = None
+    """A volume of a FlexVolume driver."""
+    iscsi: ReferringVolume | None = None
+    """An iSCSI disk."""
+    rbd: ReferringVolume | None = None
+    """A Ceph block device."""
+    scale_io: Annotated[ReferringVolume | None, Field(alias="scaleIO")] = None
+    """A ScaleIO volume."""
+    storageos: ReferringVolume | None = None
+    """A StorageOS volume."""
 
 
 class VolumeMount(PodPart):
@@ -257,6 +295,8 @@ class TemplateSpec(Model):
     """Containers that run before them, after the operator's own."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False, max_length=128)] | None = None
     """Volumes of the template's own."""
+    image_pull_secrets: Annotated[tuple[SecretReference, ...], Field(strict=False, max_length=16)] | None = None
+    """Secrets to pull images with; those of jobs are refused."""
     share_process_namespace: bool | None = None
     """Must be false: in /proc the trainer could read its agent's token."""
     host_pid: Annotated[bool | None, Field(alias="hostPID")] = None

@@ -93,11 +93,16 @@ def _root_schema() -> dict[str, Any]:
         f"metadata.name: must be at most {layout.MAX_JOB_NAME} lowercase letters, digits and '-', beginning with a "
         "letter, since pods and a Service are named after it",
     )
+    # A job that was accepted before there was this rule goes on; a new one has no status.
+    suffix_rule = rule(
+        f"!self.metadata.name.endsWith('{layout.SECRET_SUFFIX}') || (has(self.status) && has(self.status.accepted))",
+        f"metadata.name: must not end with {layout.SECRET_SUFFIX}, since rendezvous pods of other jobs have such names",
+    )
     return {
         "type": "object",
         "description": "A training job that survives faults of ranks, processes, pods and nodes.",
         "required": ["spec"],
-        **rules(name_rule),
+        **rules(name_rule, suffix_rule),
         "properties": {
             "apiVersion": {"type": "string", "description": "Version of the API: unbroken.dev/v1alpha1."},
             "kind": {"type": "string", "description": "ResilientTrainingJob."},

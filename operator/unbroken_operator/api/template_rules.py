@@ -4,7 +4,8 @@ The API server checks `cel` (the messages there name no item), webhook and opera
 between trainer and agent only by the node's hand is warned of: Pod Security is what forbids it.
 
     refused  a process namespace shared with the agent or the node   the token is in /proc/PID/root
-    refused  a volume or variable from a Secret of the operator       the token itself, or the rendezvous' key
+    refused  a Secret of the operator: volume, variable, driver,      the token itself, or the rendezvous' key
+             pull secret
     refused  a mount of the operator's volumes                        the token itself
     refused  the operator's names                                     two containers or volumes of one name
     warned   privileged containers, CAP_SYS_ADMIN, the node's own     root on the node reads every token there
@@ -12,7 +13,7 @@ between trainer and agent only by the node's hand is warned of: Pod Security is 
 """
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,17 @@ _IN_PROC = "must be false or left out: in /proc the trainer could read"
 _OWN_TOKEN, _ALL_TOKENS = f"{_IN_PROC} its agent's token", f"{_IN_PROC} the tokens of all agents on its node"
 _RESERVED = "is reserved for the operator"
 _OURS = "is the operator's, who mounts it where it belongs"
-_SECRETS = f"Secrets whose names end with {layout.SECRET_SUFFIX} hold the tokens of jobs"
+_VOLUME_SECRETS: tuple[tuple[str, ...], ...] = (
+    ("secret", "secretName"),
+    ("azureFile", "secretName"),
+    ("csi", "nodePublishSecretRef", "name"),
+    *(
+        (kind, "secretRef", "name")
+        for kind in ("cephfs", "cinder", "flexVolume", "iscsi", "rbd", "scaleIO", "storageos")
+    ),
+)
+"""Where a volume names a Secret: the kubelet reads it for the volume's driver, whatever that does with it."""
+HELD = f"Secrets whose names end with {layout.SECRET_SUFFIX} hold the tokens of jobs"
 _NODE_FOLDERS = (
     "/var/lib/kubelet",
     "/proc",
@@ -71,10 +82,28 @@ def _volume_names(pod: Part) -> Iterator[str]:
 def _volume_secrets(pod: Part) -> Iterator[str]:
     for index, volume in enumerate(pod.get("volumes") or ()):
         where = f"volumes[{index}]"
-        yield from _secret(f"{where}.secret.secretName", (volume.get("secret") or {}).get("secretName"))
+        for path in _VOLUME_SECRETS:
+            yield from _secret(".".join((where, *path)), _value_at(volume, path))
         for place, source in enumerate((volume.get("projected") or {}).get("sources") or ()):
             name = (source.get("secret") or {}).get("name")
             yield from _secret(f"{where}.projected.sources[{place}].secret.name", name)
+
+
+def _pull_secrets(pod: Part) -> Iterator[str]:
+    for index, reference in enumerate(pod.get("imagePullSecrets") or ()):
+        yield from _secret(f"imagePullSecrets[{index}].name", reference.get("name"))
+
+
+def _value_at(part: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part
+
+
+def _names_none_at(path: tuple[str, ...]) -> str:
+    """Return CEL that is true of a volume `v` which names no Secret of a job there."""
+    places = [".".join(("v", *path[: depth + 1])) for depth in range(len(path))]
+    return f"({''.join(f'!has({place}) || ' for place in places)}!{places[-1]}{_SECRET})"
 
 
 def _container_name(container: Part) -> Iterator[str]:
@@ -98,7 +127,7 @@ def _variables(container: Part) -> Iterator[str]:
 
 def _secret(where: str, name: Any) -> Iterator[str]:
     if isinstance(name, str) and name.endswith(layout.SECRET_SUFFIX):
-        yield f"{where}: {_SECRETS}, got {_shown(name)}"
+        yield f"{where}: {HELD}, got {_shown(name)}"
 
 
 POD_RULES = (
@@ -112,14 +141,21 @@ POD_RULES = (
     ),
     TemplateRule(
         _volume_secrets,
-        "!has(self.volumes) || self.volumes.all(v, "
-        f"(!has(v.secret) || !has(v.secret.secretName) || !v.secret.secretName{_SECRET}) && "
+        f"!has(self.volumes) || self.volumes.all(v, {' && '.join(map(_names_none_at, _VOLUME_SECRETS))} && "
         "(!has(v.projected) || !has(v.projected.sources) || v.projected.sources.all(s, "
         f"!has(s.secret) || !has(s.secret.name) || !s.secret.name{_SECRET})))",
-        f"volumes: {_SECRETS}",
+        f"volumes: {HELD}",
         ".volumes",
     ),
+    TemplateRule(
+        _pull_secrets,
+        f"!has(self.imagePullSecrets) || self.imagePullSecrets.all(s, !has(s.name) || !s.name{_SECRET})",
+        f"imagePullSecrets: {HELD}",
+        ".imagePullSecrets",
+    ),
 )
+PULL_SECRETS_CEL = f"!has(self.imagePullSecrets) || self.imagePullSecrets.all(name, !name{_SECRET})"
+"""The same of `spec.rendezvous`, which has names only."""
 CONTAINER_RULES = (
     TemplateRule(_container_name, f"!(self.name {_IS_RESERVED})", f"name: {_RESERVED}", ".name"),
     TemplateRule(
@@ -134,7 +170,7 @@ CONTAINER_RULES = (
         f"!has(e.valueFrom.secretKeyRef.name) || !e.valueFrom.secretKeyRef.name{_SECRET})) && "
         "(!has(self.envFrom) || self.envFrom.all(e, !has(e.secretRef) || !has(e.secretRef.name) || "
         f"!e.secretRef.name{_SECRET}))",
-        f"env: {_SECRETS}",
+        f"env: {HELD}",
         "",
     ),
 )
@@ -148,6 +184,12 @@ def refusals(pod: Part) -> Iterator[str]:
         for index, container in enumerate(pod.get(kind) or ()):
             for rule in CONTAINER_RULES:
                 yield from (f"{kind}[{index}].{found}" for found in rule.find(container))
+
+
+def pull_secret_refusals(names: Iterable[str], where: str) -> Iterator[str]:
+    """Yield what is refused of names of pull secrets."""
+    for index, name in enumerate(names):
+        yield from _secret(f"{where}[{index}]", name)
 
 
 def warnings(pod: Part) -> Iterator[str]:

@@ -75,7 +75,8 @@ class InvalidSpec:
 def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
     """Check one ResilientTrainingJob object, as the API server returns it. Time and memory are linear in its size."""
     metadata = job["metadata"]
-    found = list(_name_violations(metadata["name"]))
+    accepted = (job.get("status") or {}).get("accepted")
+    found = list(_name_violations(metadata["name"], is_known=accepted is not None))
     size = _size_violation(job.get("spec"))
     if size:
         return _invalid((*found, size))
@@ -96,7 +97,9 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
         )
     found += _template_violations(spec)
     found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))
-    found += _change_violations(spec, (job.get("status") or {}).get("accepted"))
+    names = spec.rendezvous.image_pull_secrets or ()
+    found += template_rules.pull_secret_refusals(names, "spec.rendezvous.imagePullSecrets")
+    found += _change_violations(spec, accepted)
     return _invalid(found) if found or settings is None else ValidSpec(spec, settings)
 
 
@@ -213,7 +216,14 @@ def _describe(error: Any) -> str:
     )
 
 
-def _name_violations(name: str) -> Iterator[str]:
+def _name_violations(name: str, *, is_known: bool) -> Iterator[str]:
+    if name.endswith(layout.SECRET_SUFFIX) and not is_known:
+        # Jobs that an earlier release has accepted go on.
+        other = name.removesuffix(layout.SECRET_SUFFIX)
+        yield (
+            f"metadata.name: must not end with {layout.SECRET_SUFFIX}, since the rendezvous pods of a job {other!r} "
+            f"have such names, got {name!r}"
+        )
     if len(name) > layout.MAX_JOB_NAME:
         yield (
             f"metadata.name: must have at most {layout.MAX_JOB_NAME} characters, since pods are named after it, "

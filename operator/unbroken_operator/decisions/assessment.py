@@ -59,7 +59,8 @@ def assess(snapshot: Snapshot, verdict: ValidSpec) -> Assessment:
     trainers = snapshot.trainers()
     lost = frozenset(pod.uid for pod in snapshot.pods if _is_lost(pod, snapshot, members))
     outcome = job_outcome(snapshot, verdict.spec)
-    alive = [pod for pod in trainers if _counts(pod, lost, members, report, outcome)]
+    is_over = outcome is not None or _may_have_ended(snapshot, settings, lost)
+    alive = [pod for pod in trainers if _counts(pod, lost, members, report, is_over=is_over)]
     outdated = outdated_pods(verdict.spec, alive)
     current, stale = _rendezvous(snapshot, lost, settings_digest(settings), made_from(verdict.spec))
     return Assessment(
@@ -139,15 +140,29 @@ def _counts(
     lost: frozenset[str],
     members: dict[str, PodStatus],
     report: JobStatus | None,
-    outcome: JobOutcome | None,
+    *,
+    is_over: bool,
 ) -> bool:
     if pod.is_deleting or pod.uid in lost or pod.phase == "Failed":
         return False
-    if pod.phase != "Succeeded" or outcome is not None:
+    if pod.phase != "Succeeded" or is_over:
         return True
     # Pods end well when the training is over, which the API server may show before the report says so.
     member = members.get(pod.uid)
     return report is None or report.phase is JobPhase.ENDING or (member is not None and member.is_connected)
+
+
+def _may_have_ended(snapshot: Snapshot, settings: JobSettings, lost: frozenset[str]) -> bool:
+    """Whether a new rendezvous has yet to say that the job was ending, as all of its active pods are there or done."""
+    report = snapshot.report
+    if report is None or report.phase is not JobPhase.FORMING or snapshot.status.get("iteration", -1) < 0:
+        return False
+    there = [
+        pod
+        for pod in snapshot.trainers()
+        if pod.role == Role.ACTIVE.value and pod.phase in ("Running", "Succeeded") and _gone(pod, lost) is None
+    ]
+    return len(there) >= settings.replicas and any(pod.phase == "Succeeded" for pod in there)
 
 
 def _rendezvous(

@@ -1,8 +1,9 @@
-"""Pure: the deletions of a job that is suspended or over, and of pods that no kubelet ends."""
+"""Pure: the deletions of a job that is suspended or over, of pods that no kubelet ends, or whose agent crashes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unbroken_core.reasons import JobPhase
 from unbroken_operator.api.models import CleanPodPolicy, Spec
 from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment
@@ -82,6 +83,23 @@ def _is_to_go(pod: PodView, policy: CleanPodPolicy, outcome: JobOutcome, linger_
     if pod.phase == "Pending" or outcome.is_ours:
         return True
     return policy is not CleanPodPolicy.NONE and linger_s <= 0
+
+
+def without_agent(snapshot: Snapshot, assessment: Assessment) -> Iterator[DeletePod]:
+    """Yield the deletions of pods whose agent does not stay up: they run, but can have no part in the job any more.
+
+    Only what the rendezvous has given up counts: a rank that trains on without its agent is left alone. Before the
+    first plan a job in which nobody joins is left alone as well: another pod would do no better.
+    """
+    report = assessment.report
+    if report is None or not snapshot.is_reachable or report.phase is JobPhase.ENDING:
+        return
+    if report.iteration < 0 and not any(member.is_connected for member in report.pods):
+        return
+    for pod in assessment.alive:
+        member = assessment.members.get(pod.uid)
+        if pod.agent_crashes and (member is None or not (member.is_connected or member.ranks)):
+            yield DeletePod(pod.name, pod.uid, f"its agent does not stay up: {pod.agent_crashes}")
 
 
 def forced(snapshot: Snapshot, assessment: Assessment) -> Iterator[Action]:

@@ -12,6 +12,8 @@ from unbroken_operator.decisions.limits.budgets import Budget
 MAX_DOMAIN = 63
 """Characters of a label's value."""
 TERMINAL_PHASES = ("Failed", "Succeeded")
+MIN_AGENT_RESTARTS = 3
+"""An agent whose kubelet waits before it starts it once more does not stay up: half a minute has passed then."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
 
@@ -59,6 +61,8 @@ class PodView:
     made_from: str = ""
     """Digest of what else a rendezvous pod was made from; "" when it does not say."""
     problem: Problem | None = None
+    agent_crashes: str = ""
+    """How its agent ends again and again, for people; "" when it does not."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Those that may name a domain: not ours, and no longer than a label's value."""
@@ -395,6 +399,7 @@ def pod_view(item: Mapping[str, Any]) -> PodView:
         leaving=annotations.get(layout.LEAVING_ANNOTATION, ""),
         avoids=tuple(filter(None, annotations.get(layout.AVOIDS_ANNOTATION, "").split(","))),
         problem=None if phase in TERMINAL_PHASES else _problem(spec, status),
+        agent_crashes=_agent_crashes(status) if phase == "Running" else "",
         end=_end(status) if phase == "Failed" else "",
         is_orphan=is_orphan(item),
         is_mislabelled=is_mislabelled,
@@ -445,6 +450,23 @@ def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Problem | No
             text = f"container {container['name']}: {waiting['reason']}: {waiting.get('message', '')}"
             return Problem(reason, _shorten(text.rstrip(": ")))
     return None
+
+
+def _agent_crashes(status: Mapping[str, Any]) -> str:
+    for container in _container_statuses(status):
+        if container.get("name") != layout.AGENT_CONTAINER:
+            continue
+        state, num = container.get("state") or {}, container.get("restartCount") or 0
+        is_looping = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff" and num >= MIN_AGENT_RESTARTS
+        # As a plain container of a pod that restarts none it does not come back; as a native sidecar it does at once.
+        is_over = container in (status.get("containerStatuses") or ()) and bool(
+            (state.get("terminated") or {}).get("exitCode")
+        )
+        if is_looping or is_over:
+            last = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+            words = f"{last.get('reason', '')} {last.get('message', '')}".strip()
+            return _shorten(f"exit code {last.get('exitCode', 'unknown')}, {num} restarts {words}".rstrip())
+    return ""
 
 
 def _end(status: Mapping[str, Any]) -> str:

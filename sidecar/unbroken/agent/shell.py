@@ -118,6 +118,7 @@ class Agent:
         tasks = Tasks(self._on_failure)
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
+        tasks.start("watch on the socket", self._local.watch())
         if self._config.memory is not None:
             self._keeper = self._make_keeper(self._config.memory)
             tasks.start("keeper of checkpoints", self._keeper.run())

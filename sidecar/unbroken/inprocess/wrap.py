@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from unbroken.inprocess.abort import Abort, AbortTorchDistributed
 from unbroken.inprocess.completion import Completion
@@ -56,7 +56,7 @@ class Wrapper:
 
     def __init__(
         self,
-        *,
+        *positional: NoReturn,
         store_factory: type | None = None,
         store_kwargs: Mapping[str, Any] | None = None,
         initialize: Initialize | None = None,
@@ -81,7 +81,12 @@ class Wrapper:
         completion: Completion | None = None,
         terminate: Terminate | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name not in ("self", "positional")}
+        if positional:
+            raise TypeError(
+                "Wrapper: must be written with parentheses (@unbroken.inprocess.Wrapper()) and takes options by name "
+                f"only, got {getattr(positional[0], '__name__', positional[0])!r}"
+            )
         self.options = WrapperOptions(**given)
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true, gather
@@ -22,7 +21,7 @@ from unbroken.memory.choosing import Candidate, Offer, candidates
 from unbroken.memory.lazy_state import make_lazy_state
 from unbroken.memory.place import Place
 from unbroken.memory.reading import Contents, missing
-from unbroken.memory.shard import state_dicts
+from unbroken.memory.shard import is_stateful, state_dicts
 from unbroken.memory.sources import Source, UnreadableError, open_source
 from unbroken_core.pod.memory_messages import Found, FoundSlot
 from unbroken_core.pod.memory_slots import Moment
@@ -149,7 +148,7 @@ def apply(chosen: Chosen, state: Mapping[str, Any]) -> None:
     """Copy a checkpoint into the state."""
     chosen.contents.read(chosen.plan, chosen.planner)
     for name, one in state.items():
-        if isinstance(one, Stateful):
+        if is_stateful(one):
             one.load_state_dict(chosen.values[name])
 
 

@@ -66,7 +66,12 @@ def shard_of_plan(plan: SavePlan, planner: SavePlanner) -> Shard:
 
 def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return what torch.distributed.checkpoint saves of a state: the dictionaries of its stateful objects."""
-    return {name: one.state_dict() if isinstance(one, Stateful) else one for name, one in state.items()}
+    return {name: one.state_dict() if is_stateful(one) else one for name, one in state.items()}
+
+
+def is_stateful(one: object) -> bool:
+    """Return whether something has a state dictionary. The protocol's own check takes 60 us, and a tensor has none."""
+    return not isinstance(one, torch.Tensor) and isinstance(one, Stateful)
 
 
 def _signature(tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], tuple[torch.Tensor, ...]]:

@@ -11,12 +11,12 @@ import mmap
 import os
 import random
 import threading
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from unbroken.memory.checksums import checksum
 from unbroken.memory.shard import Shard
 from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
@@ -172,13 +172,6 @@ def needed_bytes(shard: Shard) -> int:
 def fits(slot: Slot, shard: Shard) -> bool:
     """Return whether a shard has room in a slot."""
     return CONTENT_OFFSET + shard.layout.objects_offset + len(shard.objects) <= slot.num_bytes
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Return the CRC-32 of a contiguous tensor of bytes in this process' memory."""
-    if tensor.numel() == 0:
-        return 0
-    return zlib.crc32((ctypes.c_char * tensor.numel()).from_address(tensor.data_ptr()))
 
 
 def _take_samples(shard: Shard) -> tuple[Sample, ...]:

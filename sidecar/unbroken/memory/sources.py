@@ -4,9 +4,7 @@ import ctypes
 import io
 import mmap
 import os
-import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from unbroken.keeper.digests import read_digests
+from unbroken.memory.checksums import wrong_blocks
 from unbroken.memory.layout import Entry, Layout, read_layout
 from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_messages import FoundSlot
@@ -25,8 +24,6 @@ from unbroken_core.pod.memory_slots import (
     digests_name,
     read_head,
 )
-
-_MAX_THREADS = 4
 
 
 class UnreadableError(Exception):
@@ -88,13 +85,8 @@ class Source:
             if length
             for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
         }
-        blocks = sorted(wanted - self._verified)
-        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1, max(len(blocks), 1))) as threads:
-            wrong = [
-                block
-                for block, is_right in zip(blocks, threads.map(self._is_right, blocks), strict=True)
-                if not is_right
-            ]
+        blocks = wanted - self._verified
+        wrong = wrong_blocks(self.content, blocks, self.checksums)
         if wrong:
             raise UnreadableError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
         self._verified |= wanted
@@ -109,11 +101,6 @@ class Source:
         except BufferError:
             # Somebody has kept a tensor of it; the mapping ends with that.
             pass
-
-    def _is_right(self, block: int) -> bool:
-        start = block * BLOCK_BYTES
-        length = min(BLOCK_BYTES, self.head.content_bytes - start)
-        return length > 0 and zlib.crc32(self._bytes(start, length)) == self.checksums[block]
 
     def _bytes(self, start: int, length: int) -> Any:
         return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)

@@ -16,7 +16,8 @@ from tests.integration.cli.kubectl_standin import kubectl_standin
 from tests.integration.operator import operator_bench as tools
 from tests.waiting import eventually
 
-from unbroken_cli.page_proxy.upstream import API_PORT
+from unbroken_cli.errors import CommandError
+from unbroken_cli.page_proxy.upstream import API_PORT, ClusterRendezvous, PortForward
 from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus, Recovery
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung, WorkerPhase
 
@@ -209,3 +210,41 @@ def test_what_is_missing_on_the_command_line_is_named(arguments: tuple[str, ...]
     result = ask(*arguments)
     assert result.returncode == 2
     assert missing in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        pytest.param(b"0123456789abcdef-secret\nsecret-of-line-two", "a token in one line of ASCII", id="two lines"),
+        pytest.param(b"\xff\xfe" * 20, "a token in one line of ASCII", id="bytes that are no text"),
+        pytest.param("schlüssel-0123456789".encode(), "a token in one line of ASCII", id="other letters"),
+        pytest.param(b"", "a token of at least 16 characters, got 0", id="nothing"),
+        pytest.param(b"x" * 4_000_000, "a token of at most 512 characters, got more", id="a huge file"),
+    ],
+)
+@pytest.mark.parametrize("command", ["status", "page"])
+def test_a_file_that_holds_no_token_is_named_and_its_content_never_shown(
+    tmp_path: Path, command: str, content: bytes, wanted: str
+) -> None:
+    """Before, two lines showed the token in an error about headers, and bytes that are no text a traceback."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    result = ask(command, "--url", "http://127.0.0.1:1", "--token-file", str(path))
+    assert result.returncode == 2
+    assert (
+        result.stderr == f"unbroken {command}: --token-file {path}: want {wanted}{result.stderr.partition(wanted)[2]}"
+    )
+    assert len(result.stderr.splitlines()) == 1
+    assert "secret" not in result.stderr.replace(str(path), "")
+
+
+def test_a_secret_that_holds_no_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = {"metadata": {"name": "digits-rendezvous"}, "data": {"token": base64.b64encode(b"one\ntwo").decode()}}
+    forward = PortForward([])
+    monkeypatch.setattr(forward, "port", lambda: 1)
+    with pytest.raises(CommandError) as raised:
+        ClusterRendezvous(lambda: secret, forward).ask("/page/status")
+    assert str(raised.value) == (
+        "Secret digits-rendezvous: token: want a token in one line of ASCII characters, got other characters; delete "
+        "the Secret, and the operator recreates it"
+    )

@@ -66,9 +66,12 @@ def test_job_is_not_complete_while_a_process_goes_on_after_the_training(start_jo
     [
         pytest.param("print('trained')", "leave in-process out of --rungs (process,pod,world,job)", id="never wrapped"),
         pytest.param(
-            "import torch.distributed as dist\ndist.init_process_group('gloo')",
-            "leave in-process out of --rungs (process,pod,world,job)",
-            id="as written for torchrun",
+            "import torch.distributed as dist\nfrom unbroken import inprocess\n"
+            "dist.init_process_group('gloo')\ninprocess.Wrapper()(lambda: None)()",
+            "only inside a function wrapped by unbroken.inprocess.Wrapper: move what needs one, such as "
+            "init_process_group, into it, or, for a script as written for torchrun, leave in-process out of --rungs "
+            "(process,pod,world,job)",
+            id="a group without a rank, before the wrapped function or as written for torchrun",
         ),
         pytest.param(
             "import os\nimport torch.distributed as dist\nfrom unbroken import inprocess\n"
@@ -76,6 +79,11 @@ def test_job_is_not_complete_while_a_process_goes_on_after_the_training(start_jo
             "inprocess.Wrapper()(lambda: None)()",
             "Move init_process_group inside the wrapped function",
             id="a group made before",
+        ),
+        pytest.param(
+            "from unbroken import inprocess\n@inprocess.Wrapper\ndef train():\n    pass\ntrain()",
+            "Wrapper: must be written with parentheses (@unbroken.inprocess.Wrapper()) and takes options by name only",
+            id="a decorator without parentheses",
         ),
         pytest.param("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'", id="mistake"),
     ],
@@ -91,3 +99,12 @@ def test_script_that_cannot_start_is_tried_twice_and_told_what_to_change(
     assert "failed: " in last
     assert "ended 2 times" in last
     assert text in last
+
+
+@pytest.mark.timeout(200)
+def test_module_that_does_not_exist_is_tried_twice(start_job: Start) -> None:
+    job = start_job(workload="wrapped", command=["-m", "no_such_module_anywhere"])
+    assert job.wait_for_exit() == 1
+    last = job.errors.read_text().splitlines()[-1]
+    assert "ended 2 times: exited with code 1: " in last
+    assert "No module named no_such_module_anywhere" in last

@@ -1,5 +1,6 @@
 """What is wrong with a spec is said with where, seen and wanted."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.schema import structural_schema
-from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts, admit
 
 from .operator_world import CONTAINER, a_job
 
@@ -137,12 +138,21 @@ def test_the_user_says_what_workers_are_forked_from() -> None:
         pytest.param("a" * 47, "must have at most 46 characters, since pods are named after it, got 47", id="too long"),
         pytest.param("1st", "beginning with a letter", id="digit first"),
         pytest.param("a.b", "must be lowercase letters", id="dot"),
+        pytest.param("a-rendezvous", "rendezvous pods of a job 'a' have such names", id="name of others' pods"),
     ],
 )
 def test_a_name_that_its_pods_cannot_bear_is_refused(name: str, part: str) -> None:
     verdict = admit(a_job(name))
     assert isinstance(verdict, InvalidSpec)
     assert part in verdict.message
+
+
+def test_a_job_named_like_others_pods_that_was_accepted_before_goes_on() -> None:
+    job = a_job("a-rendezvous")
+    known = {"accepted": accepted_facts(Spec.model_validate_json(json.dumps(job["spec"])))}
+    assert isinstance(admit({**job, "status": known}), ValidSpec)
+    assert isinstance(admit({**job, "status": {"conditions": []}}), InvalidSpec)
+    assert isinstance(admit(a_job("rendezvous")), ValidSpec)
 
 
 def test_keys_that_only_look_like_the_operators_are_the_users() -> None:

@@ -405,6 +405,26 @@ def test_no_pod_is_replaced_once_the_training_has_returned() -> None:
     assert world.condition("Complete") == ("False", "NotFinished")
 
 
+def test_pods_that_ended_well_while_the_rendezvous_was_away_are_told_to_the_next_one_and_not_replaced() -> None:
+    world = running_world()
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 0}}}
+    for name in ("digits-0", "digits-1"):
+        world.end_pod(name, "Succeeded")
+        world.pods[name]["status"]["containerStatuses"] = [ended]
+    world.rendezvous_says(JobPhase.FORMING, [], [], term=2)
+    created = [action.pod["metadata"]["name"] for action in world.actions() if isinstance(action, CreatePod)]
+    assert created == []
+    world.settle()
+    _, _, told = world.pushed[-1]
+    assert {pod.pod: pod.is_ended for pod in told.pods.values()} == {
+        "digits-0": True,
+        "digits-1": True,
+        "digits-2": False,
+    }
+    world.end_pod("digits-1", "Failed")
+    assert [action for action in world.actions() if isinstance(action, CreatePod)], "that is no good end"
+
+
 def test_a_complete_job_keeps_its_pods_and_loses_its_rendezvous_after_the_last_word() -> None:
     world = running_world()
     completed(world)

@@ -1,14 +1,20 @@
 """A template does not let a trainer reach what is its agent's; what the node would have to allow is warned of."""
 
-from typing import Any
+from typing import Any, get_args
 
 import celpy
 import pytest
 from celpy.adapter import json_to_cel
 
+from unbroken_core.reasons import Role
 from unbroken_operator.api import layout, template_rules
+from unbroken_operator.api.pod_models import Volume
 from unbroken_operator.decisions.admission import MAX_WARNINGS, InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.objects.manifests import rendezvous_pod
+from unbroken_operator.decisions.objects.rendezvous_place import made_from
+from unbroken_operator.decisions.objects.training_pods import template_digest, training_pod
 from unbroken_operator.decisions.review import answer
+from unbroken_operator.decisions.snapshot import OperatorOptions
 
 from .operator_world import CONTAINER, World, a_job
 from .test_operator_review import a_review
@@ -29,7 +35,25 @@ def from_secret(name: str) -> JsonObject:
     return {"name": "T", "valueFrom": {"secretKeyRef": {"name": name, "key": "token"}}}
 
 
+def referring(*path: str) -> tuple[JsonObject, str]:
+    """Return a pod with a volume that names the Secret at this path, and what is said of it."""
+    volume: JsonObject = {"name": "v"}
+    place = volume
+    for key in path[:-1]:
+        place = place.setdefault(key, {})
+    place[path[-1]] = SECRET
+    return pod(volumes=[volume]), f"volumes[0].{'.'.join(path)}: {HELD}"
+
+
 HAZARDS: dict[str, tuple[JsonObject, str]] = {
+    **{
+        f"Secret for {kind}": referring(kind, "secretRef", "name")
+        for kind in ("cephfs", "cinder", "flexVolume", "iscsi", "rbd", "scaleIO", "storageos")
+    },
+    "Secret for csi": referring("csi", "nodePublishSecretRef", "name"),
+    "Secret for azureFile": referring("azureFile", "secretName"),
+    "pull secret": (
+        pod(imagePullSecrets=[{"name": "mine"}, {"name": SECRET}]), f"imagePullSecrets[1].name: {HELD}"),
     "process namespace of the pod": (
         pod(shareProcessNamespace=True), f"shareProcessNamespace: {IN_PROC} its agent's token"),
     "process namespace of the node": (
@@ -71,12 +95,20 @@ HARMLESS = pod(
     hostIPC=True,
     hostNetwork=True,
     securityContext={"runAsUser": 0, "fsGroup": 0},
+    imagePullSecrets=[{"name": "rendezvous-registry"}],
     volumes=[
+        {"name": "c", "csi": {"driver": SECRET, "nodePublishSecretRef": {"name": "mine"}}},
+        {"name": "d", "csi": {"driver": "example.com", "volumeAttributes": {"secretRef": SECRET}}},
+        {"name": "r", "rbd": {"monitors": ["m"], "image": SECRET, "secretRef": {"name": "mine"}}},
+        {"name": "z", "azureFile": {"secretName": "mine", "shareName": SECRET}},
         {"name": "data", "hostPath": {"path": "/var/data"}},
         {"name": "s", "secret": {"secretName": "digits-rendezvous-copy", "optional": True}},
         {"name": "p", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}, {"secret": {"name": "mine"}}]}},
     ],
 )
+
+DIGESTS = ("5fcd00b03056e5e2", "48ff06dd85ce3c79")
+"""Those that a release computed which did not know the fields."""
 
 
 def refused_by_cel(spec: JsonObject) -> list[str]:
@@ -102,6 +134,48 @@ def test_what_breaks_the_wall_is_refused_with_its_place_by_operator_webhook_and_
     assert verdict.violations == (f"spec.template.spec.{message}",)
     assert answer(a_review(job), ()).refused == verdict
     assert len(refused_by_cel(spec)) == 1
+
+
+def test_every_field_of_a_pod_that_names_a_secret_is_in_the_table() -> None:
+    """What Kubernetes' own API has: a field that it adds is to be added here as well."""
+    paths = {".".join(path) for path in template_rules._VOLUME_SECRETS}
+    assert paths == {
+        "azureFile.secretName", "cephfs.secretRef.name", "cinder.secretRef.name", "csi.nodePublishSecretRef.name",
+        "flexVolume.secretRef.name", "iscsi.secretRef.name", "rbd.secretRef.name", "scaleIO.secretRef.name",
+        "secret.secretName", "storageos.secretRef.name",
+    }  # fmt: skip
+    # All of them are fields of the schema: the API server's rules see no others.
+    for path in paths:
+        model: Any = Volume
+        for key in path.split("."):
+            (field,) = [item for item in model.model_fields.values() if item.alias == key]
+            model = next((part for part in get_args(field.annotation) if part is not type(None)), None)
+
+
+def test_the_rendezvous_pulls_no_image_with_a_jobs_secret() -> None:
+    job = a_job(rendezvous={"imagePullSecrets": ["mine", SECRET]})
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (f"spec.rendezvous.imagePullSecrets[1]: {HELD}",)
+    assert answer(a_review(job), ()).refused == verdict
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(template_rules.PULL_SECRETS_CEL))
+    for names, is_sound in (([SECRET], False), (["mine"], True), ([], True)):
+        assert program.evaluate({"self": json_to_cel({"imagePullSecrets": names})}) == is_sound
+    assert program.evaluate({"self": json_to_cel({})})
+
+
+def test_a_template_that_pulls_with_its_own_secrets_makes_the_same_pods_as_before() -> None:
+    """The fields are read now; what pods are made from, and the digests by which they are replaced, stay the same."""
+    secrets = [{"name": "mine"}]
+    verdict = admit(a_job(template={"spec": pod(imagePullSecrets=secrets, volumes=HARMLESS["volumes"])}))
+    assert isinstance(verdict, ValidSpec)
+    options = OperatorOptions("sidecar:1")
+    made = training_pod(verdict.spec, verdict.settings, 0, Role.ACTIVE, options)["spec"]
+    assert made["imagePullSecrets"] == secrets
+    assert made["volumes"][: len(HARMLESS["volumes"])] == HARMLESS["volumes"]
+    assert rendezvous_pod(verdict.spec, verdict.settings, 0, options)["spec"]["imagePullSecrets"] == secrets
+    assert (template_digest(verdict.spec), made_from(verdict.spec)) == DIGESTS
 
 
 def test_a_refused_template_makes_no_pods() -> None:

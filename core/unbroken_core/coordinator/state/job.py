@@ -13,7 +13,7 @@ Deciders read it and return a Decision, which the resolver carries out (resolver
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
@@ -21,13 +21,12 @@ from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.coordinator.state.pod_clock import PodClock
-from unbroken_core.messages import Plan, PodObservation, Policy, RendezvousMessage
-from unbroken_core.pod.stacks import bounded
+from unbroken_core.messages import PodObservation, Policy, RendezvousMessage
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.ranks.worlds import Worker
 from unbroken_core.reasons import Reason
 from unbroken_core.recovery.budgets import Budgets
-from unbroken_core.recovery.history import FaultRecord, History, Progress
+from unbroken_core.recovery.history import History, Progress
 from unbroken_core.settings import JobSettings, Timeouts
 
 
@@ -127,6 +126,8 @@ class JobState:
         self.progress = Progress()
         self.refused: dict[tuple[str, str], str] = {}
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
+        self.gone: dict[str, None] = {}
+        """Names of pods that the operator has named, and does not name any more; the newest last."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
         self.actions: list[Action] = []
@@ -169,42 +170,3 @@ class JobState:
     def startup_due_s(self, began: float) -> float:
         """Return when timeouts.startup is over for what began at this reading of the pod clock; inf while it stands."""
         return self.pod_clock.due_s(began, self.settings.timeouts.startup_s)
-
-    def fault(self, member: Member, record: FaultRecord) -> FaultRecord:
-        """Return the record with what is known of the pod."""
-        rank = None if record.local_rank is None else member.ranks.get(record.local_rank)
-        names = self.members.ranking.names(member.uid)
-        return replace(
-            record,
-            pod_uid=member.uid,
-            rank=rank,
-            pod=member.pod,
-            node=member.node,
-            domain=names[-1] if names else "",
-            detail=record.detail[:2000],
-            stack=bounded(record.stack),
-        )
-
-
-def running_text(job: JobState) -> str:
-    """Return what the status says of an iteration that runs."""
-    size, wanted = job.world.size, job.rules.wanted_ranks
-    fewer = "" if size >= wanted else f", {wanted - size} fewer than wanted"
-    return f"iteration {job.world.iteration} runs with {size} ranks{fewer}"
-
-
-def build_plan(job: JobState, member: Member, master: tuple[str, int]) -> Plan:
-    """Return a pod's part of the current plan."""
-    world = job.world
-    return Plan(
-        term=job.numbers.term,
-        iteration=world.iteration,
-        role=member.role,
-        world_size=world.size,
-        master_host=master[0],
-        master_port=master[1],
-        ranks=member.rank_plans(),
-        domains=job.members.ranking.domains(member.uid) if member.has_domains else (),
-        spare_ranks=world.num_spare_ranks,
-        origins=tuple((local_rank, move.origin) for local_rank, move in member.moves.items() if move.origin),
-    )

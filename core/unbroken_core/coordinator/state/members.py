@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from unbroken_core.coordinator.state.places import Member, WorkerPlace, needs_order
+from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.messages import Plan, PodObservation, WorkerState
 from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.rules import Rules
@@ -56,7 +56,7 @@ class _Health:
             if place.is_dead:
                 self.is_broken = True
                 self.has_lost_rank = self.has_lost_rank or local_rank in member.ranks
-                self.needs_order = self.needs_order or needs_order(place)
+                self.needs_order = self.needs_order or place.needs_order
             elif place.has_left:
                 ready.append(local_rank)
                 healthy.append(local_rank)
@@ -154,6 +154,11 @@ class Members:
         pods = (self.by_uid[uid] for uid in self.hopeless if uid in self.ready)
         return sum(place.is_hopeless and place.is_dead for pod in pods for place in pod.places.values())
 
+    @property
+    def hopeless_text(self) -> str:
+        """How the processes of the first place that was given up have ended, for people; "" when there is none."""
+        return next((text for uid in self.hopeless if (text := self.by_uid[uid].hopeless_text)), "")
+
     def newcomers(self, now_s: float, wait_s: float) -> Newcomers:
         """Return those that have just come and whose domains nobody has named yet.
 
@@ -180,10 +185,10 @@ class Members:
         is_placed = member.has_domains or bool(member.ranks) or self.ranking.num_layers == 0
         _put(self.without_domain, uid, is_ready and not is_placed)
         _put(self.out, uid, is_known and member.out is not None)
-        if is_known:
-            self.ranking.fit(uid, health.healthy)
         self._sort_health(member, health, is_known)
         self._sort_iteration(member)
+        if is_known:
+            self.ranking.fit(uid, health.healthy)
 
     def _sort_health(self, member: Member, health: _Health, is_known: bool) -> None:
         uid = member.uid

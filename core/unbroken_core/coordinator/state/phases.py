@@ -54,6 +54,10 @@ class Consulting:
     silent_began: float | None = None
     """Reading of the pod clock when the last of them was given a new process."""
 
+    def shortage(self, version: int) -> Shortage | None:
+        """Return why the script makes no world of this ranking; None where it was not asked about it, or makes one."""
+        return None if self.objection is None or self.objection.version != version else self.objection.shortage
+
 
 @dataclass(frozen=True)
 class Hold:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.coordinator.state.mistakes import is_mistake
+from unbroken_core.coordinator.state.mistakes import is_mistake, is_same, remedy
 from unbroken_core.messages import PROTOCOL, Fault, Hello, Plan, RankPlan, WorkerState
 from unbroken_core.ranks.worlds import Move
 from unbroken_core.reasons import Cause, RankReason, Role, WorkerPhase
@@ -79,6 +79,13 @@ class WorkerPlace:
         """Whether it has a process that has yet to leave."""
         return not (self.has_left or self.is_dead)
 
+    @property
+    def needs_order(self) -> bool:
+        """Whether a process is to be started here and nobody was told."""
+        if self.is_hopeless or self.is_order_sent:
+            return False
+        return self.replacing is not None or self.state.phase is _GONE
+
     def back_off_s(self) -> float:
         """Return how long to wait before the next process is started: 0, 1, 2, 4, ... s."""
         return 0.0 if self.num_short_lives == 0 else min(2.0 ** (self.num_short_lives - 1), MAX_BACK_OFF_S)
@@ -123,6 +130,21 @@ class Member:
     def role(self) -> Role:
         """Role in the current iteration."""
         return Role.ACTIVE if self.ranks else Role.SPARE
+
+    @property
+    def hopeless_text(self) -> str:
+        """How the processes of a place that was given up have ended, for people; "" when there is none."""
+        for local_rank, place in self.places.items():
+            if place.refusal:
+                return f"{self.pod} worker {local_rank}: {place.refusal}"
+            if place.is_retired:
+                return f"{self.pod} worker {local_rank}: {place.num_faults} faults, more than maxFaultsPerRank"
+            if place.is_hopeless:
+                times = f"{place.num_short_lives} times" if place.num_short_lives > 1 else "once"
+                words = f"{self.pod} worker {local_rank} ended {times}: {place.last_words}"
+                advice = remedy(place.last_words)
+                return f"{words}. {advice}" if advice else words
+        return ""
 
     @property
     def newest_iteration(self) -> int:
@@ -223,7 +245,7 @@ def _count_life(place: WorkerPlace, before: WorkerState, now_s: float, ran_since
     place.num_short_lives = place.num_short_lives + 1 if is_short else 0
     if is_short:
         words, before_words = fault.detail if fault is not None else "", place.last_words
-        place.is_pointless = place.num_short_lives > 1 and words == before_words and is_mistake(words)
+        place.is_pointless = place.num_short_lives > 1 and is_same(words, before_words) and is_mistake(words)
         place.last_words = fault.detail if fault is not None and fault.detail else "the process ended"
     place.retry_at_s = now_s + place.back_off_s()
 
@@ -247,10 +269,3 @@ def evidence(place: WorkerPlace, iteration: int, is_adoption: bool = False) -> F
         return Fault(Cause.PROCESS_EXIT, iteration, "another process took its place")
     has_left = state.phase in (WorkerPhase.READY, WorkerPhase.STOPPING) and state.iteration >= iteration
     return Fault(Cause.EXCEPTION, iteration, "left the training function without a word") if has_left else None
-
-
-def needs_order(place: WorkerPlace) -> bool:
-    """Return whether a process is to be started here and nobody was told."""
-    if place.is_hopeless or place.is_order_sent:
-        return False
-    return place.replacing is not None or place.state.phase is WorkerPhase.GONE

@@ -13,17 +13,20 @@ class PodClock:
     def __init__(self) -> None:
         self._stood_s = 0.0
         self._stands_since_s: float | None = None
+        self.why = ""
+        """Why it stands, for people; "" while it runs."""
 
     @property
     def is_standing(self) -> bool:
         """Whether no time counts now."""
         return self._stands_since_s is not None
 
-    def stand(self, is_standing: bool, now_s: float) -> None:
-        """Stop the clock, or let it go on."""
-        if is_standing and self._stands_since_s is None:
+    def stand(self, why: str, now_s: float) -> None:
+        """Stop the clock, or let it go on: with ""."""
+        self.why = why
+        if why and self._stands_since_s is None:
             self._stands_since_s = now_s
-        elif not is_standing and self._stands_since_s is not None:
+        elif not why and self._stands_since_s is not None:
             self._stood_s += now_s - self._stands_since_s
             self._stands_since_s = None
 

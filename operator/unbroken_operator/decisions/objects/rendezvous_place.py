@@ -19,7 +19,11 @@ def rendezvous_place(spec: Spec, job: str) -> Manifest:
     nodes without the job's pods: a node that is lost or drained should not cost ranks and coordinator at once.
     """
     own, template = spec.rendezvous, spec.template.spec.model_extra or {}
-    secrets: Any = [{"name": name} for name in own.image_pull_secrets or ()] or template.get("imagePullSecrets")
+    theirs = [
+        item.model_dump(by_alias=True, exclude_none=True, mode="json")
+        for item in spec.template.spec.image_pull_secrets or ()
+    ]
+    secrets: Any = [{"name": name} for name in own.image_pull_secrets or ()] or theirs
     found = {
         "imagePullSecrets": secrets,
         "serviceAccountName": own.service_account_name or template.get("serviceAccountName"),

@@ -1,6 +1,7 @@
 """The Unix socket of a pod: launcher and workers attach here, one JSON message a line."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -33,6 +34,8 @@ _ATTACH_TIMEOUT_S = 10.0
 _MAX_WORKER_CONNECTIONS = 256
 _LOG_EVERY_S = 60.0
 _MAX_LOGGED = 64
+WATCH_S = 1.0
+"""How often the socket's file is looked at: a trainer may have taken its name away."""
 
 
 class LocalServer:
@@ -54,6 +57,8 @@ class LocalServer:
         self._workers: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._bound: tuple[int, int] | None = None
+        """Device and inode of the socket's file."""
         self.num_refused = 0
         self._logged_at_s: dict[str, float] = {}
         """When each kind of refusal was logged last."""
@@ -65,17 +70,43 @@ class LocalServer:
             raise InputError(
                 f"UNBROKEN_DIR: want a path with {_MAX_PATH_BYTES} bytes at most, got {length}: {self._path}"
             )
-        clear(self._path)
+        await self._listen()
+
+    async def watch(self) -> None:
+        """Listen anew, for as long as the agent lives, whenever the socket's file is gone or another one.
+
+        Its folder is the trainer's as well. Who is attached stays so; without this, no later process would attach.
+        """
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if _file_of(self._path) == self._bound:
+                continue
+            try:
+                await self._listen()
+                self._warn("socket was replaced or removed, listens at a new one", f"path={self._path}")
+            except OSError as error:
+                self._warn("socket is gone and cannot be made anew", f"path={self._path} error={error}")
+
+    async def _listen(self) -> None:
+        # In a thread: what a trainer has put there may be a folder that takes long to remove.
+        await asyncio.to_thread(clear, self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o177)
         try:
-            listener.bind(str(self._path))
-        finally:
-            os.umask(mask)
-        self._path.chmod(shared_mode(self._path.parent))
-        listener.listen(_MAX_WORKER_CONNECTIONS)
-        listener.setblocking(False)
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)
+            mask = os.umask(0o777 & ~shared_mode(self._path.parent))
+            try:
+                listener.bind(str(self._path))
+            finally:
+                os.umask(mask)
+            bound = _file_of(self._path)
+            listener.listen(_MAX_WORKER_CONNECTIONS)
+            listener.setblocking(False)
+            server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE_BYTES)
+        except BaseException:
+            listener.close()
+            raise
+        earlier, self._server, self._bound = self._server, server, bound
+        if earlier is not None:
+            earlier.close()
 
     async def stop(self) -> None:
         """Close all connections and remove the socket."""
@@ -84,7 +115,9 @@ class LocalServer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._path.unlink(missing_ok=True)
+        # What a trainer has put in its place, or made of the folder, must not be how a job ends.
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(clear, self._path)
 
     def send_to_launcher(self, message: ToLauncher) -> None:
         """Send to the launcher; does nothing without one, which gets its orders when it attaches."""
@@ -131,13 +164,22 @@ class LocalServer:
     def _note_refused(self, writer: asyncio.StreamWriter, error: str) -> None:
         """Count a refusal, and log it: a worker that repeats itself is named once a minute."""
         self.num_refused += 1
-        now_s, kind = asyncio.get_running_loop().time(), error.partition(", got ")[0]
+        if self._is_news(error.partition(", got ")[0]):
+            logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), error)
+
+    def _warn(self, event: str, details: str) -> None:
+        if self._is_news(event):
+            logger.warning("%s: %s", event, details)
+
+    def _is_news(self, kind: str) -> bool:
+        """Return whether to log something of this kind: once a minute."""
+        now_s = asyncio.get_running_loop().time()
         if now_s - self._logged_at_s.get(kind, -_LOG_EVERY_S) < _LOG_EVERY_S:
-            return
+            return False
         if len(self._logged_at_s) >= _MAX_LOGGED:
             self._logged_at_s.clear()
         self._logged_at_s[kind] = now_s
-        logger.warning("local peer refused: pid=%s error=%s", _peer_pid(writer), error)
+        return True
 
     async def _attach(self, reader: asyncio.StreamReader) -> Attach:
         line = await _read_line(reader)
@@ -195,6 +237,15 @@ async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
     except asyncio.LimitOverrunError as error:
         raise WireError(f"line: want at most {MAX_LINE_BYTES} bytes, got more") from error
     return line[:-1]
+
+
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """Return which file has this name; None for none. A bound socket's inode is not used again while it is open."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int:

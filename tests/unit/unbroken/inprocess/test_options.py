@@ -46,7 +46,8 @@ def seconds(value: float) -> datetime.timedelta:
 
 def test_options_are_keyword_only_with_the_defaults_of_the_reference() -> None:
     """2.1"""
-    parameters = inspect.signature(inprocess.Wrapper).parameters
+    parameters = dict(inspect.signature(inprocess.Wrapper).parameters)
+    assert parameters.pop("positional").kind is inspect.Parameter.VAR_POSITIONAL, "refused with a sentence"
     assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert {name: parameters[name].default for name in SECONDS} == {k: seconds(v) for k, v in SECONDS.items()}
     assert isinstance(parameters["abort"].default, inprocess.abort.AbortTorchDistributed)
@@ -57,7 +58,8 @@ def test_default_that_wrappers_share_cannot_be_changed_by_one_of_them() -> None:
     """2.26"""
     defaults = [parameter.default for parameter in inspect.signature(inprocess.Wrapper).parameters.values()]
     plain = (type(None), bool, int, float, str, datetime.timedelta)
-    (shared,) = [default for default in defaults if not isinstance(default, plain)]
+    given = [default for default in defaults if default is not inspect.Parameter.empty]
+    (shared,) = [default for default in given if not isinstance(default, plain)]
     assert isinstance(shared, inprocess.abort.AbortTorchDistributed)
     with pytest.raises(AttributeError):
         setattr(shared, "timeout", datetime.timedelta(0))  # noqa: B010 - mypy knows that it is read-only
@@ -261,3 +263,11 @@ def test_call_wrapper_is_given_where_it_is_annotated() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'one'; no parameter is annotated with Call"):
         bind_by_annotation(without, (), {}, CallWrapper, given)
     assert bind_by_annotation(max, (1, 2), {}, CallWrapper, given) == ((1, 2), {})
+
+
+def test_a_decorator_without_parentheses_is_refused_with_how_it_is_written() -> None:
+    def train() -> None:
+        """Do nothing."""
+
+    with pytest.raises(TypeError, match=r"with parentheses \(@unbroken\.inprocess\.Wrapper\(\)\).*got 'train'"):
+        inprocess.Wrapper(train)  # type: ignore[arg-type]

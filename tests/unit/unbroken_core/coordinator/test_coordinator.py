@@ -35,6 +35,7 @@ from unbroken_core.messages import (
     Welcome,
     WorkerState,
 )
+from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
 from unbroken_core.pod.stacks import MAX_FRAME_CHARACTERS, MAX_FRAMES
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
@@ -272,7 +273,17 @@ def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None
     ("words", "advice"),
     [
         ("exited with code 1: NameError: name 'modle' is not defined", ""),
+        ("exited with code 1: TypeError: got <function train at 0x7f01>", ""),
+        ("exited with code 1: python3: No module named trian", ""),
+        ("exited with code 1: python3: Error while finding module specification: No module named 'a.b'", ""),
+        ("exited with code 2: python3: can't open file '/work/trian.py': [Errno 2] No such file or directory", ""),
         ("exited with code 1: KeyError: 'RANK'", "leave in-process out of restart.rungs"),
+        (
+            "exited with code 1: ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+            "variable RANK expected, but not set",
+            "A process has a rank only inside a function wrapped by unbroken.inprocess.Wrapper: move what needs one, "
+            "such as init_process_group, into it, or, for a script as written for torchrun, leave in-process out",
+        ),
         ("exited with code 0 before it completed (does the script call it?)", "leave in-process out of restart.rungs"),
         ("exited with code 1: ValueError: torch.distributed is already initialised", "Move init_process_group inside"),
     ],
@@ -284,6 +295,7 @@ def test_a_mistake_in_the_script_is_tried_once_more_and_told_with_what_to_change
     bench.join("p1")
     for incarnation in range(2):
         assert bench.status().phase is JobPhase.FORMING
+        words = words.replace("0x7f01", f"0x7f0{incarnation}")
         bench.worker("p0", 0, GONE, Fault(Cause.PROCESS_EXIT, -1, words), incarnation=incarnation)
         bench.live(2)
     status = bench.status()
@@ -550,6 +562,19 @@ def test_a_worker_that_never_enters_is_replaced_after_the_barrier() -> None:
     actions = bench.live(121)
     assert sent(actions, Interrupt)["p0"].pod == "p1"
     assert sent(actions, Respawn)["p1"].places == ((0, 0), (1, 0))
+
+
+def test_a_pod_that_is_away_when_the_barrier_is_over_is_waited_for_no_longer_than_in_a_recovery() -> None:
+    bench = Bench()
+    for pod in ("p0", "p1", "p2"):
+        bench.join(pod)
+    bench.all_are(RUNNING, 0, "p0")
+    bench.live(119)
+    bench.tick(0.5)
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.tick(0.5)
+    assert bench.status().phase is JobPhase.INTERRUPTED
+    assert bench.coordinator.next_deadline_s() == 119.5 + RECOVERY_RECONNECT_S
 
 
 def test_a_world_that_may_shrink_goes_on_with_fewer_ranks() -> None:

@@ -20,7 +20,7 @@ from unbroken_core.messages import (
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Role
 from unbroken_core.settings import JobSettings
 
-from .test_coordinator import READY, RUNNING, Bench, ranks, sent
+from .test_coordinator import READY, RUNNING, SETTINGS, Bench, ranks, sent
 
 PLAN = Plan(
     1, 3, Role.ACTIVE, 4, "10.0.0.1", 5000, (RankPlan(0, 0, RankReason.FIRST), RankPlan(1, 1, RankReason.FIRST))
@@ -191,6 +191,71 @@ def test_pods_that_come_and_go_are_forgotten() -> None:
         bench.step(Observed(Observation({f"uid-p{number}": PodObservation(f"p{number}", "n", ())})))
         bench.step(Observed(Observation({})))
         bench.sessions.clear()
-    assert sent(bench.join("p0"), Refused) == {}
+    assert sent(bench.join("new"), Refused) == {}
     assert len(bench.coordinator._job.welcomed) <= 2 * (8 * 3 + 64) + 1
     assert len(bench.coordinator._job.members.by_uid) <= 2
+
+
+def seen(*names: str) -> Observed:
+    """Return what the operator says of these pods."""
+    return Observed(Observation({f"uid-{name}": PodObservation(name, "n", ()) for name in names}))
+
+
+def test_nobody_joins_any_more_as_a_pod_that_was_deleted() -> None:
+    """Before, who had kept the token of such a pod could come back as it, and be given ranks."""
+    bench = Bench(replace(SETTINGS, spares=1))
+    bench.step(seen("p0", "p1", "p2"))
+    bench.run("p0", "p1", "p2")
+    bench.step(seen("p0", "p1"))
+    actions = bench.join("p2")
+    assert sent(actions, Refused) == {"p2": Refused("pod: p2 does not exist any more")}
+    assert [action for action in actions if isinstance(action, Close)] == [Close(bench.sessions["p2"])]
+    actions = bench.join("p2", pod_uid="another")
+    assert list(sent(actions, Refused)) == ["p2"], "the token is the name's, whatever uid is claimed"
+    assert (bench.status().refused, bench.status().phase) == ((), JobPhase.RUNNING)
+    assert sorted(pod.pod for pod in bench.status().pods) == ["p0", "p1"]
+
+
+def test_a_pod_that_the_operator_has_not_named_yet_or_names_again_is_let_in() -> None:
+    """It may be away for hours, and pods that run go on; one whose label comes back was never gone."""
+    bench = Bench(replace(SETTINGS, spares=2))
+    assert list(sent(bench.join("early"), Welcome)) == ["early"]
+    bench.step(seen("p0", "p1"))
+    for pod in ("p0", "new"):
+        assert list(sent(bench.join(pod), Welcome)) == [pod]
+    bench.step(seen("p0"))
+    assert list(sent(bench.join("p1"), Refused)) == ["p1"]
+    bench.step(seen("p0", "p1"))
+    assert list(sent(bench.join("p1"), Welcome)) == ["p1"]
+    assert list(sent(bench.join("early"), Welcome)) == ["early"]
+
+
+def test_a_pod_whose_word_ends_the_world_before_is_heard_though_it_was_deleted() -> None:
+    """Its node was cut off and it may train on there: it is told to leave, and nobody begins before that."""
+    bench = Bench()
+    bench.step(seen("p0", "p1"))
+    bench.run("p0", "p1")
+    bench.step(seen("p2", "p3"))
+    assert not bench.coordinator._job.previous.is_over
+    bench.states["p0"] = bench.workers(RUNNING, 0)
+    held = Plan(1, 0, Role.ACTIVE, 4, "10.0.0.1", 5000, parts((0, 0), (1, 1)))
+    actions = bench.join("p0", term=1, plan=held)
+    assert list(sent(actions, Welcome)) == ["p0"]
+    assert list(sent(actions, Interrupt)) == ["p0"]
+
+
+def test_names_of_pods_that_are_gone_are_bounded() -> None:
+    bench = Bench()
+    for first in range(0, 30_000, 10_000):
+        bench.step(seen(*(f"p{first + number}" for number in range(10_000))))
+    bench.step(seen("last"))
+    gone = bench.coordinator._job.gone
+    assert (len(gone), next(iter(gone)), next(reversed(gone))) == (20_000, "p10000", "p29999")
+
+
+def test_a_pod_does_not_take_the_uid_of_another_that_has_yet_to_come() -> None:
+    bench = Bench()
+    bench.step(seen("p0", "p1"))
+    why = "pod_uid: uid-p1 belongs to pod p1, got pod p0"
+    assert sent(bench.join("p0", pod_uid="uid-p1"), Refused) == {"p0": Refused(why)}
+    assert list(sent(bench.join("p1"), Welcome)) == ["p1"]

@@ -1,8 +1,11 @@
 """What happens between the return of the training function and the ends of the processes."""
 
+import dataclasses
+
+from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import AgentDisconnected, Observed
-from unbroken_core.messages import Finish, Interrupt, Observation, PodObservation, Respawn
-from unbroken_core.reasons import Cause, JobPhase, Reason
+from unbroken_core.messages import Fault, Finish, Interrupt, Observation, PodObservation, Respawn
+from unbroken_core.reasons import Cause, JobPhase, Reason, Role
 
 from .test_coordinator import COMPLETED, GONE, Bench, sent
 
@@ -95,3 +98,83 @@ def test_new_rendezvous_takes_over_a_job_that_is_ending() -> None:
     for local_rank in range(2):
         bench.worker("p1", local_rank, COMPLETED, has_ended=True)
     assert bench.status().phase is JobPhase.COMPLETE
+
+
+def seen(done: tuple[str, ...], gone: tuple[str, ...] = ()) -> Observation:
+    """Return what the operator sees: p0 and p1 are active, these have ended, well or not."""
+    pods = {
+        f"uid-{name}": PodObservation(
+            name,
+            "n",
+            (),
+            role=Role.SPARE if name == "p2" else Role.ACTIVE,
+            gone=Cause.POD_LOST if name in gone else None,
+            is_ended=name in done + gone,
+        )
+        for name in ("p0", "p1", "p2")
+    }
+    return Observation(pods, is_accounted=True)
+
+
+def takes_over(*pods: str, observed: Observation) -> Bench:
+    """Return a new rendezvous of a job that is ending, to which only these pods come back."""
+    before = ending()
+    bench = Bench()
+    bench.coordinator = Coordinator(bench.settings, 0.0, term=2, highest_iteration=0)
+    bench.states = before.states
+    bench.step(Observed(observed))
+    for pod in pods:
+        bench.join(pod, plan=before.coordinator._job.members.by_uid[f"uid-{pod}"].plan, term=1)
+    return bench
+
+
+def test_rendezvous_lost_while_a_job_ends_does_not_fail_it_for_pods_that_have_ended_well() -> None:
+    bench = takes_over("p1", "p2", observed=seen(done=("p0",)))
+    status = bench.status()
+    assert (status.phase, status.reason, status.world_size) == (JobPhase.ENDING, Reason.ENDING, 4)
+    bench.live(bench.settings.timeouts.heartbeat_s + 1.0)
+    for local_rank in range(2):
+        bench.worker("p1", local_rank, COMPLETED, has_ended=True)
+    assert outcome(bench) == (JobPhase.COMPLETE, Reason.COMPLETED, "all 4 ranks completed")
+    assert bench.status().recoveries == ()
+
+
+def test_process_that_failed_after_the_training_fails_the_job_at_a_new_rendezvous_too() -> None:
+    bench = takes_over(observed=seen(done=("p0",)))
+    states = bench.states["p1"]
+    fault = Fault(Cause.PROCESS_EXIT, 0, "exited with code 3")
+    bench.states["p1"] = [states[0], dataclasses.replace(states[1], phase=GONE, fault=fault)]
+    bench.join("p1", plan=ending().coordinator._job.members.by_uid["uid-p1"].plan, term=1)
+    assert outcome(bench) == (JobPhase.FAILED, Reason.FAILED_AFTER_TRAINING, "rank 3 in p1 exited with code 3")
+
+
+def test_job_whose_pods_all_ended_well_while_no_rendezvous_ran_is_complete() -> None:
+    bench = takes_over(observed=seen(done=("p0", "p1", "p2")))
+    assert outcome(bench) == (
+        JobPhase.COMPLETE,
+        Reason.COMPLETED,
+        "all 2 active pods ended well while no rendezvous ran",
+    )
+
+
+def test_pod_that_does_not_come_back_to_a_rendezvous_after_the_training_fails_the_job() -> None:
+    bench = takes_over(observed=seen(done=("p0",)))
+    assert outcome(bench)[1] is Reason.ENDING
+    bench.tick(bench.settings.timeouts.heartbeat_s)
+    assert outcome(bench) == (
+        JobPhase.FAILED,
+        Reason.FAILED_AFTER_TRAINING,
+        "p1 did not come back to a new rendezvous after the training function had returned",
+    )
+
+
+def test_job_with_a_pod_that_did_not_end_well_is_not_taken_for_complete() -> None:
+    bench = takes_over(observed=seen(done=("p0", "p2"), gone=("p1",)))
+    bench.live(60.0)
+    assert bench.status().phase is JobPhase.FORMING
+
+
+def test_first_start_of_a_job_does_not_count_pods_that_have_ended() -> None:
+    bench = Bench()
+    bench.step(Observed(seen(done=("p0", "p1"))))
+    assert bench.status().phase is JobPhase.FORMING

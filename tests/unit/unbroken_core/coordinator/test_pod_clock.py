@@ -25,12 +25,12 @@ def observe(bench: Bench, running: tuple[str, ...], waiting: tuple[str, ...] = (
 def test_the_clock_stands_and_goes_on_where_it_stood() -> None:
     clock = PodClock()
     began = clock.read(10.0)
-    clock.stand(True, 15.0)
-    clock.stand(True, 16.0)
+    clock.stand("0 of 2 pods run", 15.0)
+    clock.stand("0 of 2 pods run", 16.0)
     assert (clock.is_standing, clock.due_s(began, 60.0)) == (True, math.inf)
     assert clock.read(5_000.0) == clock.read(15.0)
-    clock.stand(False, 1_015.0)
-    clock.stand(False, 1_020.0)
+    clock.stand("", 1_015.0)
+    clock.stand("", 1_020.0)
     assert clock.due_s(began, 60.0) == 1_070.0
     assert clock.read(1_020.0) == began + 10.0
 
