@@ -1,13 +1,16 @@
 """What workers and the keeper of their pod say to each other: one Unix stream socket a worker, one JSON object a line.
 
-worker -> keeper   Reserve, Find, Loaded: each is answered      Sealed: not answered      agent -> keeper   Watch
-keeper -> worker   Reserved or NoRoom; Found; Done                                        keeper -> agent   Holds
+worker -> keeper   Reserve, Find, Loaded: each is answered      Sealed, Measured: not answered
+keeper -> worker   Reserved or NoRoom; Found; Done
+agent -> keeper    Watch
+keeper -> agent    Holds; Counted, on a pipe, whenever it has changed
 """
 
 from dataclasses import dataclass
 from typing import Union
 
 from unbroken_core.checkpoints import Held, Load
+from unbroken_core.reasons import Word
 
 KEEPER_SOCKET = "keeper.sock"
 """Name of the keeper's socket in the pod's folder."""
@@ -89,6 +92,54 @@ class Loaded:
     load: Load
 
 
+class Measure(Word):
+    """What a worker has measured."""
+
+    SAVED = "saved"
+    SKIPPED = "skipped"
+    LOADED = "loaded"
+
+
+SKIP_REASONS = ("no room", "tensors changed", "next iteration", "busy", "other")
+"""Words of a skipped save; a keeper that nobody reaches counts none."""
+LOAD_SOURCES = ("memory", "disk", "nothing")
+"""Where a state came from; nothing: the training began anew."""
+SAVE_BOUNDS_S = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Upper bounds of the buckets in which saves are counted; a last one has no bound."""
+MAX_MEASURED_S = 1e6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one worker has measured; for people only, nothing is decided by it."""
+
+    what: Measure
+    word: str = ""
+    """One of SKIP_REASONS or LOAD_SOURCES."""
+    seconds: float = 0.0
+    steps_redone: int = -1
+    """Of a load: steps that this process has made before and makes again; -1 when it does not know."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Sums since the keeper began: what its agent shows as metrics."""
+
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    saves: tuple[int, ...] = ()
+    """By bucket of SAVE_BOUNDS_S."""
+    save_seconds: float = 0.0
+    skips: tuple[int, ...] = ()
+    """By reason of SKIP_REASONS."""
+    loads: tuple[int, ...] = ()
+    """By source of LOAD_SOURCES."""
+    load_seconds: tuple[float, ...] = ()
+    steps_redone: int = -1
+    """At the last load; -1 before the first, and where nobody knows."""
+    digest_failures: int = 0
+
+
 @dataclass(frozen=True)
 class Done:
     """The answer to Loaded."""
@@ -109,5 +160,5 @@ class Holds:
     held: Held
 
 
-ToKeeper = Union[Reserve, Sealed, Find, Loaded, Watch]
+ToKeeper = Union[Reserve, Sealed, Find, Loaded, Measured, Watch]
 FromKeeper = Union[Reserved, NoRoom, Found, Done, Holds]

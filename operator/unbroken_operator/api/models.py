@@ -18,8 +18,10 @@ from unbroken_core.settings import (
     SIZE_RULES,
     TIMEOUT_RULES,
 )
+from unbroken_operator.api.memory_rules import MEMORY_RULES, SIZE_CEL, SIZE_MESSAGE, cel_of
 from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, cel_rules, rule, rules
 from unbroken_operator.api.pod_models import Logs, Rendezvous, Sidecar, Template
+from unbroken_operator.api.quantities import SIZE_PATTERN
 from unbroken_operator.api.recovery_models import NodeSignals, Restart, Timeouts
 
 
@@ -170,6 +172,24 @@ class WorldSpec(Model):
     """A pod with fewer healthy workers steps aside as a whole. Empty means ranksPerPod: pods are never split."""
 
 
+SizeLimit = Annotated[
+    str | int,
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "maxLength": 16, "pattern": SIZE_PATTERN}),
+]
+
+
+class Memory(Model):
+    """Checkpoints in the memory of the pods (unbroken.memory)."""
+
+    model_config = ConfigDict(json_schema_extra=rules(rule(SIZE_CEL, SIZE_MESSAGE, ".sizeLimit")))
+
+    size_limit: SizeLimit
+    """Memory for the checkpoints of each pod, on a volume of their own: 2 x ranksPerPod x (a rank's part of the state +
+    100 KB) + 1 MiB. The agent's request and limit of memory grow by it, the trainer's do not."""
+    every: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Steps between two checkpoints, where the script names no number itself; empty means each step that it saves."""
+
+
 class Spec(Model):
     """What the job is to be."""
 
@@ -178,6 +198,7 @@ class Spec(Model):
             *cel_rules(SIZE_RULES),
             *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
             *cel_rules(RESTART_RULES),
+            *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
                 "(has(oldSelf.topology) ? oldSelf.topology.layers : [])",
@@ -226,11 +247,13 @@ class Spec(Model):
     sidecar: Sidecar = Sidecar()
     rendezvous: Rendezvous = Rendezvous()
     logs: Logs | None = None
+    memory: Memory | None = None
+    """Where checkpoints in memory are kept; empty means that there are none."""
     update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
-    """What happens to running pods when template, sidecar or logs change. OnDelete: they stay until they are deleted or
-    lost. Rolling: as many new pods as spares.count, at least one, are made beside them. When one is ready, ranks move
-    to it in a planned recovery, and the old pod is deleted; and so on. Nothing moves before a new pod is ready. The
-    condition UpToDate says which pods are old."""
+    """What happens to running pods when template, sidecar, logs or memory change. OnDelete: they stay until they are
+    deleted or lost. Rolling: as many new pods as spares.count, at least one, are made beside them. When one is ready,
+    ranks move to it in a planned recovery, and the old pod is deleted; and so on. Nothing moves before a new pod is
+    ready. The condition UpToDate says which pods are old."""
     suspend: bool = False
     """True: the job has no pods, and those that it has are ended with their grace period. False: it starts, or resumes
     where its script left off, with all counters and budgets as they were. Queues such as Kueue set it."""

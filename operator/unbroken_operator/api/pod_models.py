@@ -219,6 +219,8 @@ class VolumeMount(PodPart):
 
     name: Annotated[str, Field(min_length=1, max_length=63)]
     """Name of the volume; those of the operator are refused."""
+    mount_path: Annotated[str, Field(max_length=4096)] | None = None
+    """Where in the container; in a job with memory the operator's own place is refused."""
 
 
 class VariableSource(PodPart):

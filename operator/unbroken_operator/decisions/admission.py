@@ -15,7 +15,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
-from unbroken_operator.api import layout, template_rules
+from unbroken_operator.api import layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
@@ -96,6 +96,7 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
             "too: leave one of them out"
         )
     found += _template_violations(spec)
+    found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))
     names = spec.rendezvous.image_pull_secrets or ()
     found += template_rules.pull_secret_refusals(names, "spec.rendezvous.imagePullSecrets")
     found += _change_violations(spec, accepted)
@@ -260,6 +261,10 @@ def _template_violations(spec: Spec) -> Iterator[str]:
         yield f"{where}.containers: names must differ, got {twice!r} more than once"
     yield from _key_violations(spec)
     yield from _variable_violations(pod.containers[0].env or (), f"{where}.containers[0].env")
+
+
+def _memory_and_template(spec: Spec) -> Mapping[str, Any]:
+    return spec.model_dump(by_alias=True, exclude_none=True, mode="json", include={"memory", "template"})
 
 
 def _as_json(spec: Spec) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from unbroken.agent.adapters.death_watch import DeathWatch
-from unbroken.agent.adapters.keeper_process import KeeperProcess
 from unbroken.agent.adapters.local_server import LocalServer
 from unbroken.agent.adapters.memory_file import MemoryFile
 from unbroken.agent.adapters.stamp_page import StampPage, read_stack
@@ -47,6 +46,7 @@ from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
 
 if TYPE_CHECKING:
     from unbroken.agent.adapters.keeper_link import KeeperLink
+    from unbroken.agent.adapters.keeper_process import KeeperProcess
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class Agent:
         """Set once every living worker has been READY."""
         self._logged_faults: set[tuple[int, Fault]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._keeper: KeeperProcess | None = None
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
 
     async def run(self) -> int:
@@ -117,6 +118,7 @@ class Agent:
                 self._member,
                 lambda: self._local.num_refused + sum(refusals.counts.values()),
                 lambda: self._uplink.num_unauthorized,
+                lambda: None if self._keeper is None else self._keeper.counted,
             )
             exposition = await serve_exposition(*self._config.metrics_listen, write, refusals)
         tasks = Tasks(self._on_failure)
@@ -125,7 +127,8 @@ class Agent:
         tasks.start("watch on the socket", self._local.watch())
         if self._config.memory is not None and self._keeper_link is not None:
             tasks.start("news of the keeper", self._keeper_link.run(lambda held: self._emit(KeeperSeen(held))))
-            tasks.start("keeper of checkpoints", self._keeper(self._config.memory).run())
+            self._keeper = self._make_keeper(self._config.memory)
+            tasks.start("keeper of checkpoints", self._keeper.run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
             code = await self._exit_code
@@ -140,7 +143,9 @@ class Agent:
             self._page.close()
             self._memory_file.close()
 
-    def _keeper(self, memory: MemoryConfig) -> KeeperProcess:
+    def _make_keeper(self, memory: MemoryConfig) -> "KeeperProcess":
+        from unbroken.agent.adapters.keeper_process import KeeperProcess  # noqa: PLC0415 - only in jobs with memory
+
         config = self._config
         return KeeperProcess(memory.root, memory.limit_bytes, config.settings, config.pod_uid, config.directory)
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 from unbroken.keeper.config import read_config
 from unbroken.keeper.server import Keeper
@@ -16,7 +17,10 @@ def main() -> int:
         start_log("unbroken.keeper", read_level(os.environ), with_time=False)
         if sys.argv[1:2] == ["--parent"]:
             die_with(int(sys.argv[2]))
-        Keeper(read_config()).serve()
+        keeper = Keeper(read_config())
+        if not sys.stdout.isatty() and "--tell" in sys.argv:
+            threading.Thread(target=keeper.tell, args=(sys.stdout.buffer,), name="sums", daemon=True).start()
+        keeper.serve()
     except InputError as error:
         print(f"unbroken.keeper: {error}", file=sys.stderr)
         return 2

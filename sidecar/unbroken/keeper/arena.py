@@ -124,7 +124,8 @@ class Arena:
     def _why_no_room(self, growth: int) -> str:
         """Return why so many bytes more cannot be had, "" if they can."""
         used = self.used_bytes()
-        if used + growth > self._config.limit_bytes:
+        # A volume that holds more than its limit has its pod evicted: the files of digests count, too.
+        if used + growth > self._config.limit_bytes - (_SPARE_BYTES if self._is_shared else 0):
             return f"its slots have {used} bytes, and {growth} more are wanted"
         free = _free_bytes(self._inside)
         if growth > max(free - _SPARE_BYTES, 0):
@@ -179,7 +180,7 @@ class Arena:
         return ""
 
     def _no_room(self, size: int, detail: str) -> NoRoom:
-        needed = NUM_SLOTS * size * self._config.ranks_per_pod
+        needed = NUM_SLOTS * size * self._config.ranks_per_pod + _SPARE_BYTES
         if self._rarely.may_say("no room"):
             logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)

@@ -5,17 +5,21 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.counting import Counting
 from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.telling import Telling
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
+    MAX_MEASURED_S,
     MAX_REQUEST_BYTES,
     MAX_SLOTS_FOUND,
     Done,
@@ -23,6 +27,7 @@ from unbroken_core.pod.memory_messages import (
     Found,
     FromKeeper,
     Loaded,
+    Measured,
     NoRoom,
     Reserve,
     Reserved,
@@ -39,6 +44,7 @@ _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
 _WATCH_S = 10.0
 _NICE = 19
+_TELL_EVERY_S = 1.0
 
 
 class Keeper:
@@ -53,6 +59,7 @@ class Keeper:
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
         self._rarely = Rarely()
+        self._counting = Counting(config.limit_bytes)
         self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
 
     def serve(self) -> None:
@@ -81,6 +88,22 @@ class Keeper:
             self._sealed |= paths
             self._news.notify()
 
+    def tell(self, pipe: BinaryIO) -> None:
+        """Write the sums to the agent whenever they have changed, in a thread of its own; end when nobody reads."""
+        told = None
+        while True:
+            self._counting.uses(self._arena.used_bytes())
+            counted = self._counting.counted()
+            if counted != told:
+                try:
+                    pipe.write(wire.encode(counted).encode() + b"\n")
+                    pipe.flush()
+                except OSError as error:
+                    logger.warning("agent does not listen: error=%s", error)
+                    return
+                told = counted
+            time.sleep(_TELL_EVERY_S)
+
     def _digest(self) -> None:
         """Digest what was sealed, in a thread of its own, which leaves the processors to whoever trains.
 
@@ -92,7 +115,8 @@ class Keeper:
                 self._news.wait_for(lambda: self._sealed)
                 path = self._sealed.pop()
             try:
-                self._arena.digest(path)
+                if self._arena.digest(path):
+                    self._counting.bad_digest()
                 self._telling.changed()
                 self._arena.drop_left_folders()
             except OSError as error:
@@ -132,9 +156,16 @@ class Keeper:
                 return Done()
             case Watch(version=version):
                 return self._telling.wait(version, _WATCH_S)
+            case Measured():
+                self._measured(message)
             case _:
                 assert_never(message)
         return None
+
+    def _measured(self, message: Measured) -> None:
+        if not 0 <= message.seconds <= MAX_MEASURED_S:
+            raise WireError(f"Measured.seconds: want 0 to {MAX_MEASURED_S:.0f}, got {message.seconds}")
+        self._counting.take(message)
 
     def _reserve(self, local_rank: int, num_bytes: int) -> Reserved | NoRoom:
         if not CONTENT_OFFSET < num_bytes <= 1 << 50:

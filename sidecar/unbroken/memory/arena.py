@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from unbroken_core.pod.memory_messages import (
     Find,
     Found,
     Loaded,
+    Measure,
+    Measured,
     NoRoom,
     Reserve,
     Reserved,
@@ -96,12 +99,21 @@ class Arena:
     def write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
         """Copy a shard into the slot that is not kept."""
         if not self._lock.acquire(timeout=_BUSY_S):
-            return Skipped(step, f"another save of this process has not ended within {_BUSY_S:g} s")
+            reason = f"another save of this process has not ended within {_BUSY_S:g} s"
+            return self._skipped(step, reason, "busy")
         try:
+            began_s = time.monotonic()
             problem = self.reserve(shard)
-            return Skipped(step, problem) if problem else self._write(place, step, shard)
+            result = self._skipped(step, problem, "no room") if problem else self._write(place, step, shard)
+            if isinstance(result, Saved):
+                self.client.tell(Measured(Measure.SAVED, seconds=time.monotonic() - began_s))
+            return result
         finally:
             self._lock.release()
+
+    def _skipped(self, step: int, reason: str, word: str) -> Skipped:
+        self.client.tell(Measured(Measure.SKIPPED, word))
+        return Skipped(step, reason)
 
     def close(self) -> None:
         """Unmap the slots and leave the keeper; what was saved stays."""
@@ -119,11 +131,11 @@ class Arena:
             return self._iteration == iteration
 
         if not may_go_on():
-            return Skipped(step, "another iteration of the job has begun")
+            return self._skipped(step, "another iteration of the job has begun", "next iteration")
         index = self._target()
         slot = self._slots[index]
         if not slot.lock():
-            return Skipped(step, "the checkpoint before the last is still being copied to another pod")
+            return self._skipped(step, "the checkpoint before the last is still being copied to another pod", "busy")
         try:
             author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
             head = slot.begin(author, shard)
@@ -131,7 +143,7 @@ class Arena:
                 samples = slot.copy(shard, may_go_on)
             except SlotChangedError as error:
                 slot.void(head)
-                return Skipped(step, str(error))
+                return self._skipped(step, str(error), "tensors changed" if may_go_on() else "next iteration")
             slot.seal(head, samples)
         finally:
             slot.unlock()
@@ -154,6 +166,10 @@ class Arena:
             with self._lock:
                 self._kept = next((i for i, slot in enumerate(self._slots) if _holds(slot.head, moment)), None)
         return self.client.ask(Loaded(load), Done, ANSWER_S) is not None
+
+    def measured(self, source: str, seconds: float, steps_redone: int) -> None:
+        """Tell the keeper of a load."""
+        self.client.tell(Measured(Measure.LOADED, source, seconds, steps_redone))
 
     def _target(self) -> int:
         if self._kept is None:

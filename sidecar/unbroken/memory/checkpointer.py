@@ -1,13 +1,14 @@
 """What training loops use: load once an iteration, save after steps."""
 
 import logging
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
 from unbroken.memory.arena import Arena, Saved, Skipped, arena_of
 from unbroken.memory.disk import load_from_disk, newest_step
-from unbroken.memory.place import Place, read_place
+from unbroken.memory.place import Place, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken_core.checkpoints import Load, LoadSource
@@ -22,13 +23,14 @@ class Checkpointer:
     ranks. Make one in each iteration, inside the wrapped function, and call it in the main thread.
 
     Args:
-        every: `save` saves steps that this divides, and skips all others.
+        every: `save` saves steps that this divides, and skips all others. None: as `spec.memory.every` says, else 1.
         disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to.
 
     Raises ValueError when `every` is not a number from 1 on.
     """
 
-    def __init__(self, *, every: int = 1, disk: str | Path | None = None) -> None:
+    def __init__(self, *, every: int | None = None, disk: str | Path | None = None) -> None:
+        every = read_every() if every is None else every
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: want a number of steps from 1 on, got {every!r}")
         self._every = every
@@ -61,6 +63,7 @@ class Checkpointer:
         """
         if not isinstance(step, int) or not 0 <= step < 1 << 62:
             raise ValueError(f"step: want a number from 0 on, got {step!r}")
+        _progress.newest_step = step
         if step % self._every:
             return Skipped(step, f"not due: every {self._every} steps")
         arena = self._enter()
@@ -75,6 +78,15 @@ class Checkpointer:
         All ranks of the default group call it together, with their state as it is in a new process. They agree on one
         step; if any rank cannot read it, all take an older one, then the newest on the disk.
         """
+        began_s = time.monotonic()
+        source, step = self._load(state)
+        if (arena := self._enter()) is not None:
+            arena.measured(source, time.monotonic() - began_s, _steps_redone(step))
+        _progress.newest_step = -1 if step is None else step
+        return step
+
+    def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
+        """Return where the state came from, and its step."""
         arena = self._enter()
         place = self._place or read_place()
         on_disk = newest_step(self._disk)
@@ -87,15 +99,15 @@ class Checkpointer:
                     if not hasattr(state[name], "load_state_dict"):
                         state[name] = value
                 _tell_keeper(arena, restoration.load(LoadSource.MEMORY, chosen.moment))
-                return chosen.moment.step
+                return "memory", chosen.moment.step
         finally:
             restoration.close()
         if self._disk is None or on_disk is None:
             _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
-            return None
+            return "nothing", None
         step = load_from_disk(self._disk, state, on_disk)
         _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
-        return step
+        return "disk", step
 
     def _enter(self) -> Arena | None:
         place = read_place()
@@ -121,7 +133,21 @@ def _tell_keeper(arena: Arena | None, load: Load) -> None:
         logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 
 
+class _Progress:
+    """What this process knows of its training, over all iterations."""
+
+    newest_step = -1
+
+
+_progress = _Progress()
+
+
+def _steps_redone(step: int | None) -> int:
+    """Return how many steps this process makes again after a load; -1 when it has made none."""
+    return -1 if _progress.newest_step < 0 else max(_progress.newest_step - (-1 if step is None else step), 0)
+
+
 _NO_JOB = (
-    "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, or in "
-    "standalone mode with UNBROKEN_MEMORY=SIZE"
+    "this process belongs to no job with memory for checkpoints: start it with `unbroken run --memory SIZE`, in "
+    "standalone mode with UNBROKEN_MEMORY=SIZE, or give a ResilientTrainingJob a spec.memory.sizeLimit"
 )

@@ -61,6 +61,11 @@ def _restore(text: str) -> Restore | None:
     return restore
 
 
+def read_every(environment: Mapping[str, str] | None = None) -> int:
+    """Return the steps between two checkpoints that the job's spec names; 1 where it names none."""
+    return max(_number(os.environ if environment is None else environment, "UNBROKEN_MEMORY_EVERY"), 1)
+
+
 def _number(source: Mapping[str, str], *names: str) -> int:
     text = next((source[name] for name in names if source.get(name)), "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

@@ -56,7 +56,7 @@ class LivePod:
             arena._arena.close()
         self._patch.setattr(arena, "_arena", None)
 
-    def start(self, uid: str = "pod", root: Path | None = None) -> subprocess.Popen[bytes]:
+    def start(self, uid: str = "pod", root: Path | None = None, *, tells: bool = False) -> subprocess.Popen[bytes]:
         """Start a keeper, and wait until it listens."""
         environment = {
             **os.environ,
@@ -67,10 +67,12 @@ class LivePod:
         }
         socket = self.folder / KEEPER_SOCKET
         socket.unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "unbroken.keeper"]
+        command = [sys.executable, "-P", "-m", "unbroken.keeper", *(["--tell"] if tells else [])]
         # Not a pipe, which would fill up.
         with (self.folder / "stderr").open("ab") as errors:
-            keeper = subprocess.Popen(command, env=environment, stderr=errors)
+            keeper = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE if tells else None, stderr=errors
+            )
         self.keepers.append(keeper)
         wait_until(lambda: socket.exists() or keeper.poll() is not None, "a keeper that listens")
         return keeper
@@ -102,6 +104,8 @@ class LivePod:
         for keeper in self.keepers:
             keeper.kill()
             keeper.wait()
+            if keeper.stdout is not None:
+                keeper.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
 

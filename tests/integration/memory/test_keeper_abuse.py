@@ -16,7 +16,8 @@ from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.digests import Digests, digest_slot
 from unbroken.memory import Checkpointer
 from unbroken.memory.client import KeeperClient
-from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Find, Found
+from unbroken_core import wire
+from unbroken_core.pod.memory_messages import KEEPER_SOCKET, MAX_LINE_BYTES, Counted, Find, Found
 from unbroken_core.pod.memory_slots import digests_name
 
 from .conftest import LivePod
@@ -162,3 +163,30 @@ def assert_found(pod: LivePod, count: int) -> None:
     client.close()
     assert found is not None
     assert len(found.slots) == count
+
+
+def test_what_a_worker_measures_reaches_the_agent_on_a_pipe(pod: LivePod) -> None:
+    keeper = pod.start(tells=True)
+    state = {"x": torch.zeros(100)}
+    checkpoints = Checkpointer(every=2)
+    for step in range(6):
+        checkpoints.save(state, step)
+    assert Checkpointer().load(state) == 4
+    assert Checkpointer().save({"x": torch.zeros(100 << 20)}, 5).step == 5
+    assert keeper.stdout is not None
+    for line in keeper.stdout:
+        counted = wire.decode(line, Counted)
+        if sum(counted.saves) == 3 and counted.skips[0] == 1 and counted.loads[0] == 1:
+            break
+    assert (counted.steps_redone, counted.digest_failures, counted.limit_bytes) == (1, 0, pod.limit_bytes)
+    assert counted.used_bytes == sum(path.stat().st_size for path in pod.root.rglob("*.slot"))
+    assert counted.save_seconds > 0 < counted.load_seconds[0]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "1e300", "NaN", "Infinity"])
+def test_seconds_out_of_bounds_are_refused(pod: LivePod, seconds: str) -> None:
+    pod.start()
+    with connect(pod) as connection:
+        connection.sendall(f'{{"type":"Measured","what":"saved","seconds":{seconds}}}\n'.encode())
+        assert connection.recv(1) == b""
+    assert_well(pod)

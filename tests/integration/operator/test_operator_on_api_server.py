@@ -270,6 +270,12 @@ def one_layer(**fields: Any) -> dict[str, Any]:
     return {"layers": [{"name": "rack", "label": "example.com/rack", **fields}]}
 
 
+def mounted_at(path: str) -> dict[str, Any]:
+    """Return the part of a pod's spec with a trainer that mounts something there."""
+    mounts = [{"name": "v", "mountPath": path}]
+    return {"containers": [{"name": "trainer", "image": "torch:2", "command": ["python3"], "volumeMounts": mounts}]}
+
+
 def with_key(field: str, key: str) -> dict[str, Any]:
     """Return a template with one label or annotation."""
     container = {"name": "trainer", "image": "torch:2", "command": ["python3", "train.py"]}
@@ -302,6 +308,17 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                     with pytest.raises(KubeRefused, match=re.escape(words)):
                         await made.apply("broken", template={"spec": spec})
                 await made.apply("harmless", suspend=True, template={"spec": HARMLESS})
+                for size in (999_999, "1Ki", "1.5Gi", "1000Ti", "4gi"):
+                    with pytest.raises(KubeRefused, match="sizeLimit"):
+                        await made.apply("broken", memory={"sizeLimit": size})
+                parts = ({"volumes": [{"name": "unbroken-state"}]}, mounted_at("/var/lib/unbroken-state/x"))
+                for number, part in enumerate(parts):
+                    with pytest.raises(KubeRefused, match=r"a job with spec\.memory: "):
+                        await made.apply("broken", memory={"sizeLimit": "4Gi"}, template={"spec": {**HARMLESS, **part}})
+                    name = f"without-memory-{number}"
+                    await made.apply(name, suspend=True, template={"spec": {**HARMLESS, **part}})
+                for number, size in enumerate((1_000_000, "4Gi", "999Ti")):
+                    await made.apply(f"memory-{number}", suspend=True, memory={"sizeLimit": size})
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
             template = {"spec": {"containers": [{**container, "env": [{"name": "UNBROKEN_DIR", "value": "/"}]}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes, quantity
+from unbroken_operator.api.quantities import quantity
+from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
 from unbroken_operator.decisions.snapshot import NodeView
 
 NODES = {

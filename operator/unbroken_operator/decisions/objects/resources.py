@@ -5,6 +5,7 @@ from typing import Any
 
 from unbroken_operator.api.model_base import Resources
 from unbroken_operator.api.models import Spec
+from unbroken_operator.api.quantities import size_bytes, with_bytes
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]
@@ -25,6 +26,24 @@ def sidecar_resources(spec: Spec, options: OperatorOptions) -> Manifest:
     if _is_guaranteed(spec):
         return {"resources": {"requests": dict(GUARANTEED), "limits": dict(GUARANTEED)}}
     return _default(options.sidecar_resources)
+
+
+def agent_resources(spec: Spec, options: OperatorOptions) -> Manifest:
+    """Return that part of the agent's container: its keeper's pages count as its own, so their limit comes on top.
+
+    Where there is neither a request nor a limit of memory, the pages alone are requested: the scheduler must know.
+    """
+    made = sidecar_resources(spec, options)
+    if spec.memory is None:
+        return made
+    num_bytes = size_bytes(spec.memory.size_limit)
+    resources = {key: dict(values) for key, values in made.get("resources", {}).items()}
+    if not any("memory" in values for values in resources.values()):
+        resources["requests"] = {**resources.get("requests", {}), "memory": 0}
+    for values in resources.values():
+        if "memory" in values:
+            values["memory"] = with_bytes(values["memory"], num_bytes)
+    return {"resources": resources}
 
 
 def rendezvous_resources(spec: Spec, options: OperatorOptions) -> Manifest:

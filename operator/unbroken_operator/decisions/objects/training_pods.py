@@ -1,7 +1,7 @@
 """Pure: a training pod, made from the user's template.
 
 The user's containers stay as they are, but for the first one's command, which the launcher starts, and its
-environment and mounts. An agent, an install container and four volumes are added.
+environment and mounts. An agent, an install container and four volumes are added, five with checkpoints in memory.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from unbroken_core.wire import settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import SidecarMode
+from unbroken_operator.api.quantities import size_bytes
 from unbroken_operator.decisions.objects.affinity import (
     NO_AVOIDED_NODES,
     AvoidedNodes,
@@ -33,7 +34,7 @@ from unbroken_operator.decisions.objects.manifests import (
     sidecar_pull_policy,
     variable,
 )
-from unbroken_operator.decisions.objects.resources import sidecar_resources
+from unbroken_operator.decisions.objects.resources import agent_resources, sidecar_resources
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 _DEFAULT_GRACE_S = 30
@@ -60,9 +61,8 @@ def training_pod(
     affinity = with_affinity(pod.get("affinity") or {}, spec, settings.job, role, preferences)
     containers = [_with_launcher(pod["containers"][0], spec, settings, drain_s), *pod["containers"][1:]]
     image = spec.sidecar.image or options.sidecar_image
-    resources = sidecar_resources(spec, options)
-    init_containers = [_install_container(spec, image) | resources]
-    agent = _agent_container(spec, settings, image, options.encrypts) | resources
+    init_containers = [_install_container(spec, image) | sidecar_resources(spec, options)]
+    agent = _agent_container(spec, settings, image, options.encrypts) | agent_resources(spec, options)
     if _is_native(spec.sidecar.mode, options):
         init_containers.append({**agent, "restartPolicy": "Always"})
     else:
@@ -72,7 +72,7 @@ def training_pod(
         "automountServiceAccountToken": pod.get("automountServiceAccountToken", False),
         "containers": containers,
         "initContainers": [*init_containers, *pod.get("initContainers", [])],
-        "volumes": [*pod.get("volumes", []), *_volumes(settings, ordinal, options)],
+        "volumes": [*pod.get("volumes", []), *_volumes(settings, ordinal, options), *_state_volume(spec)],
         "affinity": away_from(affinity, avoided_nodes),
     }
     metadata = _metadata(template, settings, ordinal, role)
@@ -123,9 +123,13 @@ def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain
         ours.append(variable("UNBROKEN_DRAIN", f"{drain_s:g}"))
     if spec.logs is not None:
         ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
+    ours += _memory_variables(spec)
+    if spec.memory is not None and spec.memory.every is not None:
+        ours.append(variable("UNBROKEN_MEMORY_EVERY", str(spec.memory.every)))
     mounts = [
         {"name": layout.LIB_VOLUME, "mountPath": layout.LIB_PATH, "readOnly": True},
         {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
+        *_state_mount(spec),
     ]
     return {
         **container,
@@ -179,6 +183,8 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
             variable("UNBROKEN_DIR", layout.RUN_PATH),
             variable("UNBROKEN_PRIVATE_DIR", layout.PRIVATE_PATH),
             variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
+            *([variable("UNBROKEN_MEMORY_DIR", layout.STATE_PATH)] if spec.memory is not None else []),
+            *_memory_variables(spec),
         ],
         # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
         "terminationMessagePath": layout.TERMINATION_LOG,
@@ -188,6 +194,7 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
             {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
             {"name": layout.PRIVATE_VOLUME, "mountPath": layout.PRIVATE_PATH},
             secret_mount(),
+            *_state_mount(spec),
         ],
         "securityContext": container_security(),
         **sidecar_pull_policy(spec),
@@ -205,6 +212,24 @@ def _volumes(settings: JobSettings, ordinal: int, options: OperatorOptions) -> l
         if options.has_job_key
         else secret_volume(settings, [layout.TOKEN_KEY, *authority]),
     ]
+
+
+def _memory_variables(spec: Spec) -> list[Manifest]:
+    if spec.memory is None:
+        return []
+    return [variable("UNBROKEN_MEMORY_LIMIT", str(size_bytes(spec.memory.size_limit)))]
+
+
+def _state_mount(spec: Spec) -> list[Manifest]:
+    return [] if spec.memory is None else [{"name": layout.STATE_VOLUME, "mountPath": layout.STATE_PATH}]
+
+
+def _state_volume(spec: Spec) -> list[Manifest]:
+    """Return the volume with checkpoints: with a limit, since what is written there is memory of the node."""
+    if spec.memory is None:
+        return []
+    limit = str(spec.memory.size_limit)
+    return [{"name": layout.STATE_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": limit}}]
 
 
 def _token_volume(settings: JobSettings, ordinal: int, authority: list[str]) -> Manifest:
@@ -229,4 +254,7 @@ def digest_of(spec: Spec, template: Any) -> str:
     # Without defaults: other defaults in another release of the operator are no change by the user.
     others = [part and part.model_dump(exclude_defaults=True, mode="json") for part in (spec.sidecar, spec.logs)]
     parts = [template, *others]
+    if spec.memory is not None:
+        # Only then: the pods of a job without it are those of an earlier release.
+        parts.append(spec.memory.model_dump(exclude_defaults=True, mode="json"))
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -150,5 +150,7 @@ def _trouble(snapshot: Snapshot, troubled: Sequence[PodView]) -> tuple[Reason, s
         also = f", as {counted(len(others), 'training pod does', 'training pods do')}" if others else ""
         return first.reason, f"the rendezvous pod {troubled[0].name} waits for a node{also}: {first.message}"
     text = f"{counted(len(waiting), 'waits for a node', 'wait for nodes')} ({pod_names(waiting)}): {first.message}"
-    would_help = missing_on_nodes(snapshot.job["spec"]["template"]["spec"], snapshot.nodes)
+    spec = snapshot.job["spec"]
+    checkpoints = (spec.get("memory") or {}).get("sizeLimit")
+    would_help = missing_on_nodes(spec["template"]["spec"], snapshot.nodes, checkpoints)
     return first.reason, f"{text}; {would_help}" if would_help else text

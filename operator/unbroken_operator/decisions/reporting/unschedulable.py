@@ -3,24 +3,24 @@
 The scheduler's own message counts nodes; it names neither the label nor the number that it missed.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from unbroken_operator.api.quantities import quantity
 from unbroken_operator.decisions.snapshot import NodeView
 
 _MAX_SEEN = 5
-_UNITS = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY_UNITS = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_QUANTITY = re.compile(r"(\d+\.?\d*|\.\d+)([a-zA-Z]{0,2})")
 
 
-def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> str:
-    """Return what a pod of this spec requests and no node has; "" if some node meets each request by itself."""
+def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView], checkpoints: object = None) -> str:
+    """Return what a pod of this spec requests and no node has; "" if some node meets each request by itself.
+
+    `checkpoints`: the size limit of its checkpoints in memory, which its agent requests.
+    """
     if not nodes:
         return "the cluster has no nodes"
-    return "; ".join((*_labels(pod_spec, nodes), *_sizes(pod_spec, nodes), *_readiness(nodes)))
+    return "; ".join((*_labels(pod_spec, nodes), *_sizes(pod_spec, nodes, checkpoints), *_readiness(nodes)))
 
 
 def _labels(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterator[str]:
@@ -31,8 +31,11 @@ def _labels(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Itera
             yield f"no node has the label {label}={value} ({seen})"
 
 
-def _sizes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterator[str]:
-    for name, wanted in sorted(_requests(pod_spec).items()):
+def _sizes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView], checkpoints: object) -> Iterator[str]:
+    requests = _requests(pod_spec)
+    if checkpoints is not None:
+        requests["memory"] = requests.get("memory", Fraction(0)) + (quantity(checkpoints) or Fraction(0))
+    for name, wanted in sorted(requests.items()):
         sizes = [node.allocatable[name] for node in nodes.values() if quantity(node.allocatable.get(name)) is not None]
         largest = max(sizes, key=lambda size: quantity(size) or Fraction(0), default="none")
         if wanted > (quantity(largest) or Fraction(0)):
@@ -56,17 +59,6 @@ def _requests(pod_spec: Mapping[str, Any]) -> dict[str, Fraction]:
         for name, text in {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.items():
             total[name] = total.get(name, Fraction(0)) + (quantity(text) or Fraction(0))
     return total
-
-
-def quantity(text: object) -> Fraction | None:
-    """Return the value of a Kubernetes quantity such as "500m" or "2Gi"; None for what is none."""
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
-        return None
-    number, unit = Fraction(match[1]), match[2]
-    if unit in _BINARY_UNITS:
-        return number * Fraction(1024) ** (_BINARY_UNITS.index(unit) + 1)
-    return number * Fraction(10) ** _UNITS[unit] if unit in _UNITS else None
 
 
 def _number(value: Fraction) -> str:

@@ -1,12 +1,20 @@
 """The agent's metrics, computed at each scrape: nothing is counted on the recovery path."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from unbroken.agent.decisions.member import PodMember
+from unbroken_core.pod.memory_messages import LOAD_SOURCES, SAVE_BOUNDS_S, SKIP_REASONS, Counted
 from unbroken_core.reasons import WorkerPhase
 
 MAX_CHECKS = 8
@@ -18,8 +26,15 @@ _MAX_NAME = 64
 class PodCollector(Collector):
     """Metrics of one pod."""
 
-    def __init__(self, member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        member: PodMember,
+        num_refused: Callable[[], int],
+        num_unauthorized: Callable[[], int],
+        checkpoints: Callable[[], Counted | None] = lambda: None,
+    ) -> None:
         self._member = member
+        self._checkpoints = checkpoints
         self._num_refused = num_refused
         self._num_unauthorized = num_unauthorized
 
@@ -54,6 +69,9 @@ class PodCollector(Collector):
         for name, is_passed in join_checks(place.checks for place in self._member.places).items():
             checks.add_metric([name], int(is_passed))
         yield checks
+        counted = self._checkpoints()
+        if counted is not None:
+            yield from memory_families(counted)
 
 
 def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
@@ -65,12 +83,56 @@ def join_checks(found: Iterable[Iterable[tuple[str, bool]]]) -> dict[str, bool]:
     return joined
 
 
+def memory_families(counted: Counted) -> Iterator[Metric]:
+    """Yield what is told of checkpoints in memory, in the pods of a job that has some."""
+    used = GaugeMetricFamily("unbroken_memory_used_bytes", "Memory of this pod's slots for checkpoints.")
+    used.add_metric([], counted.used_bytes)
+    yield used
+    limit = GaugeMetricFamily("unbroken_memory_limit_bytes", "What the slots of this pod may take.")
+    limit.add_metric([], counted.limit_bytes)
+    yield limit
+    saves = HistogramMetricFamily(
+        "unbroken_memory_save_seconds", "How long workers of this pod were in a save of a checkpoint in memory."
+    )
+    upper = [*map(str, SAVE_BOUNDS_S), "+Inf"]
+    saves.add_metric([], list(zip(upper, accumulate(counted.saves), strict=True)), counted.save_seconds)
+    yield saves
+    skips = CounterMetricFamily(
+        "unbroken_memory_skipped", "Saves of workers of this pod that were due and not made.", labels=["reason"]
+    )
+    for reason, num in zip(SKIP_REASONS, counted.skips, strict=True):
+        skips.add_metric([reason], num)
+    yield skips
+    loads = SummaryMetricFamily(
+        "unbroken_memory_restore_seconds",
+        "How long workers of this pod took to restore a state, by where it came from.",
+        labels=["source"],
+    )
+    for source, num, seconds in zip(LOAD_SOURCES, counted.loads, counted.load_seconds, strict=True):
+        loads.add_metric([source], num, seconds)
+    yield loads
+    redone = GaugeMetricFamily(
+        "unbroken_memory_steps_redone",
+        "Steps that were made again after the last restore, as far as a worker of this pod remembers; -1: none does.",
+    )
+    redone.add_metric([], counted.steps_redone)
+    yield redone
+    failures = CounterMetricFamily(
+        "unbroken_memory_digest_failures", "Checkpoints of this pod whose content is not what was saved."
+    )
+    failures.add_metric([], counted.digest_failures)
+    yield failures
+
+
 def make_metrics(
-    member: PodMember, num_refused: Callable[[], int], num_unauthorized: Callable[[], int]
+    member: PodMember,
+    num_refused: Callable[[], int],
+    num_unauthorized: Callable[[], int],
+    checkpoints: Callable[[], Counted | None] = lambda: None,
 ) -> Callable[[], Awaitable[bytes]]:
-    """Return what writes the text of /metrics; the numbers are those of the pod's servers and of the uplink."""
+    """Return what writes the text of /metrics; the numbers are those of the pod's servers, uplink and keeper."""
     registry = CollectorRegistry()
-    registry.register(PodCollector(member, num_refused, num_unauthorized))
+    registry.register(PodCollector(member, num_refused, num_unauthorized, checkpoints))
 
     async def write() -> bytes:
         return generate_latest(registry)

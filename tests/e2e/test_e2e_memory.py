@@ -1,0 +1,92 @@
+"""A job with `spec.memory` loses no step that was saved when its worker and its agent's container are killed."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.waiting import eventually
+
+from .e2e_bench import KUBECTL_PAUSE_S, ON_ONE_REAL_SERVER, ROOT, Bench, Json, job
+
+WORKLOAD = ROOT / "tests" / "integration" / "sidecar" / "memory_workload.py"
+END_S = 280.0
+
+
+def memory_job(name: str, folder: Path, *faults: str) -> Json:
+    """Return a job of two pods of two ranks, which breaks as it is told."""
+    made = job(
+        name,
+        ["python", str(WORKLOAD), "fsdp2", str(folder), *faults],
+        replicas=2,
+        ranksPerPod=2,
+        memory={"sizeLimit": "9Mi", "every": 2},
+        # Nothing hangs here, and a machine that is busy must not look like it.
+        timeouts={
+            "softSeconds": 60,
+            "hardSeconds": 90,
+            "heartbeatSeconds": 120,
+            "reconnectSeconds": 120,  # the agent's container is started again meanwhile
+            "barrierSeconds": 120,
+        },
+    )
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    # Without it MKL computes another last bit where a tensor's memory begins elsewhere.
+    container["env"] = [{"name": "MKL_CBWR", "value": "COMPATIBLE"}, {"name": "OMP_NUM_THREADS", "value": "1"}]
+    return made
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    """Return the words of each line."""
+    return [line.split() for line in path.read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[tuple[str, str], set[str]]:
+    """Return all losses that were computed, by rank and step."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for _, rank, step, bits in lines_of(folder / "losses"):
+        found.setdefault((rank, step), set()).add(bits)
+    return found
+
+
+async def ending(bench: Bench, name: str) -> Json:
+    """Return the status of a job that is over."""
+    end: Json = {}
+
+    async def look() -> bool:
+        nonlocal end
+        end = await bench.status(name, name)
+        return end.get("state") in ("Complete", "Failed")
+
+    await eventually(look, f"the end of {name}", END_S, lambda: json.dumps(end, indent=1), KUBECTL_PAUSE_S)
+    return end
+
+
+@pytest.mark.timeout(700)
+@ON_ONE_REAL_SERVER
+def test_killed_worker_and_agent_cost_no_saved_step_and_no_bit(bench: Bench, tmp_path: Path) -> None:
+    folders = {"calm": tmp_path / "calm", "broken": tmp_path / "broken"}
+    faults = {"calm": (), "broken": ("kill:0:1:5", "kill-agent:1:2:8", "raise:1:1:10")}
+
+    async def scenario() -> None:
+        for name, folder in folders.items():
+            folder.mkdir()
+            async with bench.namespace(name):
+                await bench.apply(name, memory_job(name, folder, *faults[name]))
+                end = await ending(bench, name)
+                assert end["state"] == "Complete", json.dumps(end, indent=1)
+                if name == "broken":
+                    text = await bench.cluster.kubectl("get", "pods", "-n", name, "-o", "json")
+                    agents = [
+                        status
+                        for pod in json.loads(text)["items"]
+                        for status in pod["status"].get("initContainerStatuses", ())
+                        if status["name"] == "unbroken-agent"
+                    ]
+                    assert sum(status["restartCount"] for status in agents) == 1
+
+    asyncio.run(scenario())
+    assert losses(folders["broken"]) == losses(folders["calm"])
+    restored = {iteration: step for iteration, _, _, step in lines_of(folders["broken"] / "restored")}
+    # Of memory, since there is no disk: what was saved last before each fault.
+    assert restored == {"0": "None", "1": "4", "2": "8"}

@@ -1,0 +1,289 @@
+"""`spec.memory`: a volume of the operator's own, paid for by the agent; nothing at all in a job without it."""
+
+import json
+from typing import Any
+
+import celpy
+import pytest
+from celpy.adapter import json_to_cel
+
+from unbroken_core.reasons import Role
+from unbroken_operator.api import memory_rules
+from unbroken_operator.api.quantities import is_size, size_bytes, with_bytes
+from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.objects.training_pods import template_digest, training_pod
+from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
+from unbroken_operator.decisions.review import answer
+from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
+
+from .operator_world import CONTAINER, World, a_job
+from .test_operator_review import a_review
+from .test_operator_unschedulable import wants
+
+JsonObject = dict[str, Any]
+MEMORY: JsonObject = {"sizeLimit": "4Gi"}
+STATE = {"name": "unbroken-state", "mountPath": "/var/lib/unbroken-state"}
+
+
+def pod_of(*, is_native: bool = True, defaults: JsonObject | None = None, **spec: Any) -> JsonObject:
+    """Return the spec of a training pod."""
+    verdict = admit(a_job(**spec))
+    assert isinstance(verdict, ValidSpec), verdict
+    options = OperatorOptions("sidecar:1", has_native_sidecars=is_native, sidecar_resources=defaults or {})
+    pod: JsonObject = training_pod(verdict.spec, verdict.settings, 7, Role.ACTIVE, options)["spec"]
+    return pod
+
+
+def containers(pod: JsonObject) -> dict[str, JsonObject]:
+    """Return all containers by name."""
+    return {one["name"]: one for one in (*pod["initContainers"], *pod["containers"])}
+
+
+def template(pod: JsonObject | None = None, **container: Any) -> JsonObject:
+    """Return a pod template with more in it."""
+    return {"spec": {"containers": [{**CONTAINER, **container}], **(pod or {})}}
+
+
+def test_agent_and_trainer_alone_mount_a_volume_in_memory_with_a_limit() -> None:
+    helper = {"name": "helper", "image": "h"}
+    pod = pod_of(memory=MEMORY, template={"spec": {"containers": [CONTAINER, helper]}})
+    (volume,) = (one for one in pod["volumes"] if one["name"] == "unbroken-state")
+    assert volume == {"name": "unbroken-state", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}}
+    mounting = {name for name, one in containers(pod).items() if STATE in (one.get("volumeMounts") or ())}
+    assert mounting == {"trainer", "unbroken-agent"}
+
+
+def test_agent_and_workers_know_the_limit_in_bytes_and_workers_the_steps() -> None:
+    def memory_of(name: str) -> dict[str, str]:
+        variables = containers(pod)[name]["env"]
+        return {one["name"]: one["value"] for one in variables if one["name"].startswith("UNBROKEN_MEMORY")}
+
+    pod = pod_of(memory={"sizeLimit": "4Gi", "every": 20})
+    limit = {"UNBROKEN_MEMORY_LIMIT": str(4 << 30)}
+    assert memory_of("unbroken-agent") == {"UNBROKEN_MEMORY_DIR": "/var/lib/unbroken-state", **limit}
+    assert memory_of("trainer") == {**limit, "UNBROKEN_MEMORY_EVERY": "20"}
+    pod = pod_of(memory=MEMORY)
+    assert memory_of("trainer") == limit
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("defaults", "own", "expected"),
+    [
+        pytest.param({}, None, {"requests": {"memory": "4096Mi"}}, id="nothing asked for: the pages alone"),
+        pytest.param(
+            {"requests": {"cpu": "50m", "memory": "64Mi"}}, None,
+            {"requests": {"cpu": "50m", "memory": "4160Mi"}}, id="request"),
+        pytest.param(
+            {"requests": {"cpu": "50m"}}, None, {"requests": {"cpu": "50m", "memory": "4096Mi"}}, id="cpu only"),
+        pytest.param(
+            {}, {"limits": {"memory": "256Mi"}}, {"limits": {"memory": "4352Mi"}},
+            id="limit, which is the request as well"),
+        pytest.param(
+            {}, {"limits": {"memory": "1G"}, "requests": {"memory": 1000}},
+            {"limits": {"memory": "5294967296"}, "requests": {"memory": "4294968296"}}, id="both, no whole MiB"),
+    ],
+)  # fmt: skip
+def test_the_agents_request_and_limit_grow_by_the_size(
+    is_native: bool, defaults: JsonObject, own: JsonObject | None, expected: JsonObject
+) -> None:
+    sidecar = {} if own is None else {"resources": own}
+    with_memory = pod_of(is_native=is_native, defaults=defaults, sidecar=sidecar, memory=MEMORY)
+    without = pod_of(is_native=is_native, defaults=defaults, sidecar=sidecar)
+    assert containers(with_memory)["unbroken-agent"]["resources"] == expected
+    for name in ("trainer", "unbroken-install"):
+        assert containers(with_memory)[name].get("resources") == containers(without)[name].get("resources")
+
+
+def test_a_guaranteed_pod_stays_guaranteed() -> None:
+    limits = {"cpu": "8", "memory": "64Gi"}
+    pod = pod_of(memory=MEMORY, template=template(resources={"limits": limits}))
+    resources = {name: one["resources"] for name, one in containers(pod).items()}
+    assert resources["unbroken-agent"]["limits"] == {"cpu": "250m", "memory": "4352Mi"}
+    assert all(found.get("requests", found["limits"]) == found["limits"] for found in resources.values())
+
+
+@pytest.mark.parametrize(
+    ("spec", "digest"),
+    [
+        ({}, "ca9e92c96fba19ce"),
+        (
+            {
+                "template": template(
+                    {"volumes": [{"name": "unbroken-state", "emptyDir": {}}]},
+                    volumeMounts=[STATE],
+                    resources={"limits": {"cpu": "8", "memory": "64Gi"}},
+                )
+            },
+            "e5ae8da81c2ac82f",
+        ),
+    ],
+)
+def test_a_job_without_it_has_the_pods_of_the_release_before(spec: JsonObject, digest: str) -> None:
+    """The digests are those that release 0.1.0 gave: pods with another one count as old, and may be replaced."""
+    verdict = admit(a_job(**spec))
+    assert isinstance(verdict, ValidSpec)
+    assert template_digest(verdict.spec) == digest
+    pod = pod_of(**spec)
+    assert "UNBROKEN_MEMORY" not in json.dumps(pod)
+    assert len([one for one in pod["volumes"] if one["name"] == "unbroken-state"]) == ("template" in spec)
+
+
+def test_pods_are_old_once_memory_is_asked_for_or_changed() -> None:
+    def digest(**spec: Any) -> str:
+        verdict = admit(a_job(**spec))
+        assert isinstance(verdict, ValidSpec)
+        return template_digest(verdict.spec)
+
+    found = {
+        digest(),
+        digest(memory=MEMORY),
+        digest(memory={"sizeLimit": "5Gi"}),
+        digest(memory={**MEMORY, "every": 2}),
+    }
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "num_bytes"),
+    [
+        (1_000_000, 1_000_000),
+        ("1000000", 1_000_000),
+        ("1M", 1_000_000),
+        ("1000k", 1_000_000),
+        ("1024Ki", 1 << 20),
+        ("1Mi", 1 << 20),
+        ("512Mi", 512 << 20),
+        ("4G", 4_000_000_000),
+        ("999Ti", 999 << 40),
+        ("999999Gi", 999_999 << 30),
+        (999_999_999_999_999, 999_999_999_999_999),
+    ],
+)
+def test_a_size_means_what_kubernetes_means(value: str | int, num_bytes: int) -> None:
+    assert is_size(value)
+    assert size_bytes(value) == num_bytes
+    assert refused_by_cel({"memory": {"sizeLimit": value}, **a_job()["spec"]}) == []
+    assert isinstance(admit(a_job(memory={"sizeLimit": value})), ValidSpec)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 999_999, 10**15, "", "0", "04Gi", "4", "4gi", "4 Gi", "1.5Gi", "-4Gi", "4Gi\n", "1000Ti", "1Pi", "1e9",
+     "500m", "٤Gi", "9" * 17, "99999999Gi"],
+)  # fmt: skip
+def test_a_size_out_of_bounds_is_refused_by_operator_webhook_and_schema(value: str | int) -> None:
+    job = a_job(memory={"sizeLimit": value})
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    (violation,) = verdict.violations
+    assert violation.startswith("spec.memory.sizeLimit: want 1M to 999Ti")
+    assert answer(a_review(job), ()).refused == verdict
+    assert len(refused_by_cel(job["spec"])) == 1
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param({}, id="no size"),
+        pytest.param({"sizeLimit": None}, id="no size either"),
+        pytest.param({"sizeLimit": True}, id="bool"),
+        pytest.param({"sizeLimit": ["4Gi"]}, id="list"),
+        pytest.param({"sizeLimit": 4.5}, id="float"),
+        pytest.param({"sizeLimit": "4Gi", "every": 0}, id="every 0"),
+        pytest.param({"sizeLimit": "4Gi", "every": "2"}, id="every in words"),
+        pytest.param({"sizeLimit": "4Gi", "replicas": 1}, id="not there yet"),
+    ],
+)
+def test_what_is_no_memory_is_refused(memory: JsonObject) -> None:
+    assert isinstance(admit(a_job(memory=memory)), InvalidSpec)
+
+
+OURS = "unbroken-state is the operator's in a job with spec.memory: rename yours"
+PLACE = "/var/lib/unbroken-state is where the operator mounts the checkpoints of a job with spec.memory: mount yours"
+
+
+def mounted(path: str) -> JsonObject:
+    """Return a template whose trainer mounts a volume of its own there."""
+    return template({"volumes": [{"name": "v", "emptyDir": {}}]}, volumeMounts=[{"name": "v", "mountPath": path}])
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        pytest.param(
+            template({"volumes": [{"name": "a", "emptyDir": {}}, {"name": "unbroken-state", "emptyDir": {}}]}),
+            f"volumes[1].name: {OURS}", id="volume"),
+        pytest.param(
+            template(volumeMounts=[{"name": "unbroken-state", "mountPath": "/mine"}]),
+            f"containers[0].volumeMounts[0].name: {OURS}", id="mount"),
+        pytest.param(
+            template({"initContainers": [{**CONTAINER, "name": "i", "volumeMounts": [STATE]}]}),
+            f"initContainers[0].volumeMounts[0].name: {OURS}", id="mount of an init container"),
+        pytest.param(
+            mounted("/var/lib/unbroken-state"),
+            f"containers[0].volumeMounts[0].mountPath: {PLACE} elsewhere, got '/var/lib/unbroken-state'", id="place"),
+        pytest.param(
+            mounted("/var/lib/unbroken-state/x"),
+            f"containers[0].volumeMounts[0].mountPath: {PLACE} elsewhere, got '/var/lib/unbroken-state/x'", id="below"),
+    ],
+)  # fmt: skip
+def test_a_template_that_has_its_name_or_place_is_refused_by_operator_webhook_and_schema(
+    found: JsonObject, message: str
+) -> None:
+    job = a_job(template=found, memory=MEMORY)
+    verdict = admit(job)
+    assert isinstance(verdict, InvalidSpec)
+    assert verdict.violations == (f"spec.template.spec.{message}",)
+    assert answer(a_review(job), ()).refused == verdict
+    assert len(refused_by_cel(job["spec"])) == 1
+    assert isinstance(admit(a_job(template=found)), ValidSpec), "without spec.memory it stays the user's"
+
+
+@pytest.mark.parametrize(
+    "path", ["//var/lib/unbroken-state/", "/var/lib/./unbroken-state", "/var/lib/x/../unbroken-state"]
+)
+def test_its_place_in_other_words_is_refused_by_operator_and_webhook(path: str) -> None:
+    assert isinstance(admit(a_job(template=mounted(path), memory=MEMORY)), InvalidSpec)
+
+
+@pytest.mark.parametrize("path", ["/var/lib", "/var/lib/unbroken-state-2", "/var/lib/unbroken-state2", "relative"])
+def test_what_only_looks_alike_is_the_users(path: str) -> None:
+    spec = a_job(template=mounted(path), memory=MEMORY)["spec"]
+    assert isinstance(admit(a_job(template=mounted(path), memory=MEMORY)), ValidSpec)
+    assert refused_by_cel(spec) == []
+
+
+def refused_by_cel(spec: JsonObject) -> list[str]:
+    """Return the messages of the CEL rules that a spec breaks."""
+    environment = celpy.Environment()
+    rows = [(memory_rules.cel_of(row), row.message, spec) for row in memory_rules.MEMORY_RULES]
+    if "memory" in spec:
+        rows.append((memory_rules.SIZE_CEL, memory_rules.SIZE_MESSAGE, spec["memory"]))
+    return [
+        message
+        for cel, message, part in rows
+        if not environment.program(environment.compile(cel)).evaluate({"self": json_to_cel(part)})
+    ]
+
+
+def test_a_refused_template_makes_no_pods() -> None:
+    world = World(a_job(memory=MEMORY, template=mounted("/var/lib/unbroken-state")))
+    world.settle()
+    assert (world.created, world.condition("Admitted")) == ([], ("False", "InvalidSpec"))
+
+
+def test_a_node_that_is_too_small_for_the_checkpoints_is_named() -> None:
+    nodes = {"a": NodeView("a", {}, True, allocatable={"memory": "4Gi", "cpu": "8"})}
+    small = wants(resources={"requests": {"memory": "1Gi"}})
+    assert missing_on_nodes(small, nodes) == ""
+    expected = f"each pod needs {5 << 30} memory, the largest node has 4Gi"
+    assert missing_on_nodes(small, nodes, "4Gi") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("256Mi", "257Mi"), ("0.5Gi", "513Mi"), (0, "1Mi"), ("100m", str((1 << 20) + 1)), ("nonsense", "nonsense")],
+)
+def test_quantities_are_added(text: object, expected: object) -> None:
+    assert with_bytes(text, 1 << 20) == expected
