@@ -135,7 +135,7 @@ def main() -> None:
         importlib.import_module("nvidia_resiliency_ext.inprocess")
     # For all alike: a lost DNS query of c10d's would add five seconds here and there.
     stop_reverse_lookups()
-    ports = _free_ports()
+    ports = free_ports()
     pids = []
     for rank in range(world_size):
         pid = os.fork()
@@ -153,7 +153,8 @@ def main() -> None:
         os.waitpid(pid, 0)
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
+    """Return two ports that are free now."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         return one.getsockname()[1], two.getsockname()[1]
 

@@ -3,9 +3,10 @@
     memory_workload.py KIND FOLDER [FAULT...]        KIND: ddp, fsdp2, hsdp        FAULT: WHAT:ITERATION:RANK:STEP
 
 WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, or a point of the next
-save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; `corrupt` flips a bit of what was
-saved last and raises. Each rank writes a line a step to FOLDER/losses: "ITERATION
-RANK STEP LOSS", the loss as bits; and "restored ITERATION RANK STEP" to FOLDER/restored.
+save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of that iteration (any
+STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and raises.
+Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
+RANK STEP" to FOLDER/restored.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,16 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unbroken import inprocess, memory
 from unbroken.keeper.digests import read_digests, read_slot_head
+from unbroken.memory.arena import Arena
 from unbroken.memory.client import KeeperClient
+from unbroken.memory.reading import Contents
 from unbroken.memory.slots import Slot
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Head, Sample, SlotState, pack_head
 
@@ -37,6 +42,15 @@ KIND, FOLDER, *FAULTS = sys.argv[1:]
 NUM_STEPS = int(os.environ.get("TEST_STEPS", "12"))
 EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
+LIMIT_S = 60.0
+LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
+    "found": (Arena, "find", True),
+    "verified": (Contents, "verify", True),
+    # After the first tensor, where the others are still as the script has made them.
+    "half-read": (DefaultLoadPlanner, "commit_tensor", True),
+    "read": (Arena, "restored", False),
+}
+"""Points of a load: the owner of the function that is called there, and whether it is over by then."""
 
 
 def note(name: str, *words: object) -> None:
@@ -108,9 +122,27 @@ def kill_part(module: str) -> None:
     if victim is None:
         raise RuntimeError(f"no {module} in this pod")
     victim.kill()
-    while (found := part_of_pod(module)) is None or found.pid == victim.pid or not is_listening(module):
-        time.sleep(0.02)
+
+    def is_back() -> bool:
+        found = part_of_pod(module)
+        return found is not None and found.pid != victim.pid and is_listening(module)
+
+    wait_for(is_back, f"a new {module}")
     time.sleep(1.0)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait, but not for ever: then this rank fails and says why."""
+    until_s = time.monotonic() + LIMIT_S
+    while not condition():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"want {what} within {LIMIT_S:g} s")
+        time.sleep(0.02)
+
+
+def address(module: str) -> Path:
+    """Return where a part listens."""
+    return Path(os.environ["UNBROKEN_DIR"]) / f"{module.removeprefix('unbroken.')}.sock"
 
 
 def part_of_pod(module: str) -> psutil.Process | None:
@@ -126,8 +158,7 @@ def part_of_pod(module: str) -> psutil.Process | None:
 def is_listening(module: str) -> bool:
     """Return whether a new part can be reached."""
     with socket.socket(socket.AF_UNIX) as connection:
-        name = f"{module.removeprefix('unbroken.')}.sock"
-        return connection.connect_ex(str(Path(os.environ["UNBROKEN_DIR"]) / name)) == 0
+        return connection.connect_ex(str(address(module))) == 0
 
 
 def digested(step: int) -> set[int]:
@@ -148,8 +179,8 @@ def corrupt() -> None:
     heads = {path: head for path in slots if (head := read_slot_head(path)) and head.rank == dist.get_rank()}
     newest = max(heads, key=lambda path: heads[path].moment.order)
     # Those of the other ranks, too: a step that is not whole yet is not looked at.
-    while len(digested(heads[newest].moment.step)) < dist.get_world_size():
-        time.sleep(0.01)
+    step, world_size = heads[newest].moment.step, dist.get_world_size()
+    wait_for(lambda: len(digested(step)) >= world_size, f"digests of step {step} of all ranks")
     with newest.open("r+b") as file:
         file.seek(CONTENT_OFFSET + heads[newest].objects_offset - 70)
         byte = file.read(1)[0]
@@ -178,6 +209,23 @@ def die_at(point: str) -> None:
     setattr(owner, name, replacement)
 
 
+def die_in_load_if_due(iteration: int) -> None:
+    """Be killed at a point of this iteration's load, if the arguments say so."""
+    for fault in FAULTS:
+        what, *when = fault.split(":")
+        if what not in LOAD_POINTS or [int(one) for one in when[:2]] != [iteration, dist.get_rank()]:
+            continue
+        owner, name, is_after = LOAD_POINTS[what]
+        original = getattr(owner, name)
+
+        def die(*words: Any, original: Any = original, is_after: bool = is_after, **more: Any) -> Any:
+            if is_after:
+                original(*words, **more)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(owner, name, die)
+
+
 @inprocess.Wrapper()
 def train(call: inprocess.CallWrapper) -> None:
     """Train to the last step."""
@@ -191,6 +239,7 @@ def train(call: inprocess.CallWrapper) -> None:
     if os.environ.get("TEST_RESIZE") != "1":
         state["random"] = Randomness()
     checkpointer = memory.Checkpointer(every=EVERY, disk=DISK)
+    die_in_load_if_due(call.iteration)
     done = checkpointer.load(state)
     note("restored", call.iteration, rank, world_size, done)
     for step in range(0 if done is None else done + 1, NUM_STEPS):

@@ -56,6 +56,21 @@ def test_every_loss_is_that_of_a_run_without_faults(start_job: Callable[..., Any
     assert len(steps) >= 7
 
 
+def test_a_worker_that_is_killed_in_a_load_leaves_a_load_for_the_next_one(
+    start_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    """At each point: found, verified, half copied, copied but not told to the keeper."""
+    train(start_job, tmp_path / "calm", "fsdp2")
+    faults = ["raise:0:1:7", "found:1:2:0", "verified:2:3:0", "half-read:3:1:0", "read:4:0:0"]
+    train(start_job, tmp_path / "broken", "fsdp2", *faults)
+    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    steps = restored(tmp_path / "broken")
+    assert steps.pop(0) == {"None"}
+    # All of them go back to the one step; a rank that was killed notes nothing.
+    assert set().union(*steps.values()) in ({"4"}, {"6"}), steps
+    assert max(steps) >= 5
+
+
 def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
     start_job: Callable[..., Any], tmp_path: Path
 ) -> None:
