@@ -317,8 +317,8 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
                         await made.apply("broken", memory={"sizeLimit": "4Gi"}, template={"spec": {**HARMLESS, **part}})
                     name = f"without-memory-{number}"
                     await made.apply(name, suspend=True, template={"spec": {**HARMLESS, **part}})
-                for number, size in enumerate((1_000_000, "4Gi", "999Ti")):
-                    await made.apply(f"memory-{number}", suspend=True, memory={"sizeLimit": size})
+                for number, sound in enumerate((1_000_000, "4Gi", "999Ti")):
+                    await made.apply(f"memory-{number}", suspend=True, memory={"sizeLimit": sound})
             container = {"name": "trainer", "image": "torch:2", "command": ["python3"]}
             template = {"spec": {"containers": [{**container, "env": [{"name": "UNBROKEN_DIR", "value": "/"}]}]}}
             more = {} if has_cel else {"minReplicas": 3, "timeouts": {"softSeconds": 100}}

@@ -413,7 +413,7 @@ def test_pods_that_ended_well_while_the_rendezvous_was_away_are_told_to_the_next
         world.end_pod(name, "Succeeded")
         world.pods[name]["status"]["containerStatuses"] = [ended]
     world.rendezvous_says(JobPhase.FORMING, [], [], term=2)
-    created = [action.pod["metadata"]["name"] for action in world.actions() if isinstance(action, CreatePod)]
+    created = [action.manifest["metadata"]["name"] for action in world.actions() if isinstance(action, CreatePod)]
     assert created == []
     world.settle()
     _, _, told = world.pushed[-1]

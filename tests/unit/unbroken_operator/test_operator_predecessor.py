@@ -14,8 +14,9 @@ from .operator_world import running_world
 
 def a_report(term: int, phase: JobPhase, *pods: PodStatus, gained_s: float = 0.0) -> JobStatus:
     return JobStatus(
-        1, "digits", term, 1, phase, Reason.TRAINING, "", 3, 2, 0, 0, pods, {}, {}, (), 7, 0.5, (), 0, gained_s, 100.0
-    )
+        1, "digits", term, 1, phase, Reason.TRAINING, "", 3, 2, 0, 0, pods, {}, {}, (), 7, 0.5, (), 0,
+        gained_s=gained_s, ran_for_s=100.0,
+    )  # fmt: skip
 
 
 def member(name: str, *ranks: int) -> PodStatus:

@@ -26,7 +26,8 @@ def test_an_agent_says_since_when_its_workers_are_in_the_iteration_and_nothing_o
     pod = running_pod()
     pod.now_s += 100.94
     said = hello(pod)
-    assert (said.entered_ago_s, said.over_ago_s) == (pytest.approx(101.0), 0.0)
+    assert said.entered_ago_s == pytest.approx(101.0)
+    assert said.over_ago_s == 0.0
 
 
 def test_an_agent_says_since_when_the_iteration_is_over() -> None:
@@ -35,7 +36,8 @@ def test_an_agent_says_since_when_the_iteration_is_over() -> None:
     pod.step(raised(1))
     pod.now_s += 5.0
     said = hello(pod)
-    assert (said.entered_ago_s, said.over_ago_s) == (pytest.approx(105.0), 5.0)
+    assert said.entered_ago_s == pytest.approx(105.0)
+    assert said.over_ago_s == 5.0
     assert said.workers[1].fault is not None
     assert said.workers[1].fault.detect_s == 5.0
 
