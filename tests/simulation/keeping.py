@@ -303,9 +303,12 @@ class Memory:
 
     def check_cut(self, plans: list[tuple[Pod, Plan]], complete: StepKey | None) -> None:
         """Check a plan as it is cut. `complete`: the newest step that was called so before."""
+        # A coordinator that takes a job over may send the plan that it found, and the next one, in one step.
+        newest = max((plan.iteration for _pod, plan in plans), default=-1)
+        plans = [(pod, plan) for pod, plan in plans if plan.iteration == newest]
         if not self.is_on or not plans:
             return
-        iteration, term = plans[0][1].iteration, plans[0][1].term
+        iteration, term = newest, plans[0][1].term
         seats = {part.rank: pod for pod, plan in plans for part in plan.ranks if part.rank is not None}
         if {plan.restore is None for _pod, plan in plans} != {plans[0][1].restore is None}:
             raise Violation(f"iteration {iteration}: some pods are told what to restore, others are not")

@@ -45,9 +45,9 @@ def can_make_certificates() -> bool:
 
 def make_pod_key() -> PodKey:
     """Return a new key."""
-    from cryptography import x509  # noqa: PLC0415 - where nothing is copied to other pods, nothing needs the package
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography import x509  # noqa: PLC0415 - an extra of its own
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra of its own
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
 
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
@@ -60,7 +60,7 @@ class PodAuthority:
     """Vouches for the pods of one job."""
 
     def __init__(self, job_key: str, job_uid: str) -> None:
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
 
         self._key = ec.derive_private_key(_scalar(job_key, job_uid), ec.SECP256R1())
         self._name = hashlib.sha256(job_uid.encode(errors="replace")).hexdigest()[:32]
@@ -72,9 +72,9 @@ class PodAuthority:
 
         Only the key is taken from the request. Raises InputError when it is none.
         """
-        from cryptography import x509  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-        from cryptography.x509.oid import ExtendedKeyUsageOID  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415 - an extra of its own
+        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
+        from cryptography.x509.oid import ExtendedKeyUsageOID  # noqa: PLC0415 - an extra of its own
 
         key = _requested_key(request)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -92,7 +92,7 @@ class PodAuthority:
         return self._signed(builder)
 
     def _issue_own(self) -> str:
-        from cryptography import x509  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415 - an extra of its own
 
         identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         builder = (
@@ -104,17 +104,17 @@ class PodAuthority:
         return self._signed(builder)
 
     def _issuer(self) -> "x509.Name":
-        from cryptography import x509  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415 - an extra of its own
 
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"unbroken keepers {self._name}")])
 
     def _issuer_key(self) -> "x509.AuthorityKeyIdentifier":
-        from cryptography import x509  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415 - an extra of its own
 
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
 
     def _builder(self, key: "ec.EllipticCurvePublicKey", subject: "x509.Name") -> "x509.CertificateBuilder":
-        from cryptography import x509  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415 - an extra of its own
 
         return (
             x509.CertificateBuilder()
@@ -127,7 +127,7 @@ class PodAuthority:
         )
 
     def _signed(self, builder: "x509.CertificateBuilder") -> str:
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra of its own
 
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
@@ -147,8 +147,8 @@ def _scalar(job_key: str, job_uid: str) -> int:
 
 
 def _requested_key(request: str) -> Any:
-    from cryptography import x509  # noqa: PLC0415
-    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography import x509  # noqa: PLC0415 - an extra of its own
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra of its own
 
     if len(request) > MAX_REQUEST_CHARACTERS:
         raise InputError(f"request: want at most {MAX_REQUEST_CHARACTERS} characters, got {len(request)}")
@@ -162,7 +162,7 @@ def _requested_key(request: str) -> Any:
 
 
 def _signing_only() -> "x509.KeyUsage":
-    from cryptography import x509  # noqa: PLC0415
+    from cryptography import x509  # noqa: PLC0415 - an extra of its own
 
     return x509.KeyUsage(
         digital_signature=False, key_cert_sign=True, content_commitment=False, key_encipherment=False,

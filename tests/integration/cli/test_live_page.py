@@ -271,9 +271,10 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
 
     wait_until(lambda: get(job.url, "/v1/status")[0] == 200, "a rendezvous")
     with kubectl_standin(tmp_path, STANDIN_TARGET=job.listen) as asked:
-        secrets = iter(("d3Jvbmc=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="))
+        secrets = iter(("d3Jvbmd3cm9uZ3dyb25nd3Jvbmc=", "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="))
         inside = ClusterRendezvous(
-            lambda: {"data": {"token": next(secrets)}}, PortForward(["port-forward", "service/x"])
+            lambda: {"metadata": {"name": "digits-rendezvous"}, "data": {"token": next(secrets)}},
+            PortForward(["port-forward", "service/x"]),
         )
         try:
             # The first token is wrong: the Secret was replaced, and is read again.

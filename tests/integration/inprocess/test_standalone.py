@@ -230,7 +230,7 @@ def test_worker_that_never_calls_is_named(job: Job) -> None:
     assert len(texts) == 2
     for text in texts:
         assert text.startswith("TimeoutError: ")
-        assert "2 of 3 workers have called the wrapped function, on 1 hosts; missing ranks: 1" in text
+        assert "2 of 3 workers called the wrapped function, on 1 host; missing ranks: 1" in text
     job.wait_for_nobody()
 
 

@@ -116,9 +116,7 @@ def test_missing_and_doubled_ranks_are_told_to_all_hosts(tmp_path: Path) -> None
     async def run() -> None:
         async with meeting(tmp_path) as here:
             here.host(present("a", 0, is_owner=True))
-            await here.until_said(
-                "a", "1 of 3 workers have called the wrapped function, on 1 hosts; missing ranks: 1, 2"
-            )
+            await here.until_said("a", "1 of 3 workers called the wrapped function, on 1 host; missing ranks: 1, 2")
             here.host(present("b", 0, 1))
             await here.until_said("a", "missing ranks: 2; ranks that are there twice: [0]")
             await here.until_said("b", "missing ranks: 2; ranks that are there twice: [0]")

@@ -156,7 +156,7 @@ async def test_halves_of_characters_in_a_review_are_answered() -> None:
 async def test_a_review_that_takes_long_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(review: Any, _: tuple[str, ...]) -> ReviewAnswer:
+    def slow(review: Any, *_: tuple[str, ...]) -> ReviewAnswer:
         assert go_on.wait(80.0), "the loop stood still while a review was judged"
         return ReviewAnswer(review["request"]["uid"], "ml/digits")
 
@@ -173,7 +173,7 @@ async def test_a_review_that_takes_long_does_not_hold_up_the_loop(monkeypatch: p
 async def test_more_reviews_than_may_wait_are_refused_without_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(review: Any, _: tuple[str, ...]) -> ReviewAnswer:
+    def slow(review: Any, *_: tuple[str, ...]) -> ReviewAnswer:
         go_on.wait(80.0)
         return ReviewAnswer(review["request"]["uid"], "ml/digits")
 

@@ -62,14 +62,14 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def forward(context: object, value: torch.Tensor, step: int) -> torch.Tensor:
         """Pass the value on."""
-        context.step = step  # type: ignore[attr-defined]
+        context.step = step  # type: ignore[attr-defined] # torch gives it any attribute
         return value.clone()
 
     @staticmethod
     def backward(context: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Hang, if this rank is to."""
-        if NOW[-1][0] == "backward" and hangs(context.step):  # type: ignore[attr-defined]
-            note(context.step)  # type: ignore[attr-defined]
+        if NOW[-1][0] == "backward" and hangs(context.step):  # type: ignore[attr-defined] # torch gives it any attribute
+            note(context.step)  # type: ignore[attr-defined] # torch gives it any attribute
             sleep_for_ever()
         return gradient, None
 
@@ -141,7 +141,7 @@ def train(call: inprocess.CallWrapper) -> None:
         misbehave(step)
         if model is not None:
             model.zero_grad()
-            Slow.apply(model(torch.ones(1, 4)), step).sum().backward()  # type: ignore[no-untyped-call]
+            Slow.apply(model(torch.ones(1, 4)), step).sum().backward()  # type: ignore[no-untyped-call] # of torch
         elif NOW[-1][0] == "item":
             # What waits is `.item()`: the collective itself returns at once.
             funcol.all_reduce(torch.ones(1), "sum", world).item()

@@ -16,7 +16,7 @@ from unbroken_core import messages, wire
 from unbroken_core.bounds import BOUNDS, MAX_NUMBER, Items, Number, Text, bound_of
 from unbroken_core.errors import WireError
 from unbroken_core.messages import AgentMessage, Fault, Heartbeat, Hello, Plan, Report, WorkerState
-from unbroken_core.pod import pod_messages
+from unbroken_core.pod import pod_messages, replica_messages
 from unbroken_core.pod.pod_messages import WorkerReport
 from unbroken_core.reasons import Cause, Role, WorkerPhase
 
@@ -27,6 +27,10 @@ UNIONS = (
     pod_messages.FromLauncher,
     pod_messages.ToWorker,
     pod_messages.ToLauncher,
+    replica_messages.ToHolder,
+    replica_messages.ToOwner,
+    replica_messages.AfterContent,
+    replica_messages.ToReader,
 )
 KINDS: list[type] = [kind for union in UNIONS for kind in typing.get_args(union)]
 KINDS += [messages.Observation, messages.Earlier, AgentMemory]

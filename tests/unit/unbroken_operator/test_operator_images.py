@@ -109,7 +109,8 @@ def test_the_webhook_refuses_what_the_operator_would_not_admit(field: str) -> No
     assert (known.refused, known.warnings) == (None, refused.violations), "one that was there before can be changed"
 
 
-def test_operator_and_webhook_have_one_list() -> None:
+def test_operator_and_webhook_have_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     arguments = [
         "--all-namespaces",
         "--sidecar-image",

@@ -97,7 +97,7 @@ def test_requests_of_the_api_are_those_that_the_architecture_lists(tmp_path: Pat
 
     text = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text()
     table = text.partition("\n## Rendezvous API\n")[2].partition("\nPort 29601")[0]
-    listed = set(re.findall(r"`((?:GET|PUT) [^?`]+)", table))
+    listed = set(re.findall(r"`((?:GET|POST|PUT) [^?`]+)", table))
     assert {line for line in asyncio.run(served()) if not line.startswith("HEAD ")} == listed
 
 
