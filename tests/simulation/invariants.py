@@ -467,7 +467,9 @@ class Ledger:
                 raise Violation(f"the job is complete, and processes of {late} have not ended well")
             return
         if status.phase is JobPhase.FAILED:
-            is_late = status.reason is Reason.FAILED_AFTER_TRAINING and bool(late)
+            # How the processes of a pod that is cut off have ended is not known to anybody else.
+            is_unheard = any(pod.is_muted or pod.one_way for pod, _worker in entries)
+            is_late = status.reason is Reason.FAILED_AFTER_TRAINING and (bool(late) or is_unheard)
             if not is_late and status.reason not in self.world.schedule.allowed_failures:
                 raise Violation(f"failed without need: {status.reason} {status.message}")
             if not status.message:

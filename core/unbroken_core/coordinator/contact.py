@@ -14,7 +14,7 @@ from unbroken_core.coordinator.faults import take_fault
 from unbroken_core.coordinator.previous_world import first_world, note_lost
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
-from unbroken_core.coordinator.state.phases import Forming, Interrupted, Outage, Planned, Running
+from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Outage, Planned, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Hello
 from unbroken_core.pod.liveness import heartbeat_interval_s, reconnect_grace_s
@@ -80,6 +80,9 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
 def _lose_away(job: JobState, now_s: float) -> float:
     members = job.members
     grace_s = reconnect_grace_s(job.settings.timeouts, isinstance(job.phase, Interrupted))
+    if isinstance(job.phase, Ending):
+        # Nobody waits to train on: what it has to say is how its processes ended.
+        grace_s = max(grace_s, job.settings.timeouts.heartbeat_s)
     until_s = math.inf
     for uid in list(members.away):
         member = members.by_uid[uid]

@@ -45,6 +45,21 @@ def test_pod_that_is_lost_before_its_processes_have_ended_fails_the_job() -> Non
     assert message.startswith("p1 was lost before its processes had ended, after the training function had returned")
 
 
+def test_pod_that_is_away_while_the_job_ends_has_time_to_say_how_its_processes_ended() -> None:
+    """Nobody waits to train on; before, the short grace of a running job failed one that had trained."""
+    bench = ending()
+    timeouts = bench.settings.timeouts
+    assert timeouts.reconnect_s + 1.0 < timeouts.heartbeat_s
+    plan = bench.coordinator._job.members.by_uid["uid-p1"].plan
+    bench.step(AgentDisconnected(bench.sessions["p1"]))
+    bench.live(timeouts.reconnect_s + 1.0)
+    assert bench.status().phase is JobPhase.ENDING
+    bench.join("p1", plan=plan, term=1)
+    for local_rank in range(2):
+        bench.worker("p1", local_rank, COMPLETED, has_ended=True)
+    assert outcome(bench) == (JobPhase.COMPLETE, Reason.COMPLETED, "all 4 ranks completed")
+
+
 def test_pod_whose_processes_have_ended_may_go() -> None:
     bench = ending()
     bench.step(AgentDisconnected(bench.sessions["p0"]))
