@@ -75,15 +75,6 @@ def test_killed_worker_and_agent_cost_no_saved_step_and_no_bit(bench: Bench, tmp
                 await bench.apply(name, memory_job(name, folder, *faults[name]))
                 end = await ending(bench, name)
                 assert end["state"] == "Complete", json.dumps(end, indent=1)
-                if name == "broken":
-                    text = await bench.cluster.kubectl("get", "pods", "-n", name, "-o", "json")
-                    agents = [
-                        status
-                        for pod in json.loads(text)["items"]
-                        for status in pod["status"].get("initContainerStatuses", ())
-                        if status["name"] == "unbroken-agent"
-                    ]
-                    assert sum(status["restartCount"] for status in agents) == 1
 
     asyncio.run(scenario())
     assert losses(folders["broken"]) == losses(folders["calm"])

@@ -1,7 +1,7 @@
 """Which checkpoint all ranks go back to. Pure: the same on all ranks, since all see the same offers."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken_core.pod.memory_slots import Moment
@@ -26,6 +26,23 @@ class Candidate:
     world_size: int
     is_given_up: bool = False
     """The training has failed after it: only where there is nothing else."""
+
+
+def with_later(told: Sequence[Candidate], found: Iterable[Candidate]) -> list[Candidate]:
+    """Return what a plan names, after what was saved later in the newest iteration that it names.
+
+    The coordinator hears of a checkpoint once its keeper has digested it; the fault may come before that. Nothing of
+    another iteration is added: it may belong to a timeline that is over.
+    """
+    if not told:
+        return []
+    newest = max((one.moment for one in told), key=lambda moment: moment.order)
+    later = [
+        one
+        for one in found
+        if (one.moment.iteration, one.moment.term) == (newest.iteration, newest.term) and one.moment.step > newest.step
+    ]
+    return [*later, *told]
 
 
 def candidates(offers: Iterable[Offer]) -> list[Candidate]:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true, gather
 from unbroken.memory.arena import Arena
-from unbroken.memory.choosing import Candidate, Offer, candidates
+from unbroken.memory.choosing import Candidate, Offer, candidates, with_later
 from unbroken.memory.lazy_state import make_lazy_state
 from unbroken.memory.place import Place
 from unbroken.memory.reading import Contents, missing
@@ -59,24 +59,26 @@ class Restoration:
         self._refused: dict[Candidate, str] = {}
         self._own: dict[Candidate, str] = {}
         """What this rank itself could not read, and why."""
-        if _is_told(place.restore) and place.restore is not None:
-            self._is_any = False
-            self.candidates = [
-                Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
-                for one in place.restore.candidates
-            ]
-            if place.restore.reason:
-                logger.warning("checkpoint in memory not used: %s", place.restore.reason)
-            return
-        # An agent or a coordinator that does not know of it.
         rows = [(one.term, one.iteration, one.step, one.rank, one.world_size) for one in self._slots]
         offers = [
             Offer(Moment(term, iteration, step), rank, world_size)
             for of_rank in gather(rows, _OFFER_NUMBERS)
             for term, iteration, step, rank, world_size in of_rank
         ]
+        found_here = candidates(offers)
+        if _is_told(place.restore) and place.restore is not None:
+            self._is_any = False
+            told = [
+                Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
+                for one in place.restore.candidates
+            ]
+            self.candidates = with_later(told, found_here)
+            if place.restore.reason:
+                logger.warning("checkpoint in memory not used: %s", place.restore.reason)
+            return
+        # An agent or a coordinator that does not know of it.
         self._is_any = bool(offers)
-        self.candidates = candidates(offers)
+        self.candidates = found_here
 
     def choose(self, state: Mapping[str, Any], newer_than: int | None) -> Chosen | None:
         """Return the newest checkpoint that all ranks can read whole; None when there is none.
