@@ -276,7 +276,7 @@ def test_a_script_that_exits_at_once_fails_the_job_with_its_last_words() -> None
         ("exited with code 1: TypeError: got <function train at 0x7f01>", ""),
         ("exited with code 1: python3: No module named trian", ""),
         ("exited with code 1: python3: Error while finding module specification: No module named 'a.b'", ""),
-        ("exited with code 2: python3: can't open file '/work/trian.py': [Errno 2] No such file or directory", ""),
+        ("exited with code 2: python3: can't open file '/home/me/trian.py': [Errno 2] No such file or directory", ""),
         ("exited with code 1: KeyError: 'RANK'", "leave in-process out of restart.rungs"),
         (
             "exited with code 1: ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
