@@ -72,11 +72,12 @@ class Restoration:
                 Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
                 for one in place.restore.candidates
             ]
-            self.candidates = with_later(told, found_here)
             if place.restore.reason:
                 logger.warning("checkpoint in memory not used: %s", place.restore.reason)
-            return
-        # An agent or a coordinator that does not know of it.
+            if told or place.restore.reason:
+                self.candidates = with_later(told, found_here)
+                return
+        # An agent that does not know of plans for it, or a coordinator that has not heard of any checkpoint yet.
         self._is_any = bool(offers)
         self.candidates = found_here
 
