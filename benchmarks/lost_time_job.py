@@ -222,13 +222,16 @@ def run_plain(job: Job) -> None:
     """Train as under torchrun."""
     import torch.distributed as dist
 
-    ping: Callable[[int], None] = _no_ping
+    ping = _no_ping
     if job.system == "ft_launcher":
         from nvidia_resiliency_ext import fault_tolerance
 
         client = fault_tolerance.RankMonitorClient()
         client.init_workload_monitoring()
-        ping = lambda step: client.send_heartbeat()  # noqa: E731 - the peers are installed elsewhere
+
+        def ping(step: int) -> None:
+            client.send_heartbeat()
+
     Trainer(job, lambda: dist.init_process_group("gloo"), ping).train()
 
 

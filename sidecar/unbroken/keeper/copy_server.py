@@ -84,7 +84,8 @@ class CopyServer:
                             self._hand_out(link, message)
                         case _:
                             assert_never(message)
-        except LinkError as error:
+        except (LinkError, OSError) as error:
+            # OSError: the memory of a copy cannot be written.
             logger.info("peer's connection ended: %s", error)
         finally:
             self._places.release()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.network.pod_certificates import pod_of
+from unbroken.network.pod_names import pod_of
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.pod.replica_messages import MAX_FRAME_BYTES

@@ -2,26 +2,26 @@
 
 The rendezvous is the authority. Its key follows from the job key, so that it is the same after a restart: certificates
 stay valid, and nobody has to store it. A pod makes its own key and asks for a certificate over the connection on which
-its token has shown which pod it is. All of this needs the package cryptography.
+its token has shown which pod it is. Needs the package cryptography: imported only where copies are kept elsewhere.
 """
 
 import datetime
 import hashlib
 import hmac
-import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from typing import Any
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from unbroken.network.pod_names import uri_of
 from unbroken_core.errors import InputError
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 MAX_REQUEST_CHARACTERS = 4096
 MAX_CERTIFICATE_CHARACTERS = 16_384
-_SCHEME = "unbroken:pod:"
 _CONTEXT = b"unbroken keeper authority 1\0"
 _BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 # As of the authority of rendezvous: it ends with the job, and a host with a wrong clock must not be shut out.
@@ -38,17 +38,8 @@ class PodKey:
     """Certificate signing request, PEM."""
 
 
-def can_make_certificates() -> bool:
-    """Return whether the package that this needs is installed."""
-    return importlib.util.find_spec("cryptography") is not None
-
-
 def make_pod_key() -> PodKey:
     """Return a new key."""
-    from cryptography import x509  # noqa: PLC0415 - an extra of its own
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra of its own
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
-
     key = ec.generate_private_key(ec.SECP256R1())
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     encoding, text_format = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
@@ -60,8 +51,6 @@ class PodAuthority:
     """Vouches for the pods of one job."""
 
     def __init__(self, job_key: str, job_uid: str) -> None:
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
-
         self._key = ec.derive_private_key(_scalar(job_key, job_uid), ec.SECP256R1())
         self._name = hashlib.sha256(job_uid.encode(errors="replace")).hexdigest()[:32]
         self.certificate = self._issue_own()
@@ -72,15 +61,11 @@ class PodAuthority:
 
         Only the key is taken from the request. Raises InputError when it is none.
         """
-        from cryptography import x509  # noqa: PLC0415 - an extra of its own
-        from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 - an extra of its own
-        from cryptography.x509.oid import ExtendedKeyUsageOID  # noqa: PLC0415 - an extra of its own
-
         key = _requested_key(request)
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise InputError("request: want a key on the curve P-256, got another")
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        name = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_SCHEME + quote(pod_uid, safe=""))])
+        name = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri_of(pod_uid))])
         builder = (
             self._builder(key, x509.Name([]))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -92,8 +77,6 @@ class PodAuthority:
         return self._signed(builder)
 
     def _issue_own(self) -> str:
-        from cryptography import x509  # noqa: PLC0415 - an extra of its own
-
         identifier = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         builder = (
             self._builder(self._key.public_key(), self._issuer())
@@ -103,19 +86,13 @@ class PodAuthority:
         )
         return self._signed(builder)
 
-    def _issuer(self) -> "x509.Name":
-        from cryptography import x509  # noqa: PLC0415 - an extra of its own
-
+    def _issuer(self) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"unbroken keepers {self._name}")])
 
-    def _issuer_key(self) -> "x509.AuthorityKeyIdentifier":
-        from cryptography import x509  # noqa: PLC0415 - an extra of its own
-
+    def _issuer_key(self) -> x509.AuthorityKeyIdentifier:
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
 
-    def _builder(self, key: "ec.EllipticCurvePublicKey", subject: "x509.Name") -> "x509.CertificateBuilder":
-        from cryptography import x509  # noqa: PLC0415 - an extra of its own
-
+    def _builder(self, key: ec.EllipticCurvePublicKey, subject: x509.Name) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -126,17 +103,8 @@ class PodAuthority:
             .not_valid_after(_END)
         )
 
-    def _signed(self, builder: "x509.CertificateBuilder") -> str:
-        from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 - an extra of its own
-
+    def _signed(self, builder: x509.CertificateBuilder) -> str:
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-
-
-def pod_of(certificate: Any) -> str:
-    """Return the uid of the pod that a verified certificate names, "" for none; what `ssl.getpeercert()` returns."""
-    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
-    found = [value for kind, value in names if kind == "URI" and value.startswith(_SCHEME)]
-    return unquote(found[0][len(_SCHEME) :]) if len(found) == 1 == len(names) else ""
 
 
 def _scalar(job_key: str, job_uid: str) -> int:
@@ -147,9 +115,6 @@ def _scalar(job_key: str, job_uid: str) -> int:
 
 
 def _requested_key(request: str) -> Any:
-    from cryptography import x509  # noqa: PLC0415 - an extra of its own
-    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra of its own
-
     if len(request) > MAX_REQUEST_CHARACTERS:
         raise InputError(f"request: want at most {MAX_REQUEST_CHARACTERS} characters, got {len(request)}")
     try:
@@ -161,9 +126,7 @@ def _requested_key(request: str) -> Any:
     raise InputError("request: want one that is signed with its own key, got another signature")
 
 
-def _signing_only() -> "x509.KeyUsage":
-    from cryptography import x509  # noqa: PLC0415 - an extra of its own
-
+def _signing_only() -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=False, key_cert_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, crl_sign=False, encipher_only=False, decipher_only=False,
