@@ -79,7 +79,7 @@ class Replication:
         if self._listener is not None:
             return
         # Only where copies are kept elsewhere: the package cryptography takes a quarter of a second to load.
-        from unbroken.network.pod_certificates import make_pod_key  # noqa: PLC0415
+        from unbroken.network.pod_certificates import make_pod_key  # noqa: PLC0415 - see above
 
         made = make_pod_key()
         self._key, self._request = made.key, made.request

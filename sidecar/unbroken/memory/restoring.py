@@ -165,12 +165,10 @@ class Restoration:
             yield [*local]
         near = (rank + 0.5) / self._place.world_size
         others = [other for other in remote.ranks(candidate, near) if other not in slots]
-        number = 2
-        while others:
-            number = min(2 * number, len(others))
+        number = 1
+        while number < 2 * len(others):
             yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])]
-            if number == len(others):
-                return
+            number *= 2
 
     def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any]) -> Chosen:
         contents = Contents(sources)

@@ -36,7 +36,7 @@ class Vouching:
 
     def _authority(self, key: str) -> "PodAuthority":
         # Only where copies are kept elsewhere.
-        from unbroken.network.pod_certificates import PodAuthority  # noqa: PLC0415
+        from unbroken.network.pod_certificates import PodAuthority  # noqa: PLC0415 - see above
 
         if key not in self._authorities:
             if len(self._authorities) > 1:
