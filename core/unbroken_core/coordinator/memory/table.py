@@ -363,12 +363,14 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------------------- loads
 
     def _vote(self, teller: Teller, loads: tuple[Load, ...]) -> None:
-        told = tuple(
+        sound = [
             Load(load.term, load.iteration, load.source, load.of_term, load.of_iteration, load.step)
             for load in loads[-MAX_LOADS:]
             if 0 <= load.iteration <= teller.last_iteration and load.of_order < (load.iteration, load.term, 0)
-        )
-        self.num_refused += len(loads[-MAX_LOADS:]) - len(told)
+        ]
+        self.num_refused += len(loads[-MAX_LOADS:]) - len(sound)
+        # Each once: a pod has one vote for it to take back.
+        told = tuple(dict.fromkeys(sound))
         for load in self._voters.pop(teller.uid, ()):
             self._votes[load].discard(teller.uid)
         self._voters[teller.uid] = told

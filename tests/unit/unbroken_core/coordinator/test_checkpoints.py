@@ -177,6 +177,16 @@ def test_one_pod_cannot_void_what_the_others_have() -> None:
     assert table.floors == ()
 
 
+def test_a_load_that_a_pod_tells_twice_is_one_vote_and_its_loss_breaks_nothing() -> None:
+    """The fuzzer's find: such a message ended the coordinator with a KeyError when the pod went."""
+    table = two_steps()
+    told = load(2, 1, 10)
+    tell(table, "a", loads=(told, told))
+    assert table.load_of(2) == told
+    table.lose("a")
+    assert table.load_of(2) is None
+
+
 def test_a_new_coordinator_learns_all_of_it_from_the_agents() -> None:
     table = Checkpoints()
     for rank, uid in SEATS.items():
