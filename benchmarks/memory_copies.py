@@ -264,7 +264,7 @@ class Bench:
     def restore(self, iteration: int) -> float:
         """Restore in a pod that has nothing; return the seconds."""
         peer = Peer("holder", "127.0.0.1", self.holder.port)
-        told = Restore((Candidate(1, 0, self.step, 1, fetches=((0, 1, 0, "holder"),)),), "", (peer,))
+        told = Restore((Candidate(1, 0, self.step, 1, fetches=((0, 1, 0, "holder"),)),), peers=(peer,))
         self.reader.be(iteration, told)
         start_s = time.perf_counter()
         found = Checkpointer().load(dict(self.state))

@@ -13,9 +13,9 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from unbroken_operator.adapters.backoff import after_failure_s
 from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable
@@ -23,7 +23,7 @@ from unbroken_operator.adapters.executor import Executor, Services
 from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import RendezvousTarget
-from unbroken_operator.adapters.stores import JobKey, version_of
+from unbroken_operator.adapters.stores import HeldPods, JobKey, version_of
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import (
     COSTS,
@@ -68,9 +68,12 @@ _CREATIONS = (CreateSecret, CreateTokens, CreateService, CreatePod)
 MIN_HELD_S = 0.2
 """Shortest wait for a budget."""
 NUM_QUICK = 256
-"""Pods of a job whose plan takes 20 ms at most. Those of larger jobs, seconds for 65,536 pods, are made in a thread."""
+"""Pods of a job whose plan takes 20 ms at most. All that grows with the pods of larger jobs is done in a thread."""
 PEAK_S = 600.0
 """So long a job counts as having been as large as it was."""
+
+
+Result = TypeVar("Result")
 
 
 class JobWorker:
@@ -87,6 +90,8 @@ class JobWorker:
         self._is_starting = False
         """Whether a pod was starting on its node at the last look."""
         self._memory = JobMemory()
+        self._has_new_spec = False
+        """Since the last look."""
         refused = partial(shared.metrics.count_refusal, Refusal.REPORT)
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key), refused)
         self._plans = full(PLANS, time.monotonic())
@@ -111,9 +116,8 @@ class JobWorker:
         if version_of(job) == version_of(self.job):
             return
         if job["metadata"].get("generation") != self.job["metadata"].get("generation"):
-            # A new spec deserves a new attempt at once.
-            self._memory.refuse((), time.monotonic())
-            self._memory.note_new_spec()
+            # A new spec deserves a new attempt at once. The memory may be in use, in a thread.
+            self._has_new_spec = True
         self.job = job
         self._wake.set()
 
@@ -159,7 +163,6 @@ class JobWorker:
     async def _reconcile(self) -> float | None:
         with self._shared.metrics.reconcile_seconds.time():
             snapshot = await self._observe(STARTING_SECRET_S if self._is_starting else SECRET_AGE_S)
-            self._is_starting = _is_starting(snapshot)
             decision = await self._decide(snapshot)
             self._memory.sound_spec = decision.sound_spec or self._memory.sound_spec
             if any(isinstance(action, CreatePod) for action in decision.actions):
@@ -205,11 +208,11 @@ class JobWorker:
 
     async def _plan(self, snapshot: Snapshot) -> Decision:
         """Plan; beside the loop where that takes long. What changes meanwhile wakes this worker, as during actions."""
-        if max(wanted_pods(snapshot.job.get("spec")), len(snapshot.pods)) <= NUM_QUICK:
+        if not self._is_large():
             return plan(snapshot)
-        # The one thing in it that the loop changes in place.
+        # What the loop changes in place.
         still = dataclasses.replace(snapshot, nodes=dict(snapshot.nodes), tokens=dict(snapshot.tokens))
-        return await asyncio.get_running_loop().run_in_executor(self._shared.planner, plan, still)
+        return await self._aside(partial(plan, still))
 
     def _afford(self, decision: Decision) -> Decision:
         """Hold back what the job's budgets do not allow; see that it is said, and tried later."""
@@ -240,20 +243,22 @@ class JobWorker:
                 self._memory.spend(COSTS[kind], number, time.monotonic())
 
     async def _observe(self, secret_age_s: float) -> Snapshot:
-        shared, now_s = self._shared, time.monotonic()
+        shared = self._shared
         if not self.job["metadata"].get("deletionTimestamp"):
             await self._refresh_secrets(secret_age_s)
             await self._executor.refresh_foreign_service()
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
-        pods = shared.pods.of_job(self.key)
-        self._poller.limits = self._report_limits(pods, now_s)
-        self._poller.follow(self._target(pods))
+        secret = self._secret
+        found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid)))
+        now_s = time.monotonic()
+        self._poller.limits = self._report_limits(found.num_trainers, now_s)
+        self._poller.follow(self._target(found.rendezvous))
         snapshot = Snapshot(
             job=self.job,
-            pods=pods,
+            pods=found.pods,
             nodes=shared.nodes.nodes,
-            secret=self._secret.view,
+            secret=secret.view,
             service=shared.services.of_job(self.key) or self._executor.foreign_service,
             now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             options=shared.options,
@@ -266,18 +271,37 @@ class JobWorker:
             unheard_for_s=self._poller.unheard_for_s,
             heard_at=self._poller.heard_at,
             released=tuple(self._executor.released.values()),
-            has_job_key=self._secret.has_job_key,
-            tokens=self._secret.tokens,
-            hosts=shared.pods.hosts(self.key, self.uid),
+            has_job_key=secret.has_job_key,
+            tokens=secret.tokens,
+            hosts=found.hosts,
         )
-        owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
-        self._memory.note_ordinals(snapshot.status)
-        self._memory.note_lease(shared.options.lease, str(snapshot.status.get("lease") or ""), now_s)
+        self._is_starting = found.is_starting
+        if self._has_new_spec:
+            self._has_new_spec = False
+            self._memory.refuse((), now_s)
+            self._memory.note_new_spec()
         num_circles = self._memory.circles.num_rounds
-        self._memory.update(owned, self._poller.report, job_outcome(snapshot) is not None, now_s)
+        snapshot = await self._aside(partial(self._remember, snapshot, now_s))
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
             shared.metrics.count_refusal(Refusal.CIRCLE)
+        return snapshot
+
+    def _remember(self, snapshot: Snapshot, now_s: float) -> Snapshot:
+        """Take what is seen into the memory, which is this worker's alone; return the snapshot with what it says."""
+        owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
+        self._memory.note_ordinals(snapshot.status)
+        self._memory.note_lease(snapshot.options.lease, str(snapshot.status.get("lease") or ""), now_s)
+        self._memory.update(owned, snapshot.report, job_outcome(snapshot) is not None, now_s)
         return dataclasses.replace(snapshot, memory=self._memory.view(now_s))
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        """Do this at once for a small job; for a large one, where it takes long, in a thread."""
+        if not self._is_large():
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._shared.planner, work)
+
+    def _is_large(self) -> bool:
+        return max(wanted_pods(self.job.get("spec")), self._shared.pods.num_of_job(self.key)) > NUM_QUICK
 
     async def _refresh_secrets(self, secret_age_s: float) -> None:
         """Read the job's Secret again, and those that hold its pods' tokens, as far as they may have changed."""
@@ -286,36 +310,20 @@ class JobWorker:
         elif self._shared.client.is_token_old(self._poller.target):
             secret_age_s = min(secret_age_s, STARTING_SECRET_S)
         await self._secret.refresh(secret_age_s)
-        trainers = [
-            pod
-            for pod in self._shared.pods.of_job(self.key)
-            if pod.component == layout.TRAINER and pod.owner_uid == self.uid and not pod.is_terminal
-        ]
-        blocks = {layout.token_block(pod.ordinal) for pod in trainers}
-        starting = {layout.token_block(pod.ordinal) for pod in trainers if pod.node and pod.phase == "Pending"}
+        blocks, starting = await self._aside(partial(_token_blocks, self._shared.pods.held(self.key, self.uid)))
         await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
         await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
-    def _report_limits(self, pods: tuple[PodView, ...], now_s: float) -> ReportLimits:
+    def _report_limits(self, num_trainers: int, now_s: float) -> ReportLimits:
         """Return what the rendezvous may report; it learns a moment later than we that a job is smaller."""
         spec = self.job.get("spec")
-        num = max(wanted_pods(spec), sum(pod.component == layout.TRAINER for pod in pods))
+        num = max(wanted_pods(spec), num_trainers)
         if num >= self._peak[0] or now_s - self._peak[1] > PEAK_S:
             self._peak = (num, now_s)
         self._memory.resize(num)
         return report_limits(spec, self._peak[0])
 
-    def _target(self, pods: tuple[PodView, ...]) -> RendezvousTarget | None:
-        candidates = [
-            pod
-            for pod in pods
-            if pod.component == layout.RENDEZVOUS
-            and pod.owner_uid == self.uid
-            and pod.ip
-            and not pod.is_terminal
-            and not pod.is_deleting
-            and not pod.is_standby
-        ]
+    def _target(self, candidates: tuple[PodView, ...]) -> RendezvousTarget | None:
         if not candidates or not self._secret.token:
             return None
         pod = max(candidates, key=lambda pod: pod.ordinal)
@@ -346,9 +354,54 @@ class JobWorker:
                 self.update(job)
 
 
-def _is_starting(snapshot: Snapshot) -> bool:
-    owned = (*snapshot.trainers(), *snapshot.rendezvous_pods())
-    return any(pod.node and pod.phase == "Pending" and not pod.is_deleting for pod in owned)
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    """What one look at the job's pods tells."""
+
+    pods: tuple[PodView, ...]
+    hosts: frozenset[str]
+    num_trainers: int
+    rendezvous: tuple[PodView, ...]
+    """Those that may be asked."""
+    is_starting: bool
+    """Whether a pod is starting on its node."""
+
+
+def _look(held: HeldPods) -> _Look:
+    pods = held.by_name()
+    owned = [pod for pod in pods if pod.owner_uid == held.owner_uid]
+    return _Look(
+        pods,
+        held.hosts(),
+        sum(pod.component == layout.TRAINER for pod in pods),
+        tuple(
+            pod
+            for pod in owned
+            if pod.component == layout.RENDEZVOUS
+            and pod.ip
+            and not pod.is_terminal
+            and not pod.is_deleting
+            and not pod.is_standby
+        ),
+        any(
+            pod.node and pod.phase == "Pending" and not pod.is_deleting
+            for pod in owned
+            if pod.component in (layout.TRAINER, layout.RENDEZVOUS)
+        ),
+    )
+
+
+def _token_blocks(held: HeldPods) -> tuple[set[int], set[int]]:
+    """Return the blocks of tokens of all training pods, and those of pods that are starting on their nodes."""
+    trainers = [
+        known.view
+        for known in held.known
+        if known.view.component == layout.TRAINER
+        and known.view.owner_uid == held.owner_uid
+        and not known.view.is_terminal
+    ]
+    blocks = {layout.token_block(pod.ordinal) for pod in trainers}
+    return blocks, {layout.token_block(pod.ordinal) for pod in trainers if pod.node and pod.phase == "Pending"}
 
 
 def _is_worth_another_look(decision: Decision) -> bool:

@@ -5,11 +5,16 @@
     --targets A,B   only these
     --engine E      seeds, or atheris: inputs that reach new code (`pip install atheris`; not a dependency of ours)
 
-Ends with code 1 at the first defect, and says how to see it again; or when memory grew. Slow steps are only reported:
-how long one takes depends on the machine.
+Ends with code 1 at the first defect, when a step takes more than 50 ms of this thread's CPU time, or when memory grew.
+It says which message that was, and how to see it again.
+
+A machine that is loaded, or whose host takes its CPUs away, makes any step look slow once, and so does a garbage
+collection that happens to fall into it. So a slow step is repeated from where its listener began, and its fastest time
+counts; collections are timed by themselves.
 """
 
 import argparse
+import gc
 import importlib
 import resource
 import sys
@@ -20,11 +25,14 @@ from random import Random
 from typing import Any
 
 from tests.fuzzing.operator_target import OperatorTarget
+from tests.fuzzing.parsers import ParserTarget
 from tests.fuzzing.targets import TARGETS, Target
 
-ALL: dict[str, type[Target]] = {**TARGETS, "operator": OperatorTarget}
-_SLOW_S = 0.05
-_SHARES = {"coordinator": 40, "agent": 30, "rounds": 15, "files": 10, "operator": 5}
+ALL: dict[str, type[Target]] = {**TARGETS, "operator": OperatorTarget, "parsers": ParserTarget}
+SLOW_S = 0.05
+MOST_SHOWN = 400
+"""Characters of a message that is named."""
+_SHARES = {"coordinator": 35, "agent": 25, "rounds": 10, "files": 10, "operator": 5, "parsers": 15}
 """Of all messages, in percent: the operator plans a whole job at each."""
 _MAX_GROWTH_KIB = 32 << 10
 """Of the second half of the run: caches fill in the first."""
@@ -59,27 +67,74 @@ def _resident_kib() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
 
 
-def _run_seeds(name: str, num_messages: int, seed: int) -> bool:
+class Collections:
+    """How long the garbage collector took, in CPU time of the thread that it stops; `with` counts."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._started_s = 0.0
+
+    def _note(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._started_s = time.thread_time()
+        else:
+            self.longest_s = max(self.longest_s, time.thread_time() - self._started_s)
+
+    def __enter__(self) -> "Collections":
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._note)
+
+
+def repeated_s(target: Target, times: int = 5) -> float:
+    """Return how long the target's last step takes at least, when all is said again since its listener began."""
+    fastest_s = target.took_s
+    for _ in range(times):
+        if fastest_s <= SLOW_S:
+            break
+        source = Random()
+        source.setstate(target.began)
+        again = type(target)(source)
+        for _ in range(target.num_steps_since):
+            again.step()
+        assert again.heard == target.heard, "a listener must depend on nothing but its source"
+        fastest_s = min(fastest_s, again.took_s)
+    return fastest_s
+
+
+def run_seeds(kind: type[Target], num_messages: int, seed: int) -> bool:
     """Run one target; return whether all held."""
-    target = ALL[name](Random(seed))
-    slowest_s, num_slow, cpu_s, half_kib = 0.0, 0, 0.0, 0
-    for number in range(num_messages):
-        try:
-            target.step()
-        except Exception:
-            traceback.print_exc()
-            again = f"python -m tests.fuzzing --targets {name} --seed {seed} --messages {number + 1}"
-            print(f"{name}: broken by message {number + 1}; again: {again}", flush=True)
-            return False
-        cpu_s += target.took_s
-        slowest_s, num_slow = max(slowest_s, target.took_s), num_slow + (target.took_s > _SLOW_S)
-        if number == num_messages // 2:
-            half_kib = _resident_kib()
+    name = kind.name
+    target = kind(Random(seed))
+    slowest_s, num_faked, cpu_s, half_kib = 0.0, 0, 0.0, 0
+    again = f"python -m tests.fuzzing --targets {name} --seed {seed} --messages"
+    with Collections() as collections:
+        for number in range(1, num_messages + 1):
+            try:
+                target.step()
+            except Exception:
+                traceback.print_exc()
+                print(f"{name}: broken by message {number}, {target.heard[:MOST_SHOWN]!r}; again: {again} {number}")
+                return False
+            took_s = target.took_s
+            if took_s > SLOW_S:
+                took_s = repeated_s(target)
+                num_faked += took_s <= SLOW_S
+            cpu_s += took_s
+            if took_s > SLOW_S:
+                what = f"{took_s * 1000:.0f} ms for message {number}, {target.heard[:MOST_SHOWN]!r}"
+                print(f"{name}: {what}; again: {again} {number}")
+                return False
+            slowest_s = max(slowest_s, took_s)
+            if number == num_messages // 2 + 1:
+                half_kib = _resident_kib()
     grown_kib = _resident_kib() - half_kib
     print(
-        f"{name}: {num_messages} messages, {target.num_refused} refused, slowest {slowest_s * 1000:.1f} ms, {num_slow} "
-        f"over {_SLOW_S * 1000:.0f} ms, {cpu_s / num_messages * 1e6:.0f} us each, memory +{grown_kib} KiB in the "
-        "second half",
+        f"{name}: {num_messages} messages, {target.num_refused} refused, slowest {slowest_s * 1000:.1f} ms, "
+        f"{num_faked} slow only once, {cpu_s / num_messages * 1e6:.0f} us each, garbage collection at most "
+        f"{collections.longest_s * 1000:.1f} ms, memory +{grown_kib} KiB in the second half",
         flush=True,
     )
     return grown_kib <= _MAX_GROWTH_KIB
@@ -117,7 +172,7 @@ def main(arguments: list[str]) -> int:
     started_s = time.monotonic()
     whole = sum(_SHARES[name] for name in names)
     numbers = {name: max(asked.messages * _SHARES[name] // whole, 1) for name in names}
-    found = [_run_seeds(name, number, asked.seed) for name, number in numbers.items()]
+    found = [run_seeds(ALL[name], number, asked.seed) for name, number in numbers.items()]
     print(f"{sum(numbers.values())} messages in {time.monotonic() - started_s:.0f} s")
     return 0 if all(found) else 1
 

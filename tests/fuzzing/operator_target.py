@@ -17,6 +17,8 @@ from unbroken_operator.decisions.limits.report import read_report, report_limits
 class OperatorTarget(Target):
     """One job's planner."""
 
+    name = "operator"
+
     world: World
 
     def reset(self) -> None:
@@ -52,6 +54,7 @@ class OperatorTarget(Target):
             text = speaker.say(JobStatus)
         else:
             text = speaker.repeat(replace(self.sound, revision=self.revision))
+        self.heard = text
         limits = report_limits(world.job["spec"], len(names))
         started_s = time.thread_time()
         try:

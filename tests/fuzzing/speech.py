@@ -19,6 +19,38 @@ _NONSENSE: tuple[Any, ...] = (None, True, -1, 1 << 70, -(1 << 63), 1e308, "", "x
 _TEXTS = ("", "a", "rack-1", "10.0.0.1", "é", "\x1b[31m", "x" * 40)
 
 
+def spoilt_json(source: Random, data: Any) -> Any:
+    """Return JSON of which one part, however deep, is something else, missing, or more; it is changed in place."""
+    if not isinstance(data, (dict, list)) or not data or source.random() < 0.2:
+        return source.choice(_NONSENSE)
+    key: Any = source.choice(list(data)) if isinstance(data, dict) else source.randrange(len(data))
+    change = source.random()
+    if change < 0.6:
+        data[key] = spoilt_json(source, data[key])
+    elif change < 0.8:
+        del data[key]
+    elif isinstance(data, dict):
+        data[source.choice(_TEXTS)] = source.choice(_NONSENSE)
+    else:
+        data.extend([data[key]] * source.choice((1, 1, 100)))
+    return data
+
+
+def spoilt_bytes(source: Random, content: bytes) -> bytes:
+    """Return it with some bytes that are others, missing, or repeated."""
+    data = bytearray(content)
+    for _ in range(source.choice((0, 1, 1, 4))):
+        place = source.randrange(len(data)) if data else 0
+        what = source.random()
+        if what < 0.5 and data:
+            data[place] = source.randrange(256)
+        elif what < 0.75:
+            del data[place : place + source.choice((1, 10, 1000))]
+        else:
+            data[place:place] = data[place : place + 10] * source.choice((1, 50))
+    return bytes(data)
+
+
 class Speaker:
     """Makes messages; `usual` are values that fields have most of the time, by name."""
 
@@ -32,7 +64,7 @@ class Speaker:
         kind = source.choice(kinds)
         data = {"type": kind.__name__, **self._object(kind)}
         if source.random() < 0.08:
-            data = self._spoil(data)
+            data = spoilt_json(source, data)
         text = json.dumps(data, ensure_ascii=source.random() < 0.5)
         if source.random() < 0.01:
             return text[: source.randrange(len(text))]
@@ -41,23 +73,7 @@ class Speaker:
     def repeat(self, message: object, changes: Mapping[str, Any] | None = None) -> str:
         """Return the text of this message, now and then with a part that is something else."""
         data = {**json.loads(wire.encode(message)), **(changes or {})}
-        return json.dumps(self._spoil(data) if self.source.random() < 0.1 else data)
-
-    def _spoil(self, data: Any) -> Any:
-        source = self.source
-        if not isinstance(data, (dict, list)) or not data or source.random() < 0.2:
-            return source.choice(_NONSENSE)
-        key: Any = source.choice(list(data)) if isinstance(data, dict) else source.randrange(len(data))
-        change = source.random()
-        if change < 0.6:
-            data[key] = self._spoil(data[key])
-        elif change < 0.8:
-            del data[key]
-        elif isinstance(data, dict):
-            data[source.choice(_TEXTS)] = source.choice(_NONSENSE)
-        else:
-            data.extend([data[key]] * source.choice((1, 1, 100)))
-        return data
+        return json.dumps(spoilt_json(self.source, data) if self.source.random() < 0.1 else data)
 
     def _object(self, kind: Any) -> dict[str, Any]:
         found = {}

@@ -9,9 +9,9 @@ import typing
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
-from tests.fuzzing.speech import Speaker
+from tests.fuzzing.speech import Speaker, spoilt_bytes
 from tests.simulation.state_invariants import check_state
 
 from unbroken.agent.adapters.memory_file import _format, _parse
@@ -76,14 +76,20 @@ _OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
 
 
 class Target(ABC):
-    """One listener."""
+    """One listener. It depends on its source alone, so that whatever happens can be seen again."""
+
+    name: ClassVar[str]
 
     def __init__(self, source: Random) -> None:
         self.source = source
         self.num_refused = 0
-        self.num_steps = 0
+        self.num_steps_since = 0
         self.took_s = 0.0
         """CPU time of this thread in the listener for the last message."""
+        self.heard = ""
+        """The last message."""
+        self.began: Any = source.getstate()
+        """The source when `num_steps_since` began to count."""
         self.reset()
 
     @abstractmethod
@@ -96,9 +102,10 @@ class Target(ABC):
 
     def step(self) -> None:
         """Take one message; now and then by a new process."""
-        self.num_steps += 1
-        if self.num_steps % _RESET_EVERY == 0:
+        if self.num_steps_since == _RESET_EVERY:
+            self.began, self.num_steps_since = self.source.getstate(), 0
             self.reset()
+        self.num_steps_since += 1
         self.took_s = 0.0
         try:
             self.listen()
@@ -108,6 +115,7 @@ class Target(ABC):
 
     def decode(self, text: str | bytes, expected: Any) -> Any:
         """Read a message, on the clock."""
+        self.heard = str(text)
         started_s = time.thread_time()
         try:
             return wire.decode(text, expected)
@@ -117,6 +125,8 @@ class Target(ABC):
 
 class CoordinatorTarget(Target):
     """A job's coordinator, its agents, and its operator."""
+
+    name = "coordinator"
 
     def reset(self) -> None:
         """Begin another job."""
@@ -276,6 +286,8 @@ class CoordinatorTarget(Target):
 class AgentTarget(Target):
     """A pod's agent: its launcher, its workers, its page of stamps, and the rendezvous."""
 
+    name = "agent"
+
     def reset(self) -> None:
         """Begin another agent."""
         source = self.source
@@ -288,7 +300,9 @@ class AgentTarget(Target):
     def listen(self) -> None:
         """Take one message, or let time pass."""
         self.now_s += self.source.choice((0.001, 0.01, 0.1, 1.0, 20.0))
+        self.heard = ""
         event = self._event()
+        self.heard = self.heard or repr(event)
         started_s = time.thread_time()
         actions = self.member.step(event, self.now_s)
         self.took_s += time.thread_time() - started_s
@@ -354,6 +368,8 @@ class AgentTarget(Target):
 class RoundsTarget(Target):
     """The rendezvous for torchrun."""
 
+    name = "rounds"
+
     def reset(self) -> None:
         """Begin another run."""
         self.rounds = RunRounds()
@@ -386,7 +402,9 @@ class RoundsTarget(Target):
             if source.random() < 0.1:
                 self.rounds.lose(session, self.now_s)
             else:
-                report = wire.decode(Speaker(source, usual).say(NodeReport), NodeReport)
+                self.heard = text = Speaker(source, usual).say(NodeReport)
+                started_s = time.thread_time()
+                report = wire.decode(text, NodeReport)
                 self.rounds.receive(session, report, ("10.0.0.9", "10.0.0.1"), self.now_s)
         finally:
             actions = self.rounds.settle(self.now_s)
@@ -401,6 +419,8 @@ class RoundsTarget(Target):
 class FileTarget(Target):
     """What lies in the volumes of a pod: the agent's memory, and stacks."""
 
+    name = "files"
+
     def reset(self) -> None:
         """Write another memory."""
         plan = Plan(2, 3, Role.ACTIVE, 4, "10.0.0.1", 600, ())
@@ -410,26 +430,13 @@ class FileTarget(Target):
 
     def listen(self) -> None:
         """Read both, spoilt."""
-        memory, stack = self._spoilt(self.memory), self._spoilt(self.stack.encode())
+        memory, stack = spoilt_bytes(self.source, self.memory), spoilt_bytes(self.source, self.stack.encode())
+        self.heard = f"{memory!r} {stack!r}"
         started_s = time.thread_time()
         _parse(memory)
         frames = parse_stack(stack.decode(errors="replace"))
         self.took_s += time.thread_time() - started_s
         assert len(frames) <= 24
-
-    def _spoilt(self, content: bytes) -> bytes:
-        source = self.source
-        data = bytearray(content)
-        for _ in range(source.choice((0, 1, 1, 4))):
-            place = source.randrange(len(data)) if data else 0
-            what = source.random()
-            if what < 0.5 and data:
-                data[place] = source.randrange(256)
-            elif what < 0.75:
-                del data[place : place + source.choice((1, 10, 1000))]
-            else:
-                data[place:place] = data[place : place + 10] * source.choice((1, 50))
-        return bytes(data)
 
 
 TARGETS: dict[str, type[Target]] = {

@@ -51,7 +51,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
         _note_refusal(job, hello, refused)
         return
     _note_refusal(job, hello, None)
-    if hello.pod in job.gone and not _is_awaited(job, hello):
+    if _is_gone(job, hello) and not _is_awaited(job, hello):
         # No names are used twice, so that nobody joins any more as a pod that was deleted. The status does not show it:
         # there is nothing to be done about a pod that is gone.
         job.actions += [Send(session, Refused(f"pod: {hello.pod} does not exist any more")), Close(session)]
@@ -91,6 +91,25 @@ def _foreign_uid(job: JobState, hello: Hello) -> str | None:
     if observed is None or observed.pod == hello.pod:
         return None
     return f"pod_uid: {hello.pod_uid} belongs to pod {observed.pod}, got pod {hello.pod}"
+
+
+def _is_gone(job: JobState, hello: Hello) -> bool:
+    """Whether the pod was deleted. Of those that went before this coordinator their ordinals tell.
+
+    While the operator accounts for all pods, each ordinal up to its newest pod's is one that it names, or has ended.
+    """
+    if hello.pod in job.gone:
+        return True
+    if not job.cluster.is_accounted or hello.pod_uid in job.cluster.pods:
+        return False
+    return 0 <= _ordinal(job, hello.pod) <= job.newest_ordinal and hello.pod not in job.named
+
+
+def _ordinal(job: JobState, pod: str) -> int:
+    """Return the number at the end of a training pod's name, -1 for any other name."""
+    job_name, dash, digits = pod.rpartition("-")
+    is_ours = dash and job_name == job.settings.job and digits.isdecimal() and digits.isascii() and len(digits) < 10
+    return int(digits) if is_ours else -1
 
 
 def _is_awaited(job: JobState, hello: Hello) -> bool:
@@ -303,6 +322,8 @@ def _note_gone_names(job: JobState, before: Mapping[str, PodObservation], pods: 
     """Note whom the operator does not name any more. Whom it has not named yet may be there all the same."""
     if before.keys() == pods.keys():
         return
+    job.named = frozenset(pod.pod for pod in pods.values())
+    job.newest_ordinal = max((_ordinal(job, pod) for pod in job.named), default=-1)
     for uid, pod in before.items():
         if uid not in pods:
             job.gone[pod.pod] = None

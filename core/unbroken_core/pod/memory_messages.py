@@ -177,6 +177,8 @@ class Counted:
     steps_redone: int = -1
     """At the last load; -1 before the first, and where nobody knows."""
     digest_failures: int = 0
+    num_refused: int = 0
+    """Connections and messages of workers that the keeper refused."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ it by version.
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from unbroken_operator.api import layout
@@ -43,6 +44,26 @@ def version_of(item: Mapping[str, Any]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+@dataclass(frozen=True)
+class HeldPods:
+    """One job's pods at one moment. To make it costs next to nothing, to read it a millisecond for a thousand pods."""
+
+    owner_uid: str
+    known: tuple[Known[PodView], ...]
+    past_hosts: tuple[str, ...]
+    """Nodes on which pods of the job ran, that may have gone."""
+
+    def by_name(self) -> tuple[PodView, ...]:
+        """Return the pods, sorted by name."""
+        return tuple(sorted((known.view for known in self.known), key=attrgetter("name")))
+
+    def hosts(self) -> frozenset[str]:
+        """See PodStore."""
+        views = (known.view for known in self.known)
+        present = (view.node for view in views if view.owner_uid == self.owner_uid and view.has_run)
+        return frozenset((*self.past_hosts, *present))
+
+
 class PodStore:
     """Pods of all jobs. `on_change` gets the job whose pods changed."""
 
@@ -62,9 +83,15 @@ class PodStore:
 
     def hosts(self, key: JobKey, owner_uid: str) -> frozenset[str]:
         """Return the nodes on which pods of this very job were seen to run, lately or now."""
-        views = (known.view for known in self._pods.get(key, {}).values())
-        present = (view.node for view in views if view.owner_uid == owner_uid and view.has_run)
-        return frozenset((*self._hosts.get(owner_uid, ()), *present))
+        return self.held(key, owner_uid).hosts()
+
+    def held(self, key: JobKey, owner_uid: str) -> "HeldPods":
+        """Return what is known of a job's pods at this moment; a thread may look at it."""
+        return HeldPods(owner_uid, tuple(self._pods.get(key, {}).values()), tuple(self._hosts.get(owner_uid, ())))
+
+    def num_of_job(self, key: JobKey) -> int:
+        """Return how many pods bear the job's label."""
+        return len(self._pods.get(key, ()))
 
     def num_ended(self, owner_uid: str) -> int:
         """Return how many deleted training pods of a job were seen to end."""
@@ -72,7 +99,7 @@ class PodStore:
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that bear the job's label, by name."""
-        return tuple(known.view for _, known in sorted(self._pods.get(key, {}).items()))
+        return self.held(key, "").by_name()
 
     def vanished(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that left the watch without being deleted first."""

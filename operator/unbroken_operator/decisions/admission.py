@@ -60,7 +60,10 @@ class InvalidSpec:
     def counted(self) -> frozenset[Refusal]:
         """What of it is counted."""
         signs = ((Refusal.RESERVED_KEYS, layout.RESERVED_KEYS), (Refusal.IMAGE, NOT_ALLOWED))
-        return frozenset(what for what, sign in signs if any(sign in violation for violation in self.violations))
+        found = (
+            next((what for what, sign in signs if sign in violation), Refusal.SPEC) for violation in self.violations
+        )
+        return frozenset(found)
 
     @property
     def message(self) -> str:

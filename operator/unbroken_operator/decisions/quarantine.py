@@ -231,7 +231,7 @@ def _may_be_quarantined(node: NodeView) -> bool:
 def _evidence(jobs: Iterable[JobsView], now: str, limits: QuarantineLimits) -> dict[str, _Evidence]:
     found: dict[str, _Evidence] = {}
     for job in jobs:
-        scores = {item.get("name"): _score(item, now) for item in job.suspects[:MAX_SUSPECTS]}
+        scores = {str(item.get("name")): _score(item, now) for item in job.suspects[:MAX_SUSPECTS]}
         blamed = {name: score for name, score in scores.items() if name in job.hosts and score >= AVOIDED}
         if len(blamed) > limits.max_nodes:
             # A job that fails on more nodes than may be quarantined is itself the likelier culprit.

@@ -58,6 +58,11 @@ class Counting:
         with self._lock:
             self._counted = replace(self._counted, digest_failures=self._counted.digest_failures + 1)
 
+    def refused(self) -> None:
+        """A connection or a message of a worker was refused."""
+        with self._lock:
+            self._counted = replace(self._counted, num_refused=self._counted.num_refused + 1)
+
     def uses(self, used_bytes: int) -> None:
         """The slots take so many bytes now."""
         with self._lock:

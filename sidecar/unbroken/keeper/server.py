@@ -79,6 +79,7 @@ class Keeper:
         while True:
             connection, _ = self._listener.accept()
             if not self._places.acquire(blocking=False):
+                self._counting.refused()
                 if self._rarely.may_say("many connections"):
                     logger.warning("connection refused: %d are open", _MAX_CONNECTIONS)
                 connection.close()
@@ -87,6 +88,7 @@ class Keeper:
                 threading.Thread(target=self._serve_worker, args=(connection,), daemon=True).start()
             except RuntimeError as error:
                 # The limit on processes of the pod, which its trainer may have used up.
+                self._counting.refused()
                 if self._rarely.may_say("no thread"):
                     logger.warning("connection refused: %s", error)
                 connection.close()
@@ -135,6 +137,7 @@ class Keeper:
                         connection.sendall(wire.encode(answer).encode() + b"\n")
                         connection.settimeout(None)
         except WireError as error:
+            self._counting.refused()
             if self._rarely.may_say("refused message"):
                 logger.warning("worker refused: %s", error)
         except OSError as error:

@@ -202,7 +202,7 @@ def load(
 ) -> tuple[int | None, dict[str, Any]]:
     """Restore in this pod what a plan names, from whom it names; return the step and the state."""
     fetches = tuple((0, 1, 0, one.uid) for one in holders)
-    restore = Restore((Candidate(1, 0, step, 1, fetches=fetches),), "", tuple(one.peer for one in holders))
+    restore = Restore((Candidate(1, 0, step, 1, fetches=fetches),), peers=tuple(one.peer for one in holders))
     state = state_of(0)
     with worker_of(patch, pod, iteration, restore):
         return Checkpointer().load(state), state

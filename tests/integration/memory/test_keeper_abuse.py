@@ -192,6 +192,20 @@ def test_what_a_worker_measures_reaches_the_agent_on_a_pipe(pod: LivePod) -> Non
     assert counted.save_seconds > 0 < counted.load_seconds[0]
 
 
+def test_what_the_keeper_refuses_is_counted(pod: LivePod) -> None:
+    keeper = pod.start(tells=True)
+    for _ in range(3):
+        with connect(pod) as connection:
+            connection.sendall(b"noise\n")
+            assert connection.recv(1) == b""
+    assert keeper.stdout is not None
+    for line in keeper.stdout:
+        if wire.decode(line, Counted).num_refused == 3:
+            break
+    else:
+        raise AssertionError("the keeper ended without telling of it")
+
+
 @pytest.mark.parametrize("seconds", ["-1", "1e300", "NaN", "Infinity"])
 def test_seconds_out_of_bounds_are_refused(pod: LivePod, seconds: str) -> None:
     pod.start()

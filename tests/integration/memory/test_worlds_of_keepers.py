@@ -93,7 +93,7 @@ def test_a_spare_restores_the_shard_of_a_lost_pod_from_its_buddy(pods: list[Keep
     holder, spare = pods[3], pods[4]
     told = Candidate(1, 0, STEP, NUM)
     plain = Restore((told,))
-    of_spare = Restore((Candidate(1, 0, STEP, NUM, fetches=((2, 1, 2, holder.uid),)),), "", (holder.peer,))
+    of_spare = Restore((Candidate(1, 0, STEP, NUM, fetches=((2, 1, 2, holder.uid),)),), peers=(holder.peer,))
     world = [pods[0], pods[1], spare, pods[3]]
     found = run("restore", tmp_path, "own", world, [plain, plain, of_spare, plain])
     # All ranks have the same whole, and each the part that was its own.
@@ -111,7 +111,7 @@ def test_a_smaller_world_fetches_the_ranges_that_it_needs(pods: list[KeeperPod],
     peers = tuple(pod.peer for pod in left)
     runs = ((0, 1, 0, "pod-0"), (1, 1, 1, "pod-1"), (2, 1, 2, "pod-2"), (3, 1, 3, "pod-2"))
     restores = [
-        Restore((Candidate(1, 0, STEP, NUM, fetches=tuple(one for one in runs if one[3] != pod.uid)),), "", peers)
+        Restore((Candidate(1, 0, STEP, NUM, fetches=tuple(one for one in runs if one[3] != pod.uid)),), peers=peers)
         for pod in left
     ]
     found = run("restore", tmp_path, "common", left, restores)
@@ -131,7 +131,7 @@ def test_one_rank_that_cannot_read_sends_all_to_the_next_choice(pods: list[Keepe
     holder.kill()
     told = Candidate(1, 0, STEP, NUM)
     plain = Restore((told,))
-    of_spare = Restore((Candidate(1, 0, STEP, NUM, fetches=((2, 1, 2, holder.uid),)),), "", (holder.peer,))
+    of_spare = Restore((Candidate(1, 0, STEP, NUM, fetches=((2, 1, 2, holder.uid),)),), peers=(holder.peer,))
     with_keeper = pods[3]
     with_keeper.start()
     with_keeper.kill()

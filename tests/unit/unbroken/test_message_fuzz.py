@@ -11,8 +11,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fuzzing.__main__ import ALL, ByteSource
-from tests.fuzzing.targets import CoordinatorTarget
+from tests.fuzzing.__main__ import ALL, SLOW_S, ByteSource, run_seeds
+from tests.fuzzing.targets import CoordinatorTarget, Target
 
 from unbroken_core.errors import WireError
 
@@ -51,6 +51,43 @@ def test_bytes_are_a_source_of_randomness() -> None:
         source.getrandbits(64)
     assert source.getrandbits(8) == 0
     assert source.randrange(10) == 0
+
+
+class Listener(Target):
+    """Says of itself how long it took: one message in ten is slow, always or only the first time."""
+
+    name = "listener"
+    is_machine_slow = False
+    has_been_slow = False
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+    def listen(self) -> None:
+        """Take a number."""
+        number = self.source.randrange(10)
+        self.heard = f"number {number}"
+        if number == 7 and not (self.is_machine_slow and type(self).has_been_slow):
+            type(self).has_been_slow = True
+            self.took_s = 2 * SLOW_S
+
+
+class OnLoadedMachine(Listener):
+    """Lost its processor once."""
+
+    is_machine_slow = True
+    has_been_slow = False
+
+
+def test_a_slow_message_fails_the_run_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run_seeds(Listener, 4000, seed=1)
+    said = capsys.readouterr().out
+    assert "'number 7'; again: python -m tests.fuzzing --targets listener --seed 1 --messages" in said
+
+
+def test_a_step_that_is_slow_only_once_is_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_seeds(OnLoadedMachine, 4000, seed=1)
+    assert " 1 slow only once" in capsys.readouterr().out
 
 
 def test_a_coordinator_keeps_no_more_after_twice_as_many_messages() -> None:

@@ -12,6 +12,7 @@ from unbroken_core.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict
 from unbroken_operator.adapters.quarantine_taints import QuarantineTaints
 from unbroken_operator.api import layout
+from unbroken_operator.api.status_models import MAX_SUSPECTS
 from unbroken_operator.config import DEFAULT_LIMITS, parse
 from unbroken_operator.decisions.quarantine import (
     JobsView,
@@ -284,6 +285,35 @@ def test_no_more_than_a_share_of_a_domain_is_tainted() -> None:
     assert decide(jobs, *items, limits=limits) == (["a"], {"b": WithheldBecause.SHARE_OF_DOMAIN})
 
 
+def test_nodes_of_the_control_plane_make_no_share_larger() -> None:
+    """Three workers beside five nodes of the control plane are three: a quarter of them is none."""
+    control_plane = [a_node(name, rack="r1") for name in "defgh"]
+    for item in control_plane:
+        item["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+    workers = [a_node(name, rack="r1") for name in "abc"]
+    assert decide(MANY, *workers, *control_plane) == ([], {"a": WithheldBecause.SHARE_OF_CLUSTER})
+    others = [a_node(f"other-{number}", rack="r2") for number in range(9)]
+    limits = QuarantineLimits(domain_label="example.com/rack")
+    assert decide(MANY, *workers, *control_plane, *others, limits=limits) == (
+        [],
+        {"a": WithheldBecause.SHARE_OF_DOMAIN},
+    )
+
+
+def test_a_job_blames_no_more_nodes_than_its_status_may_hold() -> None:
+    limits = QuarantineLimits(max_nodes=1000)
+    names = [f"n{number}" for number in range(MAX_SUSPECTS + 1)]
+    jobs = [blame(f"team-{number}/job", **dict.fromkeys(names, 3.0)) for number in range(4)]
+    nodes = [a_node(name) for name in names]
+    tainted, withheld = decide(jobs, *nodes, limits=limits)
+    assert len(tainted) == len(nodes) // 4
+    assert names[-1] not in {*tainted, *withheld}
+    assert decide([blame(job.namespace + "/job", **{names[-1]: 3.0}) for job in jobs], *nodes, limits=limits) == (
+        [names[-1]],
+        {},
+    )
+
+
 def test_no_node_is_tainted_while_none_has_the_label_of_domains() -> None:
     limits = QuarantineLimits(max_nodes=100, domain_label="example.com/rakc")
     items = [a_node(name, rack="r1") for name in "abcdefgh"]
@@ -324,7 +354,14 @@ def test_what_is_said_of_withheld_nodes_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"scoreTime": "soon"}, {"scoreTime": "2026-01-01T12:00:00"}, {"score": 10**400}, {"score": "x"}, {"score": None}],
+    [
+        {"scoreTime": "soon"},
+        {"scoreTime": "2026-01-01T12:00:00"},
+        {"score": 10**400},
+        {"score": "x"},
+        {"score": None},
+        {"name": ["a"]},
+    ],
 )
 def test_a_status_that_cannot_be_read_costs_the_other_jobs_nothing(broken: dict[str, Any]) -> None:
     item = {"name": "a", "faults": 1, "score": 9.0, "scoreTime": NOW, **broken}

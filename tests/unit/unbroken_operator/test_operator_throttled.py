@@ -23,7 +23,7 @@ from unbroken_operator.decisions.limits.refusals import Refusal
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
 
-from .operator_world import World, a_job, a_recovery, running_world
+from .operator_world import CONTAINER, World, a_job, a_recovery, running_world
 
 Meddle = Callable[[World, int], None]
 NONE_LEFT = dict.fromkeys(Budget, 0.0)
@@ -164,3 +164,12 @@ def test_a_spec_with_reserved_keys_is_counted() -> None:
     template = a_job()["spec"]["template"] | {"metadata": {"annotations": {"unbroken.dev/settings": "x"}}}
     assert plan(World(a_job(template=template)).snapshot()).counted == {Refusal.RESERVED_KEYS}
     assert plan(World().snapshot()).counted == frozenset()
+
+
+def test_a_spec_with_another_fault_is_counted_beside_the_reserved_keys() -> None:
+    assert plan(World(a_job(replicas=0)).snapshot()).counted == {Refusal.SPEC}
+    pod = {"containers": [dict(CONTAINER)], "shareProcessNamespace": True}
+    template = {"metadata": {"labels": {"unbroken.dev/job": "x"}}, "spec": pod}
+    both = World(a_job(template=template))
+    assert plan(both.snapshot()).counted == {Refusal.RESERVED_KEYS, Refusal.SPEC}
+    assert plan(World(a_job()).snapshot()).counted == frozenset()

@@ -132,6 +132,10 @@ class JobState:
         """Why a pod cannot be a member, by uid and name; replaced when it changes."""
         self.gone: dict[str, None] = {}
         """Names of pods that the operator has named, and does not name any more; the newest last."""
+        self.named: frozenset[str] = frozenset()
+        """Names of the pods that it names now."""
+        self.newest_ordinal = -1
+        """The highest one of theirs."""
         self.welcomed: set[str] = set()
         """Pods that have this coordinator's term."""
         self.checkpoints = Checkpoints()

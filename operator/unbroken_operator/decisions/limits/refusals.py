@@ -12,6 +12,8 @@ class Refusal(str, Enum):
     """A template with keys that are the operator's own."""
     IMAGE = "image"
     """A rendezvous image that is not among those that the operator allows."""
+    SPEC = "spec"
+    """A spec with any other fault: a volume or mount that is not the user's, numbers that do not fit."""
     CIRCLE = "circle"
     """A round of pods that were made and went before they were of use, after the first few."""
     EVENTS = "events"

@@ -122,6 +122,11 @@ def memory_families(counted: Counted) -> Iterator[Metric]:
     )
     failures.add_metric([], counted.digest_failures)
     yield failures
+    refused = CounterMetricFamily(
+        "unbroken_memory_refused", "Connections and messages of workers of this pod that its keeper refused."
+    )
+    refused.add_metric([], counted.num_refused)
+    yield refused
 
 
 def make_metrics(

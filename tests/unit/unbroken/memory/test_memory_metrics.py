@@ -33,6 +33,7 @@ def test_saves_skips_and_loads_are_counted_by_bucket_reason_and_source() -> None
     counting.take(Measured(Measure.LOADED, "memory", 0.5, 3))
     counting.take(Measured(Measure.LOADED, "disk", 2.0, 8))
     counting.bad_digest()
+    counting.refused()
     counting.uses(400)
     lines = text_of(counting.counted())
     for line in (
@@ -49,6 +50,7 @@ def test_saves_skips_and_loads_are_counted_by_bucket_reason_and_source() -> None
         'unbroken_memory_restore_seconds_sum{source="disk"} 2.0',
         "unbroken_memory_steps_redone 8.0",
         "unbroken_memory_digest_failures_total 1.0",
+        "unbroken_memory_refused_total 1.0",
     ):
         assert line in lines
 

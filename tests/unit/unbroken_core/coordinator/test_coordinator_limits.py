@@ -230,6 +230,20 @@ def test_a_pod_that_the_operator_has_not_named_yet_or_names_again_is_let_in() ->
     assert list(sent(bench.join("early"), Welcome)) == ["early"]
 
 
+@pytest.mark.parametrize("is_accounted", [True, False])
+def test_a_new_coordinator_knows_whom_it_never_saw_by_the_ordinals(is_accounted: bool) -> None:
+    """Before, who had kept the token of a deleted pod only had to wait until the rendezvous was started anew."""
+    job = SETTINGS.job
+    bench = Bench(replace(SETTINGS, spares=1))
+    there = {f"uid-{number}": PodObservation(f"{job}-{number}", "n", ()) for number in (1, 3)}
+    bench.step(Observed(Observation(there, is_accounted)))
+    for pod in (f"{job}-0", f"{job}-2"):
+        found = sent(bench.join(pod, pod_uid=f"kept-{pod}"), Refused)
+        assert found == ({pod: Refused(f"pod: {pod} does not exist any more")} if is_accounted else {})
+    for pod, uid in ((f"{job}-1", "uid-1"), (f"{job}-4", "new"), (f"{job}-x", "odd"), ("other-0", "foreign")):
+        assert list(sent(bench.join(pod, pod_uid=uid), Welcome)) == [pod], "named, or perhaps not named yet"
+
+
 def test_a_pod_whose_word_ends_the_world_before_is_heard_though_it_was_deleted() -> None:
     """Its node was cut off and it may train on there: it is told to leave, and nobody begins before that."""
     bench = Bench()
