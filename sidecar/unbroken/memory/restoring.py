@@ -94,6 +94,9 @@ class Restoration:
         for candidate in whole:
             chosen = self._try(candidate, state)
             if all_true(chosen is not None):
+                if self._remote.num_bytes:
+                    text = "step %d is restored with %d bytes from other pods"
+                    logger.info(text, candidate.moment.step, self._remote.num_bytes)
                 self._explain(whole, candidate)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")

@@ -5,7 +5,8 @@ import fcntl
 import io
 import mmap
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ class Source:
     checksums: list[int]
     mapped: mmap.mmap | None
     """None: the mapping is somebody else's."""
-    lock: int | None = None
-    """Descriptor of a copy of another pod's, which the keeper does not overwrite meanwhile."""
+    release: Callable[[], object] = lambda: None
+    """Let others write the slot again."""
     _verified: set[int] = field(default_factory=set)
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
@@ -92,9 +93,7 @@ class Source:
     def close(self) -> None:
         """Unmap it."""
         del self.content
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
+        self.release()
         if self.mapped is None:
             return
         try:
@@ -133,7 +132,16 @@ def open_source(found: FoundSlot, mapped: torch.Tensor | None = None) -> Source:
     except UnreadableError:
         os.close(lock)
         raise
-    return Source(str(path), head, _content(torch.frombuffer(own, dtype=torch.uint8), head), checksums, own, lock)
+    source = Source(str(path), head, _content(torch.frombuffer(own, dtype=torch.uint8), head), checksums, own)
+    # Also when nobody closes it: a slot that stays locked would not be written any more.
+    source.release = weakref.finalize(source, _unlock, lock)
+    return source
+
+
+def _unlock(descriptor: int) -> None:
+    # Who was forked meanwhile has the same lock.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:

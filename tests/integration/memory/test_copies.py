@@ -20,6 +20,8 @@ from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import Link, LinkError, connect
 from unbroken.keeper.reading import ReadLock
+from unbroken.keeper.replication import listen
+from unbroken.memory.sources import open_source
 from unbroken.network.pod_certificates import PodAuthority
 from unbroken_core.checkpoints import Load, LoadSource
 from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched
@@ -517,3 +519,35 @@ def test_a_copy_of_a_timeline_that_is_over_is_overwritten_first(pods: Callable[.
     # While the next one comes, the one that was restored is there.
     assert holder.copied() == {(0, 5, 0): contents[5]}
     link.close()
+
+
+def test_a_copy_that_a_worker_reads_is_not_overwritten_until_it_lets_go(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in (5, 6):
+        contents[step] = owner.save(step)
+        wait_until(partial(has_kept, sender, step), "a copy")
+    older = next(one for one in holder.arena.find().slots if one.step == 5)
+    source = open_source(older)
+    contents[7] = owner.save(7)
+    problem = wait_until(lambda: sender.progress[0].problem, "a problem that is told")
+    assert problem == "the older copy is being read"
+    assert bytes(source.content.numpy()) == contents[5]
+    # Nobody closes it: it goes when nobody has it any more.
+    del source
+    wait_until(partial(has_kept, sender, 7), "a copy")
+    assert holder.copied() == {(0, 6, 0): contents[6], (0, 7, 0): contents[7]}
+
+
+def test_a_keeper_listens_elsewhere_where_its_port_is_taken_or_its_address_is_not_of_this_host() -> None:
+    first = listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = listen("127.0.0.1", port)
+    # An address that is for documents, and no host's.
+    third = listen("192.0.2.1", 0)
+    names = [one.getsockname() for one in (first, second, third)]
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.1", "0.0.0.0"]
+    assert len({name[1] for name in names}) == 3
+    for one in (first, second, third):
+        one.close()
