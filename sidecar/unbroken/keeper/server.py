@@ -62,13 +62,13 @@ class Keeper:
         self._config = config
         self._arena = Arena(config)
         self._telling = Telling(self._arena, config.root)
-        self._replication = Replication(config, self._arena, self._telling)
+        self._counting = Counting(config.limit_bytes)
+        self._replication = Replication(config, self._arena, self._telling, self._counting)
         self._fetcher = Fetcher(self._arena)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
         self._rarely = Rarely()
-        self._counting = Counting(config.limit_bytes)
         self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
 
     def serve(self) -> None:
@@ -177,6 +177,7 @@ class Keeper:
             if self._rarely.may_say("not fetched"):
                 logger.warning("shard not fetched: step=%d rank=%d: %s", wanted.step, wanted.rank, answer.reason)
         else:
+            self._counting.fetched(answer.num_bytes)
             text = "shard fetched: from=%s step=%d rank=%d bytes=%d seconds=%.3f"
             seconds = time.monotonic() - began_s
             logger.info(text, wanted.peer.uid, wanted.step, wanted.rank, answer.num_bytes, seconds)
