@@ -3,6 +3,7 @@
 Parts of messages (`messages`, `pod.pod_messages`, `pod.memory_messages`). Frozen dataclasses of JSON types only.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken_core.reasons import Word
@@ -13,6 +14,12 @@ MAX_SOURCES = 128
 """Shards of which a plan says where they lie: they also go into an environment, which Linux bounds."""
 MAX_LOADS = 16
 """Loads that a keeper remembers."""
+MAX_FLOORS = 32
+"""Loads that a coordinator remembers, and tells with a plan."""
+
+Key = tuple[int, int, int, int]
+"""(iteration, term, step, world size) of a checkpoint. Later ones are greater: a later iteration went on from what was
+restored, whatever its step."""
 
 
 class LoadSource(Word):
@@ -63,6 +70,13 @@ class Load:
         return (iteration, term) < (self.iteration, self.term) and (iteration, term, step) > self.of_order
 
 
+def is_void(floors: Sequence[Load], iteration: int, term: int, step: int) -> bool:
+    """Return whether a checkpoint belongs to a timeline that is over. `floors`: oldest first."""
+    if len(floors) == MAX_FLOORS and (iteration, term, step) < floors[0].of_order:
+        return True  # Older than all that is remembered.
+    return any(load.voids(iteration, term, step) for load in floors)
+
+
 @dataclass(frozen=True)
 class Held:
     """All that one pod's keeper has, as its agent tells it."""
@@ -91,11 +105,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Restore:
-    """What all ranks go back to: the first of these that every rank can read whole, else the disk."""
+    """What all ranks go back to: the first of these that every rank can read whole, else the disk.
+
+    The coordinator hears of a checkpoint after it was saved, and a fault may come before that. So ranks look for later
+    ones first, wherever all of their shards are found.
+    """
 
     candidates: tuple[Candidate, ...]
     reason: str = ""
     """Why it is not a newer one, or none; "" where nothing was lost."""
+    floors: tuple[Load, ...] = ()
+    """Loads that have ended timelines, oldest first: what they void, nobody takes, wherever it is found."""
+    given_up: tuple[Key, ...] = ()
+    """Steps after which the training failed again and again; at most one of them is also a candidate."""
+
+    def later(self, found: Iterable[Key]) -> list[Key]:
+        """Return what comes before all candidates, of the whole checkpoints that ranks have found, in their order."""
+        named = [(one.iteration, one.term, one.step, one.world_size) for one in self.candidates if not one.is_given_up]
+        newest = max(named, default=(-1, 0, -1, 0))
+        return [
+            key for key in found if key > newest and key not in self.given_up and not is_void(self.floors, *key[:3])
+        ]
 
 
 @dataclass(frozen=True)

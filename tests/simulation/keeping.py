@@ -79,7 +79,7 @@ class Memory:
         self.sealed: set[tuple[str, StepKey, int]] = set()
         """(pod, step, rank) of all that was ever sealed, and below verified."""
         self.verified: set[tuple[StepKey, int]] = set()
-        self.num_restored = self.num_chosen_again = self.num_lost = self.num_checked = 0
+        self.num_restored = self.num_chosen_again = self.num_lost = self.num_checked = self.num_later = 0
 
     @property
     def is_on(self) -> bool:
@@ -118,7 +118,9 @@ class Memory:
             return
         refused: list[tuple[int, str]] = []
         told = self._told(iteration, term, seats)
-        found = self._stage_1(seats) if told is None else told
+        whole = self._whole(seats)
+        found = whole if told is None else [StepKey(*key) for key in told.later(whole)] + list(_keys(told))
+        self.num_later += told is not None and len(found) > len(_keys(told))
         for key in found:
             slots = {rank: self._read(key, rank, pod, len(seats)) for rank, (pod, _worker) in seats.items()}
             if all(slot is not None for slot in slots.values()):
@@ -130,7 +132,7 @@ class Memory:
         self.states[iteration] = (None, ())
         self._begin(iteration, term, seats, Load(term, iteration, LoadSource.NOTHING, refused=tuple(refused[:4])))
 
-    def _told(self, iteration: int, term: int, seats: dict[int, tuple[Pod, Worker]]) -> list[StepKey] | None:
+    def _told(self, iteration: int, term: int, seats: dict[int, tuple[Pod, Worker]]) -> Restore | None:
         """Return what the plan says, which must be one thing on all ranks."""
         restores = {pod.uid: None if pod.plan is None else pod.plan.restore for pod, _worker in seats.values()}
         if None in restores.values():
@@ -140,12 +142,12 @@ class Memory:
             ):
                 raise Violation(f"iteration {iteration}: some pods are told what to restore, others are not")
             return None
-        orders = {_keys(restore) for restore in restores.values() if restore is not None}
+        orders = {(_keys(r), r.floors, r.given_up): r for r in restores.values() if r is not None}
         if len(orders) != 1:
-            raise Violation(f"iteration {iteration}: pods are told to restore {orders}")
-        return list(orders.pop())
+            raise Violation(f"iteration {iteration}: pods are told to restore {list(orders)}")
+        return orders.popitem()[1]
 
-    def _stage_1(self, seats: dict[int, tuple[Pod, Worker]]) -> list[StepKey]:
+    def _whole(self, seats: dict[int, tuple[Pod, Worker]]) -> list[StepKey]:
         """Return what ranks find out among themselves."""
         uids = self._readable(seats)
         found: dict[StepKey, set[int]] = {}

@@ -142,7 +142,7 @@ def _restore(job: JobState, member: Member) -> Restore | None:
         return Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up)
 
     candidates = [candidate(key, False) for key in choice.keys] + [candidate(key, True) for key in choice.given_up]
-    return Restore(tuple(candidates), choice.reason)
+    return Restore(tuple(candidates), choice.reason, choice.floors, choice.avoided)
 
 
 def _stopped_at_s(phase: object, now_s: float) -> float:

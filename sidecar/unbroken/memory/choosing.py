@@ -1,9 +1,10 @@
 """Which checkpoint all ranks go back to. Pure: the same on all ranks, since all see the same offers."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from unbroken_core.checkpoints import Restore
 from unbroken_core.pod.memory_slots import Moment
 
 MAX_CANDIDATES = 32
@@ -28,21 +29,14 @@ class Candidate:
     """The training has failed after it: only where there is nothing else."""
 
 
-def with_later(told: Sequence[Candidate], found: Iterable[Candidate]) -> list[Candidate]:
-    """Return what a plan names, after what was saved later in the newest iteration that it names.
-
-    The coordinator hears of a checkpoint once its keeper has digested it; the fault may come before that. Nothing of
-    another iteration is added: it may belong to a timeline that is over.
-    """
-    if not told:
-        return []
-    newest = max((one.moment for one in told), key=lambda moment: moment.order)
-    later = [
-        one
-        for one in found
-        if (one.moment.iteration, one.moment.term) == (newest.iteration, newest.term) and one.moment.step > newest.step
+def with_later(restore: Restore, found: Iterable[Candidate]) -> list[Candidate]:
+    """Return what a plan names, after what ranks have found that is later than all of it."""
+    by_key = {(*one.moment.order, one.world_size): one for one in found}
+    told = [
+        Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
+        for one in restore.candidates
     ]
-    return [*later, *told]
+    return [*(by_key[key] for key in restore.later(by_key)), *told]
 
 
 def candidates(offers: Iterable[Offer]) -> list[Candidate]:

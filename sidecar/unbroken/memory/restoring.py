@@ -65,21 +65,13 @@ class Restoration:
             for of_rank in gather(rows, _OFFER_NUMBERS)
             for term, iteration, step, rank, world_size in of_rank
         ]
-        found_here = candidates(offers)
-        if _is_told(place.restore) and place.restore is not None:
-            self._is_any = False
-            told = [
-                Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
-                for one in place.restore.candidates
-            ]
-            if place.restore.reason:
-                logger.warning("checkpoint in memory not used: %s", place.restore.reason)
-            if told or place.restore.reason:
-                self.candidates = with_later(told, found_here)
-                return
-        # An agent that does not know of plans for it, or a coordinator that has not heard of any checkpoint yet.
         self._is_any = bool(offers)
-        self.candidates = found_here
+        self.candidates = candidates(offers)
+        self._why_none = ""
+        if _is_told(place.restore) and place.restore is not None:
+            self._why_none = place.restore.reason
+            self.candidates = with_later(place.restore, self.candidates)
+        # Else an agent does not know of plans for it.
 
     def choose(self, state: Mapping[str, Any], newer_than: int | None) -> Chosen | None:
         """Return the newest checkpoint that all ranks can read whole; None when there is none.
@@ -165,21 +157,32 @@ class Restoration:
             self._sources[slot] = open_source(slot, None if self._arena is None else self._arena.mapped(slot.path))
         return self._sources[slot]
 
+    def _is_later(self, chosen: Candidate | None) -> bool:
+        """Return whether it is one that the plan did not name, since it was saved after all that it names."""
+        told = () if self._place.restore is None else self._place.restore.candidates
+        named = [(Moment(one.term, one.iteration, one.step), one.world_size) for one in told]
+        return chosen is not None and (chosen.moment, chosen.world_size) not in named
+
     def _explain(self, whole: Sequence[Candidate], chosen: Candidate | None) -> None:
         """Log what is lost, if anything: nobody shall fall back in silence."""
+        if self._why_none and not self._is_later(chosen):
+            logger.warning("checkpoint in memory not used: %s", self._why_none)
         passed = [one for one in whole if one == chosen or one in self._refused]
         for one in passed:
             if one == chosen:
                 return
             reason = self._refused[one]
             logger.warning("checkpoint in memory not used: step=%d: %s", one.moment.step, reason)
-        if self._is_any and not whole:
+        if self._is_any and not whole and not self._why_none:
             logger.warning("no checkpoint in memory is whole: shards of other hosts have gone with them")
 
 
 def _is_told(restore: Restore | None) -> bool:
     """Return whether all ranks were told the same. A collective of all ranks."""
-    told = "" if restore is None else repr([(c.term, c.iteration, c.step, c.world_size) for c in restore.candidates])
+    told = ""
+    if restore is not None:
+        keys = [(c.term, c.iteration, c.step, c.world_size, c.is_given_up) for c in restore.candidates]
+        told = repr((keys, restore.floors, restore.given_up))
     rows = gather([[int(restore is not None), zlib.crc32(told.encode())]], 2)
     if all(row == [[0, 0]] for row in rows):
         return False

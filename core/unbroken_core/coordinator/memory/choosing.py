@@ -10,7 +10,7 @@ candidates, in order ──a rank cannot read the first──> all take the seco
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken_core.checkpoints import MAX_CANDIDATES, LoadSource, MemoryStatus
+from unbroken_core.checkpoints import MAX_CANDIDATES, Load, LoadSource, MemoryStatus
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.reasons import Cause
 
@@ -74,6 +74,9 @@ class Choice:
     """Only where there is neither one of `keys` nor a disk."""
     reason: str = ""
     """Why it is not a newer one, or none."""
+    floors: tuple[Load, ...] = ()
+    avoided: tuple[StepKey, ...] = ()
+    """All that was given up: ranks that find it shall not take it for something new."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Recall:
     """Highest step that any rank had told when the plan was cut."""
 
 
-def decide_restore(offers: Iterable[Offer], attempts: Attempts) -> Choice:
+def decide_restore(offers: Iterable[Offer], attempts: Attempts, floors: Iterable[Load] = ()) -> Choice:
     """Return the choice; `offers` are in any order."""
     keys: list[StepKey] = []
     given_up: list[StepKey] = []
@@ -103,7 +106,13 @@ def decide_restore(offers: Iterable[Offer], attempts: Attempts) -> Choice:
             given_up.append(offer.key)
     # One place is kept for the last resort.
     num_last = min(len(given_up), 1)
-    return Choice(tuple(keys[: MAX_CANDIDATES - num_last]), tuple(given_up[:num_last]), reason)
+    return Choice(
+        tuple(keys[: MAX_CANDIDATES - num_last]),
+        tuple(given_up[:num_last]),
+        reason,
+        tuple(replace(load, refused=()) for load in floors),
+        tuple(key for key, _why in attempts.given_up),
+    )
 
 
 def offers_of(table: Checkpoints, seats: Mapping[int, str]) -> list[Offer]:
@@ -140,7 +149,13 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
                 attempts = attempts.note(key, ended.cause, table.has_committed(ended.iteration))
     if not all(map(table.tells, set(seats.values()))):
         return Recall(None, attempts, ended.max_step)
-    return Recall(decide_restore(offers_of(table, seats), attempts), attempts, ended.max_step)
+    return Recall(decide_restore(offers_of(table, seats), attempts, table.floors), attempts, ended.max_step)
+
+
+def _is_later(load: Load | None, choice: Choice) -> bool:
+    """Return whether ranks found something that was saved after all that the plan names: then nothing was lost."""
+    named = [key[:3] for key in (*choice.keys, *choice.given_up)]
+    return load is not None and load.source is LoadSource.MEMORY and load.of_order not in named
 
 
 def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copies: int = 0) -> MemoryStatus:
@@ -148,8 +163,9 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copi
     complete = table.newest_complete()
     protected = table.newest_protected(num_copies) if num_copies else None
     load, refused = table.load_of(iteration), table.refusal_of(iteration)
-    reason = "" if recalled.choice is None else recalled.choice.reason
-    if recalled.choice is None and load is not None:
+    choice = recalled.choice
+    reason = "" if choice is None or _is_later(load, choice) else choice.reason
+    if choice is None and load is not None:
         reason = "not all agents tell what their keepers have: ranks agreed among themselves"
     if refused is not None:
         step, why, pod = refused

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken_core.checkpoints import MAX_LOADS, Held, Holding, Load
+from unbroken_core.checkpoints import MAX_FLOORS, MAX_LOADS, Held, Holding, Load, is_void
 
 MAX_STEPS_OF_PLACE = 8
 """Steps of one place that are believed, the newest: its slots hold two for each worker."""
 MAX_WORLDS = 8
 """Worlds of which the table remembers who had which rank."""
-MAX_FLOORS = 32
 _MAX_NAMES = 3
 
 
@@ -199,9 +198,7 @@ class Checkpoints:
 
     def is_void(self, key: StepKey) -> bool:
         """Return whether a checkpoint belongs to a timeline that is over."""
-        if len(self.floors) == MAX_FLOORS and key[:3] < self.floors[0].of_order:
-            return True  # Older than all that is remembered.
-        return any(load.voids(key.iteration, key.term, key.step) for load in self.floors)
+        return is_void(self.floors, *key[:3])
 
     def is_complete(self, key: StepKey) -> bool:
         """Return whether every rank's shard is there and verified."""

@@ -1,6 +1,8 @@
 """Which checkpoint is chosen: whole, of one moment, and of the newest timeline."""
 
 from unbroken.memory.choosing import MAX_CANDIDATES, Candidate, Offer, candidates, with_later
+from unbroken_core.checkpoints import Candidate as Step
+from unbroken_core.checkpoints import Key, Load, LoadSource, Restore
 from unbroken_core.pod.memory_slots import Moment
 
 
@@ -39,17 +41,33 @@ def test_candidates_are_bounded() -> None:
     assert len(candidates(many)) == MAX_CANDIDATES
 
 
+def plan(*steps: Step, floors: tuple[Load, ...] = (), given_up: tuple[Key, ...] = (), reason: str = "") -> Restore:
+    return Restore(steps, reason, floors, given_up)
+
+
 def test_what_was_saved_after_the_last_word_of_the_coordinator_comes_first() -> None:
-    """It hears of a checkpoint only once it is digested. Of other iterations nothing is added: they may be over."""
-    told = [Candidate(Moment(1, 3, 4), 2), Candidate(Moment(1, 3, 2), 2)]
-    found = [Candidate(Moment(1, 4, 1), 2), Candidate(Moment(1, 3, 6), 2), Candidate(Moment(2, 3, 9), 2), told[0]]
-    assert with_later(told, found) == [found[1], *told]
+    """It hears of a checkpoint only once its agent tells of it."""
+    told = plan(Step(1, 3, 4, 2), Step(1, 3, 2, 2))
+    found = [Candidate(Moment(1, 4, 1), 2), Candidate(Moment(1, 3, 6), 2), Candidate(Moment(1, 3, 3), 2)]
+    assert with_later(told, found) == [*found[:2], Candidate(Moment(1, 3, 4), 2), Candidate(Moment(1, 3, 2), 2)]
+
+
+def test_what_the_coordinator_lost_sight_of_is_no_reason_to_begin_anew() -> None:
+    """Seen: of a lost pod it knew step 2 alone, which the others had overwritten; all of step 6 lay on the host."""
+    told = plan(reason="step 2: 2 shards were lost, or cannot be read from the pods that need them")
+    assert with_later(told, [Candidate(NEW, 2)]) == [Candidate(NEW, 2)]
+
+
+def test_nothing_of_a_timeline_that_is_over_is_taken_wherever_it_is_found() -> None:
+    told = plan(floors=(Load(2, 5, LoadSource.MEMORY, NEW.term, NEW.iteration, NEW.step),))
+    void = [Candidate(Moment(1, 4, 1), 2), Candidate(Moment(1, 3, 21), 2)]
+    assert with_later(told, [*void, Candidate(NEW, 2), Candidate(OLD, 2)]) == [Candidate(NEW, 2), Candidate(OLD, 2)]
 
 
 def test_a_step_that_was_given_up_is_not_taken_for_a_later_one() -> None:
-    told = [Candidate(Moment(1, 3, 2), 2), Candidate(Moment(1, 3, 4), 2, is_given_up=True)]
-    assert with_later(told, [Candidate(Moment(1, 3, 4), 2)]) == told
-
-
-def test_where_the_plan_names_nothing_nothing_is_added() -> None:
-    assert with_later([], [Candidate(Moment(1, 3, 4), 2)]) == []
+    told = plan(Step(1, 3, 2, 2), Step(1, 3, 4, 2, is_given_up=True), given_up=((3, 1, 4, 2), (3, 1, 6, 2)))
+    found = [Candidate(Moment(1, 3, 6), 2), Candidate(Moment(1, 3, 4), 2)]
+    assert with_later(told, found) == [
+        Candidate(Moment(1, 3, 2), 2),
+        Candidate(Moment(1, 3, 4), 2, is_given_up=True),
+    ]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from unbroken_core.bounds import MAX_NUMBER
-from unbroken_core.checkpoints import MAX_CANDIDATES, Held, Holding, Load, LoadSource
+from unbroken_core.checkpoints import MAX_CANDIDATES, MAX_FLOORS, Held, Holding, Load, LoadSource
 from unbroken_core.coordinator.memory.choosing import (
     MAX_FAILURES,
     Attempts,
@@ -16,7 +16,7 @@ from unbroken_core.coordinator.memory.choosing import (
     offers_of,
     recall,
 )
-from unbroken_core.coordinator.memory.table import MAX_FLOORS, MAX_STEPS_OF_PLACE, Checkpoints, StepKey, Teller
+from unbroken_core.coordinator.memory.table import MAX_STEPS_OF_PLACE, Checkpoints, StepKey, Teller
 from unbroken_core.reasons import Cause
 
 SEATS = {0: "a", 1: "b"}
@@ -237,7 +237,20 @@ def test_a_plan_names_few_steps_the_newest_first_and_one_that_was_given_up_last(
     offers = [Offer(key(0, step)) for step in range(30)]
     assert [one.step for one in decide_restore(offers, Attempts()).keys] == [29, 28, 27, 26][:MAX_CANDIDATES]
     attempts = Attempts(given_up=((key(0, 29), "bad"), (key(0, 27), "bad")))
-    assert decide_restore(offers, attempts) == Choice((key(0, 28), key(0, 26), key(0, 25)), (key(0, 29),), "bad")
+    chosen, avoided = (key(0, 28), key(0, 26), key(0, 25)), (key(0, 29), key(0, 27))
+    assert decide_restore(offers, attempts) == Choice(chosen, avoided[:1], "bad", avoided=avoided)
+
+
+def test_a_plan_says_what_is_void_and_what_was_given_up_since_ranks_may_find_it() -> None:
+    table = two_steps()
+    told = replace(load(1, 0, 10), refused=((20, "x" * 500),))
+    table.begin(1, SEATS)
+    for uid in SEATS.values():
+        tell(table, uid, loads=(told,))
+    attempts = Attempts(given_up=((key(0, 9), "bad"),))
+    choice = recall(table, Recall(attempts=attempts), Ended(1, None, -1), SEATS).choice
+    assert choice is not None
+    assert (choice.floors, choice.avoided) == ((load(1, 0, 10),), (key(0, 9),))
 
 
 def test_two_failures_after_the_same_restore_change_the_next_plan() -> None:
@@ -265,6 +278,17 @@ def test_without_the_word_of_every_pod_ranks_find_out_among_themselves() -> None
     assert recalled.choice is None
     tell(table, "a", loads=(load(1, 0, 10),))
     assert "not all agents tell" in memory_status(table, recalled, 1).reason
+
+
+def test_a_later_step_that_ranks_have_found_themselves_leaves_nothing_to_be_explained() -> None:
+    table = two_steps()
+    table.begin(1, SEATS)
+    recalled = Recall(Choice((key(0, 10),), (key(0, 8),), "step 20: 1 shard was lost"))
+    expected = {10: "step 20: 1 shard was lost", 8: "step 20: 1 shard was lost", 30: ""}
+    for step, reason in expected.items():
+        tell(table, "a", loads=(load(1, 0, step),))
+        tell(table, "b", loads=(load(1, 0, step),))
+        assert memory_status(table, recalled, 1).reason == reason
 
 
 def test_a_shard_that_could_not_be_read_is_told_with_its_pod() -> None:
