@@ -53,6 +53,7 @@ class Replication:
         """Do what the agent says; what it says again changes nothing. Raises InputError, OSError."""
         match message:
             case Copying(copies=copies):
+                self._arena.num_copies = copies
                 if copies > 0:
                     self._open()
                     ask(CertificateRequest(self._request))
