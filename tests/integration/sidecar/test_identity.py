@@ -364,15 +364,17 @@ def test_who_is_not_in_the_job_gets_no_certificate(tmp_path: Path, certificates:
     refusals = Refusals()
 
     async def ask() -> list[RendezvousMessage]:
-        async with rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, refusals) as (reached, _):
-            async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=AGENT_A) as connection:
-                other = Hello(PROTOCOL, "digits", "digits-0", "uid-of-digits-0", "s", "node-0", 7)
-                await connection.send_str(wire.encode(other))
-                await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
-                return [
-                    wire.decode(frame.data, RendezvousMessage)
-                    async for frame in connection
-                    if frame.type is aiohttp.WSMsgType.TEXT
-                ]
+        async with (
+            rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, refusals) as (reached, _),
+            reached.session.ws_connect(f"{reached.url}/v1/agents", headers=AGENT_A) as connection,
+        ):
+            other = Hello(PROTOCOL, "digits", "digits-0", "uid-of-digits-0", "s", "node-0", 7)
+            await connection.send_str(wire.encode(other))
+            await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
+            return [
+                wire.decode(frame.data, RendezvousMessage)
+                async for frame in connection
+                if frame.type is aiohttp.WSMsgType.TEXT
+            ]
 
     assert [type(one).__name__ for one in asyncio.run(ask())] == ["Refused"]
