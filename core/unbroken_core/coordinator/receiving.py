@@ -72,7 +72,8 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _receive_memory(job, member, hello.memory)
     note_ages(member, hello, now_s)
     _update(job, member, hello.workers, now_s)
-    job.send(member, Welcome(PROTOCOL, job.numbers.term, heartbeat_interval_s(job.settings.timeouts), _over(job)))
+    interval_s = heartbeat_interval_s(job.settings.timeouts)
+    job.send(member, Welcome(PROTOCOL, job.numbers.term, interval_s, _over(job), job.settings.copies))
     if hello.plan is not None:
         begin_adoption(job, hello.plan, now_s)
     receive_script(job, member)
