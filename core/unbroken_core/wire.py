@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
 from unbroken_core.bounds import Bound, bound_of
-from unbroken_core.checkpoints import Candidate, Held, Restore
+from unbroken_core.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings
@@ -57,6 +57,7 @@ _USUAL |= {
     Held: {"copies": (), "host": "", "port": 0, "problems": ()},
     Candidate: {"fetches": ()},
     Restore: {"peers": ()},
+    MemoryStatus: {"across": ""},
 }
 """Jobs without copies of checkpoints say not one byte of them."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
