@@ -18,6 +18,7 @@ from unbroken_core.checkpoints import (
     MAX_COPIES,
     MAX_COPIES_TOLD,
     MAX_FETCHES,
+    MAX_FLOORS,
     MAX_LOADS,
     MAX_SOURCES,
 )
@@ -241,6 +242,8 @@ BOUNDS: dict[str, Bound] = {
     "refused": Items(MAX_CANDIDATES, _INDEX, Text(MAX_DETAIL)),
     "candidates": Items(MAX_CANDIDATES),
     "sources": Items(MAX_SOURCES, _RANK, _NAME),
+    "floors": Items(MAX_FLOORS),
+    "given_up": Items(MAX_FLOORS, _INDEX),
     # Copies of them on other pods.
     "fetches": Items(MAX_FETCHES, _RANK, _NAME),
     "copies": Items(MAX_COPIES_TOLD),

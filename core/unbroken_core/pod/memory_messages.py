@@ -179,6 +179,10 @@ class Counted:
     digest_failures: int = 0
     num_refused: int = 0
     """Connections and messages of workers that the keeper refused."""
+    copied_bytes: int = 0
+    """Of checkpoints that other pods have verified and keep; those that they had already do not count."""
+    fetched_bytes: int = 0
+    """Of checkpoints that were fetched from other pods."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class Arena:
         self._inside = Path(f"/proc/self/fd/{self._lock}")
         self._folders: dict[str, int] = {}
         """Descriptors of the folders within it, by name."""
+        self.num_copies = 0
+        """On so many other pods checkpoints are copied."""
         self._promised: dict[Path, int] = {}
         """Bytes that a file may take while it is filled."""
         self.job = config.job
@@ -229,7 +231,8 @@ class Arena:
         return ""
 
     def _no_room(self, size: int, detail: str) -> NoRoom:
-        needed = NUM_SLOTS * size * self._config.ranks_per_pod + _SPARE_BYTES
+        # A pod keeps as many copies as it has: each member of a ring does.
+        needed = NUM_SLOTS * size * self._config.ranks_per_pod * (1 + self.num_copies) + _SPARE_BYTES
         if self._rarely.may_say("no room"):
             logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)

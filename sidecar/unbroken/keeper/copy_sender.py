@@ -44,11 +44,14 @@ class CopySender:
     def __init__(
         self, peer: Peer, context: ssl.SSLContext, arena: Arena, *, ranks_per_pod: int, bytes_per_s: float = 0.0,
         on_progress: Callable[[], None] = lambda: None, began_with: Callable[[Moment], Load | None] = lambda _: None,
+        on_copied: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
         """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread.
 
-        `began_with` returns what the iteration of a checkpoint went back to.
+        `began_with` returns what the iteration of a checkpoint went back to. `on_copied` is told the bytes of each one
+        that was sent, and is kept.
         """
+        self._on_copied = on_copied
         self._began_with = began_with
         self.peer = peer
         self._context = context
@@ -145,10 +148,10 @@ class CopySender:
         try:
             with ReadLock(path, head) as slot:
                 link.send(Offer(local_rank, slot.packed_head.hex(), checksums, self._began_with(head.moment)))
-                answer = link.receive(ToOwner)
+                answer, num_sent = link.receive(ToOwner), 0
                 if isinstance(answer, Wanted):
                     self._send_content(link, slot, len(checksums))
-                    answer = link.receive(AfterContent)
+                    answer, num_sent = link.receive(AfterContent), head.content_bytes
         except SlotBusyError:
             # A newer one is on its way.
             return False
@@ -157,6 +160,7 @@ class CopySender:
                 logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
             self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, answer.reason))
             return False
+        self._on_copied(num_sent)
         self._set(local_rank, Progress(head.moment))
         return True
 

@@ -16,6 +16,7 @@ from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.copies import Copies
 from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.copy_server import MAX_CONNECTIONS, CopyServer
+from unbroken.keeper.counting import Counting
 from unbroken.keeper.peer_link import Identity
 from unbroken.keeper.telling import Telling
 from unbroken_core.checkpoints import MAX_COPIES_TOLD, Peer
@@ -30,7 +31,8 @@ logger = logging.getLogger(__name__)
 class Replication:
     """Obeys in one thread; `note` and `context` are used by all of the keeper's."""
 
-    def __init__(self, config: KeeperConfig, arena: Arena, telling: Telling) -> None:
+    def __init__(self, config: KeeperConfig, arena: Arena, telling: Telling, counting: Counting) -> None:
+        self._counting = counting
         self._config = config
         self._arena = arena
         self._telling = telling
@@ -51,6 +53,7 @@ class Replication:
         """Do what the agent says; what it says again changes nothing. Raises InputError, OSError."""
         match message:
             case Copying(copies=copies):
+                self._arena.num_copies = copies
                 if copies > 0:
                     self._open()
                     ask(CertificateRequest(self._request))
@@ -132,6 +135,7 @@ class Replication:
             ranks_per_pod=self._config.ranks_per_pod,
             bytes_per_s=self._config.copy_bytes_per_s,
             on_progress=self._tell,
+            on_copied=self._counting.copied,
             began_with=lambda moment: self._telling.load_of(moment.iteration, moment.term),
         )
         with self._guard:

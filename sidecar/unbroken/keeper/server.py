@@ -50,6 +50,8 @@ _MAX_CONNECTIONS = 256
 _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
 _NICE = 19
+_LOOK_S = 1.0
+"""How often the socket's file is looked at."""
 _CERTIFICATE_S = 20.0
 """How long a keeper that was started again may take to be known to others."""
 
@@ -62,14 +64,17 @@ class Keeper:
         self._config = config
         self._arena = Arena(config)
         self._telling = Telling(self._arena, config.root)
-        self._replication = Replication(config, self._arena, self._telling)
+        self._counting = Counting(config.limit_bytes)
+        self._replication = Replication(config, self._arena, self._telling, self._counting)
         self._fetcher = Fetcher(self._arena)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
         self._rarely = Rarely()
-        self._counting = Counting(config.limit_bytes)
-        self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
+        self._path = config.socket_folder / KEEPER_SOCKET
+        self._listener = _listen(self._path)
+        self._bound = _file_of(self._path)
+        """Device and inode of the socket's file."""
 
     def serve(self) -> None:
         """Accept workers for ever."""
@@ -77,7 +82,9 @@ class Keeper:
         # What was sealed while no keeper lived.
         self._note({sealed.path for sealed in self._arena.sealed() if sealed.path.parent == self._arena.folder})
         while True:
-            connection, _ = self._listener.accept()
+            connection = self._accept()
+            if connection is None:
+                continue
             if not self._places.acquire(blocking=False):
                 self._counting.refused()
                 if self._rarely.may_say("many connections"):
@@ -93,6 +100,31 @@ class Keeper:
                     logger.warning("connection refused: %s", error)
                 connection.close()
                 self._places.release()
+
+    def _accept(self) -> socket.socket | None:
+        """Return a connection; None after a while. Listen anew if the socket's file is gone, or another one.
+
+        Its folder is the trainer's as well; without this, no later worker would find the keeper.
+        """
+        self._listener.settimeout(_LOOK_S)
+        try:
+            connection, _ = self._listener.accept()
+        except TimeoutError:
+            if _file_of(self._path) != self._bound:
+                try:
+                    self._listen()
+                    logger.warning("socket was replaced or removed, listens at a new one: path=%s", self._path)
+                except InputError as error:
+                    if self._rarely.may_say("socket is gone"):
+                        logger.warning("socket is gone and cannot be made anew: %s", error)
+            return None
+        connection.settimeout(None)
+        return connection
+
+    def _listen(self) -> None:
+        listener = _listen(self._path)
+        self._listener.close()
+        self._listener, self._bound = listener, _file_of(self._path)
 
     def _note(self, paths: set[Path]) -> None:
         with self._news:
@@ -177,6 +209,7 @@ class Keeper:
             if self._rarely.may_say("not fetched"):
                 logger.warning("shard not fetched: step=%d rank=%d: %s", wanted.step, wanted.rank, answer.reason)
         else:
+            self._counting.fetched(answer.num_bytes)
             text = "shard fetched: from=%s step=%d rank=%d bytes=%d seconds=%.3f"
             seconds = time.monotonic() - began_s
             logger.info(text, wanted.peer.uid, wanted.step, wanted.rank, answer.num_bytes, seconds)
@@ -208,15 +241,29 @@ def _listen(path: Path) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-        listener.bind(str(part))
         may_write = path.parent.stat().st_mode & 0o022
-        part.chmod(0o600 | may_write | may_write << 1)
+        # Not changed afterwards: by then the name may be that of another file.
+        mask = os.umask(0o777 & ~(0o600 | may_write | may_write << 1))
+        try:
+            listener.bind(str(part))
+        finally:
+            os.umask(mask)
         listener.listen(_MAX_CONNECTIONS)
         # Last: whoever finds the socket can connect.
         part.replace(path)
     except OSError as error:
+        listener.close()
         raise InputError(f"UNBROKEN_DIR: cannot listen at {path}: {error.strerror}") from error
     return listener
+
+
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """Return which file has this name; None for none. A bound socket's inode is not used again while it is open."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _lines(connection: socket.socket) -> Iterator[bytes]:

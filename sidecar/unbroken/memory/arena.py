@@ -84,8 +84,8 @@ class Arena:
         answer = self.client.ask_any(Reserve(self.local_rank, needed_bytes(shard)), _ALLOCATION_S)
         if isinstance(answer, NoRoom):
             return (
-                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker), but "
-                f"its limit is {answer.limit_bytes}: {answer.detail}"
+                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker and "
+                f"each copy), but its limit is {answer.limit_bytes}: {answer.detail}"
             )
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"

@@ -115,7 +115,8 @@ class AgentPod(KeeperPod):
 
     def close(self) -> None:
         """End all."""
-        self.kill_agent()
+        if self.agent is not None:
+            self.kill_agent()
         for folder in (self.folder, self.root):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,8 +126,7 @@ def pods() -> Iterator[list[AgentPod]]:
     made = [AgentPod(f"digits-{index}", f"127.0.0.{51 + index}") for index in range(3)]
     yield made
     for pod in made:
-        if pod.agent is not None:
-            pod.close()
+        pod.close()
 
 
 @contextlib.asynccontextmanager

@@ -551,3 +551,46 @@ def test_a_keeper_listens_elsewhere_where_its_port_is_taken_or_its_address_is_no
     assert len({name[1] for name in names}) == 3
     for one in (first, second, third):
         one.close()
+
+
+def test_a_sender_with_a_rate_waits_for_what_it_is_ahead(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that stands still it is ahead by all that it has sent."""
+    owner, holder = pair(pods)
+    content = owner.save(1, size=3 * peer_link.CHUNK_BYTES)
+    monkeypatch.setattr(copy_sender, "time", Standing())
+    sender = copy_sender.CopySender(
+        holder.peer, owner.identity.client_context(), owner.arena, ranks_per_pod=2, bytes_per_s=1e9
+    )
+    waits: list[float | None] = []
+    monkeypatch.setattr(sender, "_over", Impatient(waits))
+    owner.senders.append(sender)
+    sender.start()
+    wait_until(partial(has_kept, sender, 1), "a copy")
+    assert holder.copied() == {(0, 1, 0): content}
+    # A block is a chunk; the last one has what is left.
+    sizes = [BLOCK_BYTES] * 3 + [len(content) - 3 * BLOCK_BYTES]
+    assert waits == [pytest.approx(sum(sizes[: number + 1]) / 1e9) for number in range(len(sizes))]
+
+
+class Standing:
+    """A clock that stands still."""
+
+    @staticmethod
+    def monotonic() -> float:
+        """Return the time."""
+        return 5.0
+
+
+class Impatient(threading.Event):
+    """Notes how long it should wait, and does not."""
+
+    def __init__(self, waits: list[float | None]) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Do not wait."""
+        self._waits.append(timeout)
+        return self.is_set()

@@ -1,16 +1,18 @@
 """Keepers of several pods, as processes: what is copied, who dies at which point, and what a new pod restores."""
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.waiting import wait_until
 
+from unbroken.memory import Checkpointer
 from unbroken.network.pod_certificates import PodAuthority
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET
 
-from .keeper_pods import JOB, KeeperPod, assert_is, load, save
+from .keeper_pods import JOB, KeeperPod, assert_is, load, save, state_of, worker_of
 
 Make = Callable[..., tuple[KeeperPod, ...]]
 
@@ -211,6 +213,19 @@ def test_a_limit_without_room_for_copies_says_so_and_harms_no_save(pods: Make, m
     save(monkeypatch, owner, 4, world_size=2)
     save(monkeypatch, holder, 4, rank=1, world_size=2)
     assert holder.kept("owner") == set()
+
+
+def test_a_limit_that_is_too_small_is_told_with_room_for_copies(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _ = pods("owner", "holder", limit_bytes=4 << 20)
+    owner.start()
+    owner.wait_reachable()
+    with worker_of(monkeypatch, owner):
+        problem = Checkpointer().reserve(state_of(1))
+    needed = int(re.findall(r"need (\d+) bytes", problem)[0])
+    # Two workers, two slots each, a copy of as much, and what the files of digests take.
+    slot = (needed - (1 << 20)) // 8
+    assert slot * 8 + (1 << 20) == needed
+    assert 4 << 20 < slot < 5 << 20
 
 
 @pytest.mark.parametrize("whose", ["another job's", "another pod's"])
