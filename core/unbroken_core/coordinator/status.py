@@ -58,7 +58,8 @@ def build_status(
 def _memory_status(job: JobState) -> MemoryStatus:
     copies = job.settings.copies
     status = memory_status(job.checkpoints, job.recall, job.world.iteration, copies)
-    return replace(status, across=job.copying.arrangement.across) if copies else status
+    said = (job.copying.arrangement.across, job.checkpoints.copy_problem() if copies else "")
+    return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
 
 
 def _clock(time: str) -> str:

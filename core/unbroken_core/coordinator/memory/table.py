@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from unbroken_core.checkpoints import (
+    MAX_COPIES,
     MAX_COPIES_TOLD,
     MAX_FETCHES,
     MAX_FLOORS,
@@ -64,6 +65,8 @@ class _Place:
     """Where its keeper is reached; None: it hands out nothing."""
     void: frozenset[str] = frozenset()
     """Owners of whom it has copies, and none that is not void."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """As in Held."""
     shards: dict[StepKey, dict[int, Digests]] = field(default_factory=dict)
 
 
@@ -244,6 +247,14 @@ class Checkpoints:
         """Return where keepers are reached, by uid of their pods."""
         return {uid: place.peer for uid, place in self._places.items() if place.peer is not None}
 
+    def copy_problem(self) -> str:
+        """Return why a pod's newest checkpoints are not copied, of the first that says so; "" where none does."""
+        for place in self._places.values():
+            for uid, why in place.problems:
+                holder = self._places.get(uid)
+                return f"{place.name} is not copied to {uid if holder is None else holder.name}: {why}"[:1000]
+        return ""
+
     def copied(self, uid: str) -> dict[str, StepKey | None]:
         """Return whose copies a pod has, and the newest step of each owner; None: all are void."""
         place = self._places.get(uid)
@@ -337,7 +348,8 @@ class Checkpoints:
         peer = Peer(teller.uid, held.host, held.port) if held.port and held.host else None
         before = self._places.get(teller.uid)
         self.num_reached += peer != (None if before is None else before.peer)
-        place = _Place(teller.name, held.arena, peer)
+        problems = () if peer is None else held.problems[:MAX_COPIES]
+        place = _Place(teller.name, held.arena, peer, problems=problems)
         self._replace(teller, place, teller.uid, holdings, held.copies if peer is not None else ())
         if self.speakers.is_put_off(teller.uid):
             self.speakers.remember(teller.uid, (teller, held))

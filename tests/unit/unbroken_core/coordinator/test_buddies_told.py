@@ -172,6 +172,16 @@ def test_one_rack_alone_is_told_with_what_is_left() -> None:
     assert (memory.protected_step, memory.across) == (10, "no other rack: across host")
 
 
+def test_the_status_names_a_pod_that_cannot_be_copied() -> None:
+    bench = CopyBench()
+    bench.run_job(*PODS)
+    problem = ("uid-digits-2", "no room: 4 MB of 4 MB are used")
+    bench.tell(PODS[0], replace(bench.held[PODS[0]], problems=(problem,)))
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.across == "across rack; digits-0 is not copied to digits-2: no room: 4 MB of 4 MB are used"
+
+
 def test_too_few_pods_are_told_with_their_number() -> None:
     bench = CopyBench(replace(SETTINGS, copies=3, replicas=2, spares=0))
     bench.run_job(*PODS[:2])
