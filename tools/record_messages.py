@@ -59,6 +59,8 @@ def recorded() -> Iterator[str]:
         uncounted_causes=(Cause.NODE_LOST,),
         grow_back_s=60.0,
         timeouts=Timeouts(isolation_s=200.0),
+        copies=2,
+        across="host",
     )
     for settings in (JobSettings("digits"), full):
         yield settings_to_json(settings)

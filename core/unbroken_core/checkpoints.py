@@ -196,3 +196,5 @@ class MemoryStatus:
     """LoadSource of that; "" before the first load."""
     reason: str = ""
     """What was lost, and why; "" where nothing was."""
+    across: str = ""
+    """What `protected_step` outlives, in words: "across rack", or why it is less; "" of a job without copies."""

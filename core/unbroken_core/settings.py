@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Rung
@@ -56,6 +57,9 @@ class Timeouts:
         return max(DEFAULT_ISOLATION_S, 2 * (self.heartbeat_s + self.termination_grace_s))
 
 
+HOST = "host"
+"""A layer that every job has: the nodes of its pods."""
+
 DEFAULT_RUNGS: tuple[RungBudget, ...] = tuple(RungBudget(rung) for rung in Rung)
 
 
@@ -91,6 +95,10 @@ class JobSettings:
     grow_back_s: float | None = None
     """A job that shrank takes in what is ready after so long, between two steps; None: with the next recovery."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    copies: int = 0
+    """On so many other pods each pod's checkpoints in memory are copied; 0: on none."""
+    across: str = ""
+    """Name of the layer of which they shall be in different domains, or HOST; "": the outermost one that there is."""
 
     def __post_init__(self) -> None:
         for message in violations(self):
@@ -128,6 +136,7 @@ def violations(settings: JobSettings) -> list[str]:
             for message in _broken(LAYER_RULES, layer, f"topology.layers[{layer.own.name}].")
         ),
         *_broken(RESTART_RULES, settings),
+        *_broken(COPIES_RULES, settings),
         *_number_violations(settings),
         *_broken(TIMEOUT_RULES, settings.timeouts, "timeouts."),
     ]
@@ -307,6 +316,22 @@ RESTART_RULES: tuple[Rule[JobSettings], ...] = (
         lambda job: (
             f"want timeouts.drainSeconds above 0, for a step that all ranks have finished; got {job.timeouts.drain_s}"
         ),
+    ),
+)
+COPIES_RULES: tuple[Rule[JobSettings], ...] = (
+    Rule(
+        "memory.replicas",
+        lambda job: 0 <= job.copies <= MAX_COPIES,
+        lambda job: f"want 0 to {MAX_COPIES}, got {job.copies}",
+    ),
+    Rule(
+        "memory.across",
+        lambda job: job.across in ("", HOST, *_names(job)),
+        lambda job: f"want {HOST!r} or the name of a layer of topology.layers, {_names(job)}, got {job.across[:80]!r}",
+        "!has(self.memory) || !has(self.memory.across) || self.memory.across in ['', 'host'] || "
+        "(has(self.topology) && (has(self.topology.preset) || "
+        "self.topology.layers.exists(layer, layer.name == self.memory.across)))",
+        "memory.across must be host or the name of a layer of topology.layers",
     ),
 )
 TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (

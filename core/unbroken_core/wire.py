@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Union, cast
 
 from unbroken_core import messages
 from unbroken_core.bounds import Bound, bound_of
+from unbroken_core.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
 from unbroken_core.settings import JobSettings
@@ -50,13 +51,22 @@ _USUAL[Layer] = {"name": "", "label": ""}
 A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Layer) belongs here, with its default: an
 image of the release before knows no such field, and refuses it.
 """
+_USUAL |= {
+    JobSettings: {"copies": 0, "across": ""},
+    messages.Welcome: {"copies": 0},
+    Held: {"copies": (), "host": "", "port": 0, "problems": ()},
+    Candidate: {"fetches": ()},
+    Restore: {"peers": ()},
+    MemoryStatus: {"across": ""},
+}
+"""Jobs without copies of checkpoints say not one byte of them."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)
 """Messages are dataclasses of JSON types, words that are strings, and other such dataclasses; none contains itself."""
 
 
 def encode(message: object) -> str:
     """Return one line of JSON: {"type": class name, field: value, ...}."""
-    return _ENCODER.encode({"type": type(message).__name__, **vars(message)})
+    return _ENCODER.encode({"type": type(message).__name__, **_parts(message)})
 
 
 def decode(text: str | bytes, expected: Any) -> Any:

@@ -10,20 +10,23 @@ two timelines, or of two steps, is another one.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.invariants import Violation
 
-from unbroken_core.checkpoints import MAX_LOADS, Candidate, Held, Holding, Load, LoadSource, Restore
+from unbroken_core.checkpoints import MAX_LOADS, Candidate, Copy, Held, Holding, Load, LoadSource, Restore
 from unbroken_core.coordinator.memory.table import StepKey
-from unbroken_core.messages import Plan
-from unbroken_core.reasons import WorkerPhase
+from unbroken_core.messages import Buddies, Plan
+from unbroken_core.reasons import JobPhase, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.pod import Pod, Worker
     from tests.simulation.world import World
+
+    from unbroken_core.coordinator.coordinator import Coordinator
 
 State = tuple[tuple[int, int, int], ...]
 """(iteration, term, step) of each stretch of the training, oldest first."""
@@ -51,6 +54,9 @@ class Keeper:
     """By local rank and index."""
     kept: dict[int, int] = field(default_factory=dict)
     loads: tuple[Load, ...] = ()
+    copies: dict[tuple[str, int], list[Slot]] = field(default_factory=dict)
+    """By owner and rank: at most two."""
+    buddies: Buddies | None = None
 
     def target(self, local_rank: int) -> int:
         """Return which slot the next save goes into: never the one that was sealed or restored last."""
@@ -58,7 +64,22 @@ class Keeper:
 
     def find(self, key: StepKey, rank: int) -> Slot | None:
         """Return a sealed slot."""
-        return next((s for s in self.slots.values() if s.is_sealed and s.key == key and s.rank == rank), None)
+        return next((s for s in self.all() if s.is_sealed and s.key == key and s.rank == rank), None)
+
+    def all(self) -> Iterator[Slot]:
+        """Yield own slots, then copies."""
+        yield from self.slots.values()
+        for slots in self.copies.values():
+            yield from slots
+
+    def keep(self, owner: Keeper, slot: Slot) -> None:
+        """Take a copy; of two the newer one that is not void stays."""
+        slots = self.copies.setdefault((owner.uid, slot.rank), [])
+        slots[:] = [one for one in slots if one.key != slot.key]
+        if len(slots) > 1:
+            void = [one for one in slots if any(load.voids(*one.key[:3]) for load in owner.loads)]
+            slots.remove(min(void or slots, key=lambda one: one.key))
+        slots.append(slot)
 
 
 class Memory:
@@ -79,6 +100,9 @@ class Memory:
         self.sealed: set[tuple[str, StepKey, int]] = set()
         """(pod, step, rank) of all that was ever sealed, and below verified."""
         self.verified: set[tuple[StepKey, int]] = set()
+        self.num_copied = self.num_fetched = self.num_kept_promises = 0
+        self.promise: tuple[StepKey, dict[int, set[str]]] | None = None
+        """What was called protected last while the job ran, and who had which shard."""
         self.num_restored = self.num_chosen_again = self.num_lost = self.num_checked = self.num_later = 0
 
     @property
@@ -98,7 +122,83 @@ class Memory:
         if self.kind == "host":
             living = {other.uid for other in self.world.pods.values() if other.is_alive}
             keepers += [keeper for uid, keeper in self.keepers.items() if uid not in living]
-        return Held(self._arena(pod.uid), tuple(h for keeper in keepers for h in _holdings(keeper)), keepers[0].loads)
+        held = Held(self._arena(pod.uid), tuple(h for keeper in keepers for h in _holdings(keeper)), keepers[0].loads)
+        if self.kind != "copies":
+            return held
+        return replace(held, copies=_copies(keepers[0]), host="10.0.0.1", port=1)
+
+    # -------------------------------------------------------------------------------------------------------- copies
+
+    def hear(self, pod: Pod, buddies: Buddies) -> None:
+        """The coordinator says who keeps whose copies: a keeper drops what it may, and sends what others lack."""
+        keeper = self.keeper(pod)
+        if self.kind != "copies":
+            raise Violation(f"{pod.name} is told of buddies, and keeps no copies")
+        if set(buddies.drop) & set(buddies.owners):
+            raise Violation(f"{pod.name} is told to keep and to drop copies of the same pod")
+        if keeper.buddies is not None and buddies.term < keeper.buddies.term:
+            return
+        keeper.buddies = buddies
+        for place in [place for place in keeper.copies if place[0] in buddies.drop]:
+            del keeper.copies[place]
+        for slot in list(keeper.slots.values()):
+            if slot.is_verified:
+                self._send_copies(pod, slot)
+        self.world.after(self.random.uniform(0.0, 0.05), pod.report, "")
+
+    def _send_copies(self, pod: Pod, slot: Slot) -> None:
+        buddies = self.keeper(pod).buddies
+        for peer in () if buddies is None else buddies.keepers:
+            delay_s = self.random.choice([0.05, 0.5, 8.0]) * self.random.random()
+            self.world.after(delay_s, partial(self._copied, pod, peer.uid, slot), "")
+
+    def _copied(self, pod: Pod, uid: str, slot: Slot) -> None:
+        """A copy is whole, if its holder still wants it, and its owner still has it."""
+        holder = next((one for one in self.world.pods.values() if one.uid == uid and one.is_alive), None)
+        owner, keeper = self.keepers.get(pod.uid), self.keepers.get(uid)
+        if holder is None or owner is None or keeper is None or not pod.is_alive or keeper.buddies is None:
+            return
+        mine = next((one for one in owner.slots.values() if (one.key, one.rank) == (slot.key, slot.rank)), None)
+        if pod.uid not in keeper.buddies.owners or mine is None or mine.is_spoiled:
+            return
+        if any(load.voids(*slot.key[:3]) for load in keeper.loads):
+            return
+        keeper.keep(owner, mine)
+        self.num_copied += 1
+        holder.report()
+
+    def note_promise(self, coordinator: Coordinator) -> None:
+        """Note what is called protected while the job runs, and who has it."""
+        job = coordinator._job
+        if self.kind != "copies" or coordinator.phase is not JobPhase.RUNNING:
+            return
+        key = job.checkpoints.newest_protected(job.settings.copies)
+        step = None if key is None else job.checkpoints.steps[key]
+        places = {} if step is None else {rank: set(found) for rank, found in step.holders.items()}
+        self.promise = None if key is None else (key, places)
+        if key is not None and any((key, rank) not in self.verified for rank in range(key.world_size)):
+            raise Violation(f"{key} is called protected, and not all ranks have verified it")
+
+    def _check_promise(self, iteration: int, keys: tuple[StepKey, ...], given_up: list[StepKey]) -> None:
+        """What was protected outlives the loss of as many pods as there are copies, unless all went on meanwhile."""
+        coordinator = self.world.coordinator
+        if self.promise is None or coordinator is None:
+            return
+        (key, places), job = self.promise, coordinator._job
+        lost = set().union(*places.values()) - job.members.by_uid.keys()
+        if len(lost) > job.settings.copies or key in given_up or job.checkpoints.is_void(key):
+            return
+        for rank, uids in places.items():
+            if not uids - lost:
+                raise Violation(f"{key} was called protected, and rank {rank}'s shard went with {sorted(lost)}")
+            slots = [self.keepers[uid].find(key, rank) for uid in uids - lost if uid in self.keepers]
+            if not any(slot is not None and not slot.is_spoiled for slot in slots):
+                return  # Its holders have newer ones by now.
+        self.num_kept_promises += bool(lost)
+        if not keys or keys[0] < key:
+            raise Violation(
+                f"iteration {iteration}: {key} was protected and {sorted(lost)} lost, the plan names {keys}"
+            )
 
     def _arena(self, uid: str) -> str:
         return "aa" if self.kind == "host" else uid.removeprefix("uid-")
@@ -152,7 +252,7 @@ class Memory:
         uids = self._readable(seats)
         found: dict[StepKey, set[int]] = {}
         for uid in uids:
-            for slot in self.keepers[uid].slots.values() if uid in self.keepers else ():
+            for slot in self.keepers[uid].all() if uid in self.keepers else ():
                 if slot.is_sealed:
                     found.setdefault(slot.key, set()).add(slot.rank)
         return sorted((key for key, ranks in found.items() if len(ranks) == key.world_size), reverse=True)
@@ -163,6 +263,12 @@ class Memory:
     def _read(self, key: StepKey, rank: int, pod: Pod, world_size: int) -> list[Slot] | None:
         """Return what a rank reads of a checkpoint; None when it cannot."""
         wanted = [rank] if key.world_size == world_size else range(key.world_size)
+        slots = [self._slot(key, one, pod.uid) or self._fetched(key, one, pod) for one in wanted]
+        return None if any(slot is None for slot in slots) else [slot for slot in slots if slot is not None]
+
+    def _near(self, key: StepKey, rank: int, pod: Pod, world_size: int) -> list[Slot] | None:
+        """Return what a rank reads without others' keepers; None when it cannot."""
+        wanted = [rank] if key.world_size == world_size else range(key.world_size)
         slots = [self._slot(key, one, pod.uid) for one in wanted]
         return None if any(slot is None for slot in slots) else [slot for slot in slots if slot is not None]
 
@@ -170,6 +276,22 @@ class Memory:
         keepers = self.keepers.values() if self.kind == "host" else [self.keepers[uid]] if uid in self.keepers else []
         slots = (keeper.find(key, rank) for keeper in keepers)
         return next((slot for slot in slots if slot is not None and not slot.is_spoiled), None)
+
+    def _fetched(self, key: StepKey, rank: int, pod: Pod) -> Slot | None:
+        """Return a shard that others hand out, as the plan says."""
+        restore = None if pod.plan is None else pod.plan.restore
+        living = {one.uid for one in self.world.pods.values() if one.is_alive}
+        for candidate in () if restore is None else restore.candidates:
+            if (candidate.iteration, candidate.term, candidate.step, candidate.world_size) != key:
+                continue
+            for first, number, kept, uid in candidate.fetches:
+                keeper = self.keepers.get(uid) if uid in living else None
+                if first <= rank < first + number and keeper is not None:
+                    slot = keeper.find(key, kept + rank - first)
+                    if slot is not None and not slot.is_spoiled:
+                        self.num_fetched += 1
+                        return slot
+        return None
 
     def _restore(
         self,
@@ -270,6 +392,7 @@ class Memory:
                 verified = Slot(slot.key, slot.rank, slot.state, is_sealed=True, is_verified=True)
                 keeper.slots[worker.local_rank, index] = verified
                 self.verified.add((slot.key, slot.rank))
+                self._send_copies(pod, verified)
                 pod.report()
 
         self.world.after(self.random.uniform(0.001, 2.0), verify, "")
@@ -325,14 +448,25 @@ class Memory:
             self._check_named(key, {rank: seats[rank].uid if rank in seats else "" for rank in ranks})
         if complete is not None and any((complete, rank) not in self.verified for rank in range(complete.world_size)):
             raise Violation(f"{complete} is called complete, and not all ranks have verified it")
-        is_usable = complete is not None and all(
-            self._read(complete, rank, pod, len(seats)) is not None for rank, pod in seats.items()
-        )
         coordinator = self.world.coordinator
-        if complete is None or not is_usable or coordinator is None:
+        if coordinator is not None:
+            self._check_best(iteration, seats, keys, complete, coordinator)
+
+    def _check_best(
+        self,
+        iteration: int,
+        seats: dict[int, Pod],
+        keys: tuple[StepKey, ...],
+        complete: StepKey | None,
+        coordinator: Coordinator,
+    ) -> None:
+        """Check that a plan names nothing older than what is known to be readable."""
+        given_up = [known for known, _why in coordinator._job.recall.attempts.given_up]
+        if self.kind == "copies":
+            self._check_promise(iteration, keys, given_up)
+        if complete is None or any(self._near(complete, rank, pod, len(seats)) is None for rank, pod in seats.items()):
             return
         self.num_checked += 1
-        given_up = [known for known, _why in coordinator._job.recall.attempts.given_up]
         if complete not in given_up and (not keys or keys[0] < complete):
             raise Violation(f"iteration {iteration}: {complete} is complete and can be read, the plan names {keys}")
 
@@ -379,11 +513,23 @@ def _keys(restore: Restore | None) -> tuple[StepKey, ...]:
     return tuple(StepKey(one.iteration, one.term, one.step, one.world_size) for one in candidates)
 
 
+def _copies(keeper: Keeper) -> tuple[Copy, ...]:
+    return tuple(
+        Copy(owner, slot.key.term, slot.key.iteration, slot.key.step, slot.key.world_size, ((rank, "aa", _data(slot)),))
+        for (owner, rank), slots in keeper.copies.items()
+        for slot in slots
+    )
+
+
+def _data(slot: Slot) -> str:
+    return f"{hash((slot.state, slot.rank)) & 0xFFFFFFFF:x}"
+
+
 def _holdings(keeper: Keeper) -> list[Holding]:
     by_key: dict[StepKey, list[tuple[int, str, str]]] = {}
     for slot in keeper.slots.values():
         if slot.is_sealed:
-            data = f"{hash((slot.state, slot.rank)) & 0xFFFFFFFF:x}" if slot.is_verified else ""
+            data = _data(slot) if slot.is_verified else ""
             by_key.setdefault(slot.key, []).append((slot.rank, "aa", data))
     return [
         Holding(keeper.uid, key.term, key.iteration, key.step, key.world_size, tuple(shards))

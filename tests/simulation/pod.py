@@ -20,8 +20,9 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
     Activity,
-    AgentMessage,
     Answer,
+    Buddies,
+    Certificate,
     Consult,
     Fault,
     Finish,
@@ -178,7 +179,7 @@ class Pod:
         self.is_plan_new = False
         self.say(hello)
 
-    def say(self, message: AgentMessage) -> None:
+    def say(self, message: Hello | Report | Heartbeat) -> None:
         """Send on the open connection."""
         if self.connection is not None:
             self.world.to_coordinator(self.connection, message, self.is_muted or self.one_way == "up")
@@ -338,6 +339,7 @@ class Pod:
 
     def hear(self, message: RendezvousMessage) -> None:
         """Take one message of the rendezvous."""
+        assert not isinstance(message, Certificate)
         assert not isinstance(message, Refused), f"{self.name} was refused: {message.reason}"
         if message.term < self.term:
             return
@@ -360,7 +362,7 @@ class Pod:
                 self._replace(message)
             case Consult():
                 self._consult(message)
-            case Halt() | Finish():
+            case Halt() | Finish() | Buddies():
                 self._note(message)
             case _:
                 assert_never(message)
@@ -387,9 +389,11 @@ class Pod:
             worker.activity = activity
             self.report()
 
-    def _note(self, message: Halt | Finish) -> None:
+    def _note(self, message: Halt | Finish | Buddies) -> None:
         if isinstance(message, Halt):
             self.halt = message
+        elif isinstance(message, Buddies):
+            self.world.memory.hear(self, message)
         else:
             self.world.ledger.check_finish(message)
             if not self.is_released:

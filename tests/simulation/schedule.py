@@ -68,7 +68,8 @@ class Schedule:
     can_halt: bool
     """Whether agents know Halt."""
     memory: str
-    """Where checkpoints in memory are: "none", in each "pod", all on one "host", or in pods with "older agents"."""
+    """Where checkpoints in memory are: "none", in each "pod", there with "copies" on others, all on one "host", or in
+    pods with "older agents"."""
     tells_steps: str
     """Which steps scripts tell: "all", "none", of "rank 0" alone, "skewed" (rank 0 counts otherwise), in "epochs"."""
     step_s: float
@@ -111,6 +112,9 @@ def make_schedule(seed: int) -> Schedule:
     memory = kept.choice(["none", "none", "pod", "pod", "host", "older agents"])
     if memory != "none" and kept.random() < 0.4:
         faults += [_spoil(kept, kept.uniform(5.0, 60.0)) for _number in range(kept.randint(1, 3))]
+    copied = random.Random(f"copies {seed}")
+    if memory == "pod" and copied.random() < 0.6:
+        memory, settings = "copies", replace(settings, copies=copied.choice([1, 1, 1, 2]))
     planned = random.Random(f"move {seed}")
     if planned.random() < 0.5:
         faults += [_cordon(planned, planned.uniform(10.0, 45.0)) for _number in range(planned.randint(1, 3))]

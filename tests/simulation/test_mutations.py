@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from tests.simulation.runner import run_seed
+from tests.simulation.schedule import make_schedule
 
 from unbroken_core.coordinator import planning
-from unbroken_core.coordinator.memory import choosing, table
+from unbroken_core.coordinator.memory import choosing, holders
 from unbroken_core.coordinator.memory.choosing import Choice
 from unbroken_core.coordinator.memory.table import Checkpoints
 
@@ -36,12 +37,12 @@ def call_complete_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_sealed_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
-    def add(self: table.Step, rank: int, place: str, digests: table.Digests) -> None:
+    def add(self: holders.Step, rank: int, place: str, digests: holders.Digests) -> None:
         self.was_sealed = True
         plain(self, rank, place, digests)
 
-    plain = table.Step.add
-    patch.setattr(table.Step, "add", add)
+    plain = holders.Step.add
+    patch.setattr(holders.Step, "add", add)
     patch.setattr(Checkpoints, "lacking", lambda *given: ())
 
 
@@ -54,6 +55,14 @@ def tell_each_pod_something_else(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning, "_restore", restore)
 
 
+def call_protected_what_nobody_else_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoints, "is_protected", lambda self, key, *_given: self.is_complete(key))
+
+
+def name_nobody_to_fetch_from(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Checkpoints, "_fetches", lambda *_given: False)
+
+
 BREAKS = [
     choose_the_oldest,
     choose_none,
@@ -62,6 +71,7 @@ BREAKS = [
     call_sealed_what_lacks_a_rank,
     tell_each_pod_something_else,
 ]
+BREAKS_OF_COPIES = [call_protected_what_nobody_else_has, name_nobody_to_fetch_from]
 
 
 @pytest.mark.parametrize("break_it", BREAKS, ids=lambda one: one.__name__)
@@ -73,3 +83,14 @@ def test_a_broken_choice_is_found(
     assert found is not None
     words = ("restore", "complete", "the plan names", "could be read")
     assert any(word in found.failure for word in words), found.failure
+
+
+@pytest.mark.parametrize("break_it", BREAKS_OF_COPIES, ids=lambda one: one.__name__)
+def test_a_broken_view_of_copies_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    seeds = (seed for seed in range(4 * MOST_SCHEDULES) if make_schedule(seed).memory == "copies")
+    found = next((result for result in map(run_seed, seeds) if result.failure), None)
+    assert found is not None
+    assert "was protected" in found.failure or "was called protected" in found.failure, found.failure

@@ -29,13 +29,13 @@ from unbroken_core.coordinator.events import (
 )
 from unbroken_core.messages import (
     Activity,
-    AgentMessage,
     Heartbeat,
     Hello,
     Observation,
     Plan,
     PodObservation,
     RendezvousMessage,
+    Report,
     Respawn,
 )
 from unbroken_core.ranks.rules import Rules
@@ -170,7 +170,7 @@ class World:
         self.connections[name] = Connection(pod, self.epoch)
         return name
 
-    def to_coordinator(self, name: str, message: AgentMessage, is_lost: bool) -> None:
+    def to_coordinator(self, name: str, message: Hello | Report | Heartbeat, is_lost: bool) -> None:
         """Deliver a message of an agent after a while."""
         connection = self.connections[name]
         if is_lost:
@@ -178,7 +178,7 @@ class World:
         connection.up_s = max(connection.up_s, self.now_s + self.random.uniform(0.0002, 0.005))
         self.after(connection.up_s - self.now_s, lambda: self._arrive(name, message), "")
 
-    def _arrive(self, name: str, message: AgentMessage) -> None:
+    def _arrive(self, name: str, message: Hello | Report | Heartbeat) -> None:
         connection = self.connections[name]
         if not connection.is_open or connection.epoch != self.epoch or self.coordinator is None:
             return
@@ -230,6 +230,7 @@ class World:
         phase, numbers = coordinator.phase, coordinator.past
         newest = coordinator._job.members.world.iteration
         complete = coordinator._job.checkpoints.newest_complete() if self.memory.is_on else None
+        self.memory.note_promise(coordinator)
         actions = coordinator.step(event, self.now_s)
         is_quiet = isinstance(event, AgentReported) and isinstance(event.message, Heartbeat) and not actions
         if not is_quiet:

@@ -70,6 +70,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     outage = Outage(now_s, why, job.world.iteration, job.world.size)
     job.progress.stop(now_s)
     job.checkpoints.forget_pods()
+    job.copying.told.clear()
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Union
 
+from unbroken_core.coordinator.copying import settle_copies
 from unbroken_core.coordinator.events import (
     Action,
     AgentDisconnected,
@@ -110,7 +111,7 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        self._deadline_s = resolve(job, now_s)
+        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s))
         if job.version != version:
             self._revision += 1
         return job.actions

@@ -6,6 +6,7 @@ from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
 from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.memory.choosing import Ended, recall
+from unbroken_core.coordinator.memory.holders import Run, named_fetches
 from unbroken_core.coordinator.memory.table import StepKey
 from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText
@@ -135,14 +136,31 @@ def _restore(job: JobState, member: Member) -> Restore | None:
     if choice is None:
         return None
 
-    def candidate(key: StepKey, is_given_up: bool) -> Candidate:
+    table, uid = job.checkpoints, member.uid
+    candidates, runs = [], []
+    for key in (*choice.keys, *choice.given_up):
         is_same_size = key.world_size == job.world.size
         ranks = sorted(member.ranks.values()) if is_same_size else range(key.world_size)
-        sources = job.checkpoints.sources(key, member.uid, ranks)[:MAX_SOURCES]
-        return Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up)
+        sources = table.sources(key, uid, ranks)[:MAX_SOURCES]
+        is_given_up = key in choice.given_up
+        candidates.append(Candidate(key.term, key.iteration, key.step, key.world_size, tuple(sources), is_given_up))
+        runs.append(table.fetches(key, uid, ranks) if is_same_size else _of_all(job, key, uid))
+    fetches, peers = named_fetches(runs, table.peers())
+    found = (replace(one, fetches=fetched) for one, fetched in zip(candidates, fetches, strict=True))
+    return Restore(tuple(found), choice.reason, choice.floors, choice.avoided, peers)
 
-    candidates = [candidate(key, False) for key in choice.keys] + [candidate(key, True) for key in choice.given_up]
-    return Restore(tuple(candidates), choice.reason, choice.floors, choice.avoided)
+
+def _of_all(job: JobState, key: StepKey, uid: str) -> tuple[list[Run], list[Run]]:
+    """Return what a pod of a world of another size has others hand out: it is found once for all pods of a plan."""
+    of, known = job.copying.whole
+    if of != job.world.iteration:
+        job.copying.whole = of, known = job.world.iteration, {}
+    if key not in known:
+        known[key] = job.checkpoints.fetches(key, "", range(key.world_size))
+    if not job.checkpoints.is_reached(uid):
+        return [], []
+    first, others = known[key]
+    return [run for run in first if run[3] != uid], [run for run in others if run[3] != uid]
 
 
 def _stopped_at_s(phase: object, now_s: float) -> float:

@@ -8,6 +8,7 @@ from unbroken_core.checkpoints import Held
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
+from unbroken_core.coordinator.copying import repeat_buddies
 from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
@@ -72,7 +73,9 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _receive_memory(job, member, hello.memory)
     note_ages(member, hello, now_s)
     _update(job, member, hello.workers, now_s)
-    job.send(member, Welcome(PROTOCOL, job.numbers.term, heartbeat_interval_s(job.settings.timeouts), _over(job)))
+    interval_s = heartbeat_interval_s(job.settings.timeouts)
+    job.send(member, Welcome(PROTOCOL, job.numbers.term, interval_s, _over(job), job.settings.copies))
+    repeat_buddies(job, member)
     if hello.plan is not None:
         begin_adoption(job, hello.plan, now_s)
     receive_script(job, member)
@@ -272,11 +275,9 @@ def _receive_memory(job: JobState, member: Member, held: Held | None) -> None:
     if held is None:
         job.checkpoints.lose(member.uid)  # Another agent of this pod knew of its keeper.
         return
-    names = job.members.ranking.names(member.uid)
     teller = Teller(
         member.uid,
         member.pod,
-        names[0] if names else "",
         job.numbers.highest_iteration,
         most_ranks(job.settings),
         lambda uid: uid in job.members.by_uid,

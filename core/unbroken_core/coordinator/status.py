@@ -1,7 +1,9 @@
 """The status of a job, as the coordinator reports it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.places import Member
@@ -47,10 +49,17 @@ def build_status(
         ettr=job.progress.ettr(now_s),
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.history.num_broken_spares,
-        memory=memory_status(job.checkpoints, job.recall, world.iteration) if job.checkpoints.is_used else None,
+        memory=_memory_status(job) if job.checkpoints.is_used else None,
         gained_s=gained_s,
         ran_for_s=ran_for_s,
     )
+
+
+def _memory_status(job: JobState) -> MemoryStatus:
+    copies = job.settings.copies
+    status = memory_status(job.checkpoints, job.recall, job.world.iteration, copies)
+    said = (job.copying.arrangement.across, job.checkpoints.copy_problem() if copies else "")
+    return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
 
 
 def _clock(time: str) -> str:

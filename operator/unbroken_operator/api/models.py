@@ -8,7 +8,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.settings import (
+    COPIES_RULES,
     LAYER_FITS_JOB,
     LAYER_FITS_PODS,
     LAYER_LIMITS,
@@ -188,6 +190,12 @@ class Memory(Model):
     100 KB) + 1 MiB. The agent's request and limit of memory grow by it, the trainer's do not."""
     every: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """Steps between two checkpoints, where the script names no number itself; empty means each step that it saves."""
+    replicas: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 0
+    """On so many other pods each pod's checkpoints are copied, so that they outlive its host. Their memory is that of
+    sizeLimit, too: it must be 1 + replicas times as large."""
+    across: Annotated[str, Field(max_length=63)] = ""
+    """Layer of topology.layers whose domains shall not hold two copies of one checkpoint, or host. Empty means the
+    outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
 
 
 class Spec(Model):
@@ -198,6 +206,7 @@ class Spec(Model):
             *cel_rules(SIZE_RULES),
             *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
             *cel_rules(RESTART_RULES),
+            *cel_rules(COPIES_RULES),
             *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from tests.message_values import values_of
 
 from unbroken_core import messages
+from unbroken_core.checkpoints import Candidate, Held, Holding, Restore
 from unbroken_core.errors import WireError
 from unbroken_core.layers import Layer
 from unbroken_core.messages import Fault, Heartbeat, Hello, Observation, Policy, Report, WorkerState
 from unbroken_core.pod import pod_messages
-from unbroken_core.reasons import Cause, WorkerPhase
-from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode
+from unbroken_core.reasons import Cause, Role, WorkerPhase
+from unbroken_core.settings import JobSettings
+from unbroken_core.wire import MAX_MESSAGE_BYTES, decode, encode, settings_from_json, settings_to_json
 
 KINDS: list[type] = [
     kind
@@ -40,6 +42,25 @@ def test_every_message_arrives_as_it_was_sent(kind: type, data: st.DataObject) -
     assert "\n" not in text
     assert decode(text, kind) == message
     assert decode(text.encode(), Union[kind, Heartbeat]) == message
+
+
+def test_a_job_without_copies_says_not_a_byte_of_them() -> None:
+    told = [
+        encode(messages.Welcome(1, 1, 5.0)),
+        encode(messages.Report(1, (), memory=Held("aa", (Holding("a", 1, 0, 1, 1, ((0, "aa", "aa"),)),)))),
+        encode(messages.Plan(1, 0, Role.ACTIVE, 1, "h", 1, (), restore=Restore((Candidate(1, 0, 1, 1),)))),
+        settings_to_json(JobSettings("digits")),
+    ]
+    for text in told:
+        for name in ("copies", '"host', '"port', "problems", "fetches", "peers", "across"):
+            assert name not in text
+
+
+def test_copies_that_are_asked_for_arrive() -> None:
+    settings = JobSettings("digits", copies=2, across="host")
+    assert settings_from_json(settings_to_json(settings)) == settings
+    welcome = messages.Welcome(1, 1, 5.0, copies=2)
+    assert decode(encode(welcome), messages.Welcome) == welcome
 
 
 def test_what_is_usual_of_a_worker_is_left_out_and_read_all_the_same() -> None:

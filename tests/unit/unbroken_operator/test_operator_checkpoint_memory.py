@@ -8,6 +8,7 @@ import pytest
 from celpy.adapter import json_to_cel
 
 from unbroken_core.reasons import Role
+from unbroken_core.settings import COPIES_RULES
 from unbroken_operator.api import layout, memory_rules
 from unbroken_operator.api.quantities import is_size, size_bytes, with_bytes
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
@@ -144,6 +145,43 @@ def test_a_job_without_it_has_the_pods_of_the_release_before(spec: JsonObject, d
     assert len([one for one in pod["volumes"] if one["name"] == "unbroken-state"]) == ("template" in spec)
 
 
+COPIES_RULE = next(rule for rule in COPIES_RULES if rule.cel)
+
+
+@pytest.mark.parametrize(
+    ("across", "topology", "is_sound"),
+    [
+        pytest.param("", None, True, id="the outermost"),
+        pytest.param("host", None, True, id="host"),
+        pytest.param("rack", None, False, id="no layers"),
+        pytest.param("rack", {"layers": [{"name": "rack", "label": "example.com/rack"}]}, True, id="a layer"),
+        pytest.param("zone", {"layers": [{"name": "rack", "label": "example.com/rack"}]}, False, id="another layer"),
+        pytest.param("zone", {"preset": "Kubernetes"}, True, id="a layer of a preset"),
+    ],
+)
+def test_copies_are_asked_for_across_a_layer_that_there_is(
+    across: str, topology: JsonObject | None, is_sound: bool
+) -> None:
+    memory = {**MEMORY, "replicas": 2, "across": across}
+    job = a_job(memory=memory) if topology is None else a_job(memory=memory, topology=topology)
+    verdict = admit(job)
+    environment = celpy.Environment()
+    program = environment.program(environment.compile(COPIES_RULE.cel))
+    assert bool(program.evaluate({"self": json_to_cel(job["spec"])})) is is_sound
+    if is_sound:
+        assert isinstance(verdict, ValidSpec), verdict
+        assert (verdict.settings.copies, verdict.settings.across) == (2, across)
+    else:
+        assert isinstance(verdict, InvalidSpec)
+        assert verdict.violations[0].startswith("spec.memory.across: want 'host' or the name of a layer of")
+
+
+def test_more_copies_are_no_change_of_the_pods() -> None:
+    verdicts = [admit(a_job(memory={**MEMORY, **more})) for more in ({}, {"replicas": 2, "across": "host"})]
+    first, second = [template_digest(one.spec) for one in verdicts if isinstance(one, ValidSpec)]
+    assert first == second
+
+
 def test_pods_are_old_once_memory_is_asked_for_or_changed() -> None:
     def digest(**spec: Any) -> str:
         verdict = admit(a_job(**spec))
@@ -207,7 +245,7 @@ def test_a_size_out_of_bounds_is_refused_by_operator_webhook_and_schema(value: s
         pytest.param({"sizeLimit": 4.5}, id="float"),
         pytest.param({"sizeLimit": "4Gi", "every": 0}, id="every 0"),
         pytest.param({"sizeLimit": "4Gi", "every": "2"}, id="every in words"),
-        pytest.param({"sizeLimit": "4Gi", "replicas": 1}, id="not there yet"),
+        pytest.param({"sizeLimit": "4Gi", "replicas": 4}, id="too many copies"),
     ],
 )
 def test_what_is_no_memory_is_refused(memory: JsonObject) -> None:

@@ -8,17 +8,34 @@ Changed in place, as the table of pods is: with thousands of pods each report to
 it can be told again: a new coordinator knows as much once the agents have said Hello.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from unbroken_core.checkpoints import MAX_FLOORS, MAX_LOADS, Held, Holding, Load, is_void
+from unbroken_core.checkpoints import (
+    MAX_COPIES,
+    MAX_COPIES_TOLD,
+    MAX_FETCHES,
+    MAX_FLOORS,
+    MAX_LOADS,
+    Copy,
+    Held,
+    Holding,
+    Load,
+    Peer,
+    is_void,
+)
+from unbroken_core.coordinator.memory.holders import Digests, Run, Step, kept, runs_of
+from unbroken_core.coordinator.memory.speaking import Speakers
 
 MAX_STEPS_OF_PLACE = 8
 """Steps of one place that are believed, the newest: its slots hold two for each worker."""
 MAX_WORLDS = 8
 """Worlds of which the table remembers who had which rank."""
 _MAX_NAMES = 3
+
+Keeping = Mapping[str, Collection[str]]
+"""Whose copies each pod shall keep: owners by pod."""
 
 
 class StepKey(NamedTuple):
@@ -28,45 +45,6 @@ class StepKey(NamedTuple):
     term: int
     step: int
     world_size: int
-
-
-class Digests(NamedTuple):
-    """What a holder says of a shard."""
-
-    layout: str
-    data: str
-    """"" until it is verified."""
-
-
-@dataclass
-class Step:
-    """One checkpoint: each rank's holders."""
-
-    holders: dict[int, dict[str, Digests]] = field(default_factory=dict)
-    """By rank, then by place. No rank without a holder."""
-    num_verified: int = 0
-    """Ranks with a verified holder."""
-    lost: dict[int, str] = field(default_factory=dict)
-    """Names of the pods with which the last holder of a rank went."""
-    was_sealed: bool = False
-    """Whether each rank had a holder once."""
-
-    def add(self, rank: int, place: str, digests: Digests) -> None:
-        """Note a holder."""
-        places = self.holders.setdefault(rank, {})
-        before = _is_verified(places)
-        places[place] = digests
-        self.num_verified += _is_verified(places) - before
-        self.lost.pop(rank, None)
-
-    def take_out(self, rank: int, place: str) -> None:
-        """Note that a holder has it no more."""
-        places = self.holders[rank]
-        before = _is_verified(places)
-        del places[place]
-        self.num_verified += _is_verified(places) - before
-        if not places:
-            del self.holders[rank]
 
 
 class _World(NamedTuple):
@@ -83,7 +61,12 @@ class _Place:
 
     name: str
     arena: str
-    domain: str
+    peer: Peer | None = None
+    """Where its keeper is reached; None: it hands out nothing."""
+    void: frozenset[str] = frozenset()
+    """Owners of whom it has copies, and none that is not void."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """As in Held."""
     shards: dict[StepKey, dict[int, Digests]] = field(default_factory=dict)
 
 
@@ -93,7 +76,6 @@ class Teller:
 
     uid: str
     name: str
-    domain: str
     last_iteration: int
     """The highest one that was given out."""
     most_ranks: int
@@ -125,6 +107,15 @@ class Checkpoints:
         """By iteration: the first step that a rank could not read, why, and the name of its pod."""
         self.newest: StepKey | None = None
         """The newest step that was ever complete and is not void."""
+        self.speakers: Speakers[tuple[Teller, Held]] = Speakers()
+        self.num_reached = 0
+        """Rises whenever another pod's keeper is reached, or somewhere else, or no more."""
+        self.domains: dict[str, tuple[str, ...]] = {}
+        """Of each pod, from the outermost layer to that of which copies are in different ones. Those of which it is not
+        known are all in one."""
+        self._protected: tuple[int, int, StepKey | None] = (-1, 0, None)
+        """(version, copies, newest step) of the last answer."""
+        self._version = 0
 
     # ------------------------------------------------------------------------------------------------------- verbs
 
@@ -145,16 +136,19 @@ class Checkpoints:
         for holding in held.holdings:
             by_place.setdefault(holding.place, []).append(holding)
         for place, holdings in by_place.items():
-            if place == uid or self._is_left(teller, place):
+            if place == uid:
+                self._take(teller, held, holdings)
+            elif self._is_left(teller, place):
                 known = self._places.get(place)
-                name = teller.name if place == uid else "" if known is None else known.name
-                self._replace(teller, _Place(name or place, held.arena, teller.domain), place, holdings)
+                name = "" if known is None else known.name
+                self._replace(teller, _Place(name or place, held.arena), place, holdings, ())
             else:
                 self.num_refused += sum(len(holding.shards) for holding in holdings)
         self._vote(teller, held.loads)
+        self._hear_again(uid)
 
     def lose(self, uid: str) -> None:
-        """Take out a pod. Its memory stays, as long as another living pod reads it."""
+        """Take out a pod. Its memory stays, as long as another living pod reads it; copies in it only it hands out."""
         arena = self._arenas.pop(uid, None)
         for load in self._voters.pop(uid, ()):
             self._votes[load].discard(uid)
@@ -164,11 +158,25 @@ class Checkpoints:
             return
         readers = self._readers[arena]
         readers.discard(uid)
+        left = self._places.get(uid)
+        if left is not None and readers:
+            self.num_reached += left.peer is not None
+            self._replace(None, replace(left, peer=None, shards=_own(left)), uid, (), ())
         if not readers:
             del self._readers[arena]
             for place in [place for place, known in self._places.items() if known.arena == arena]:
+                self.num_reached += self._places[place].peer is not None
                 self._drop(place, self._places.pop(place), is_lost=True)
         self._forget_empty()
+        self.speakers.lose(uid)
+        self._hear_again(uid)
+
+    def assign(self, owners: Keeping, domains: Mapping[str, tuple[str, ...]]) -> None:
+        """Note whose copies each pod shall keep, and which pods are in different domains."""
+        self.domains = dict(domains)
+        self._version += 1
+        for teller, held in self.speakers.assign(owners, self._arenas):
+            self._hear(teller, held)
 
     def agree(self, loads: Iterable[Load] | None = None) -> None:
         """Note which timelines have ended, as more than half of the pods say; to be asked again once pods were lost."""
@@ -182,6 +190,7 @@ class Checkpoints:
             self.lose(uid)
         self.steps.clear()
         self._places.clear()
+        self.speakers = Speakers()
         self._worlds.clear()
         self.newest = None
 
@@ -205,21 +214,58 @@ class Checkpoints:
         step = self.steps.get(key)
         return step is not None and step.num_verified == key.world_size
 
-    def is_protected(self, key: StepKey, num_copies: int) -> bool:
-        """Return whether every shard also has so many verified copies elsewhere, which no one failure takes."""
+    def is_protected(self, key: StepKey, num_copies: int, keeping: Keeping | None = None) -> bool:
+        """Return whether every shard also has so many verified copies elsewhere, which no one failure takes.
+
+        `keeping`: owners by pod, of whom copies count there; None: of all.
+        """
         step = self.steps.get(key)
         if step is None or step.num_verified != key.world_size:
             return False
-        return all(self._num_homes(places) > num_copies for places in step.holders.values())
+        return all(self._num_homes(step, ranks, keeping) > num_copies for ranks in step.by_content().values())
 
     def newest_complete(self) -> StepKey | None:
         """Return the newest complete step."""
         return max((key for key in self.steps if self.is_complete(key) and not self.is_void(key)), default=None)
 
-    def newest_protected(self, num_copies: int) -> StepKey | None:
+    def newest_protected(self, num_copies: int, keeping: Keeping | None = None) -> StepKey | None:
         """Return the newest protected step."""
-        keys = (key for key in self.steps if self.is_protected(key, num_copies) and not self.is_void(key))
-        return max(keys, default=None)
+        if keeping is None and self._protected[:2] == (self._version, num_copies):
+            return self._protected[2]
+        keys = sorted((key for key in self.steps if not self.is_void(key)), reverse=True)
+        newest = next((key for key in keys if self.is_protected(key, num_copies, keeping)), None)
+        if keeping is None:
+            self._protected = (self._version, num_copies, newest)
+        return newest
+
+    def is_reached(self, uid: str) -> bool:
+        """Return whether other pods' keepers reach this one's."""
+        place = self._places.get(uid)
+        return place is not None and place.peer is not None
+
+    def peers(self) -> dict[str, Peer]:
+        """Return where keepers are reached, by uid of their pods."""
+        return {uid: place.peer for uid, place in self._places.items() if place.peer is not None}
+
+    def copy_problem(self) -> str:
+        """Return why a pod's newest checkpoints are not copied, of the first that says so; "" where none does."""
+        for place in self._places.values():
+            for uid, why in place.problems:
+                holder = self._places.get(uid)
+                return f"{place.name} is not copied to {uid if holder is None else holder.name}: {why}"[:1000]
+        return ""
+
+    def copied(self, uid: str) -> dict[str, StepKey | None]:
+        """Return whose copies a pod has, and the newest step of each owner; None: all are void."""
+        place = self._places.get(uid)
+        if place is None:
+            return {}
+        found: dict[str, StepKey | None] = dict.fromkeys(place.void)
+        for key, shards in place.shards.items():
+            for digests in shards.values():
+                if digests.owner:
+                    found[digests.owner] = max(key, found.get(digests.owner) or key)
+        return found
 
     def has_committed(self, iteration: int) -> bool:
         """Return whether all ranks of this iteration have saved a step in it."""
@@ -238,15 +284,34 @@ class Checkpoints:
 
         In a world of the same size each rank needs its own, in another one all need all. `seats`: uid by new rank.
         """
-        holders = self.steps[key].holders
+        step = self.steps[key]
+        same = step.by_content()
         if len(seats) == key.world_size:
-            return tuple(rank for rank, uid in seats.items() if not self._reads(uid, holders.get(rank, {})))
-        arenas = {self._arenas.get(uid, "") for uid in seats.values()}
-        return tuple(
-            rank
-            for rank in range(key.world_size)
-            if not arenas <= {self._places[place].arena for place in holders.get(rank, {})}
-        )
+            return tuple(
+                rank
+                for rank, uid in seats.items()
+                if not self._reads(uid, step.holders.get(rank, {})) and not self._fetches(step, rank, uid, same)
+            )
+        uids = set(seats.values())
+        arenas = {self._arenas.get(uid, "") for uid in uids}
+        may_fetch = all(self.is_reached(uid) for uid in uids)
+        away = [rank for rank in range(key.world_size) if not arenas <= self._near(step.holders.get(rank, {}))]
+        if not may_fetch:
+            return tuple(away)
+        runs, _others = runs_of(step, away, self.peers(), "")
+        named = {rank for first, number, _kept, _peer in runs[:MAX_FETCHES] for rank in range(first, first + number)}
+        return tuple(rank for rank in away if rank not in named)
+
+    def fetches(self, key: StepKey, uid: str, ranks: Iterable[int]) -> tuple[list[Run], list[Run]]:
+        """Return what a pod has other pods hand out of these shards: whom it asks first, and whom after them.
+
+        Without a pod: of all ranks, for any pod of a world of another size, which reads what it has itself.
+        """
+        step = self.steps.get(key)
+        if step is None or (uid and not self.is_reached(uid)):
+            return [], []
+        away = [rank for rank in ranks if not uid or not self._reads(uid, step.holders.get(rank, {}))]
+        return runs_of(step, away, self.peers(), uid)
 
     def sources(self, key: StepKey, uid: str, ranks: Iterable[int]) -> list[tuple[int, str]]:
         """Return where those of these shards lie that the pod does not have itself; the pod reads all of them."""
@@ -256,15 +321,19 @@ class Checkpoints:
         for rank in ranks:
             places = holders.get(rank, {})
             if uid not in places:
-                found += [(rank, place) for place in sorted(places) if self._places[place].arena == arena][:1]
+                near = (place for place in sorted(places) if not places[place].owner)
+                found += [(rank, place) for place in near if self._places[place].arena == arena][:1]
         return found
 
     def losses(self, key: StepKey, ranks: Iterable[int]) -> str:
         """Return with whom shards were lost."""
-        lost, wanted = self.steps[key].lost, list(ranks)
+        step, wanted = self.steps[key], list(ranks)
+        lost = step.lost
         names = sorted({lost[rank] for rank in wanted if rank in lost})
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         shards = "1 shard was" if len(wanted) == 1 else f"{len(wanted)} shards were"
+        if not names and all(step.holders.get(rank) for rank in wanted) and len(self.peers()) > MAX_FETCHES:
+            return f"{len(wanted)} of its shards lie with more pods than a plan names ({MAX_FETCHES})"
         if not names:
             return f"{shards} lost, or cannot be read from the pods that need {'it' if len(wanted) == 1 else 'them'}"
         return f"{shards} lost with {', '.join(names[:_MAX_NAMES])}{more}"
@@ -275,11 +344,41 @@ class Checkpoints:
         """Return whether nobody else speaks for the memory of this pod."""
         return place not in self._arenas and not teller.is_living(place)
 
-    def _replace(self, teller: Teller, place: _Place, uid: str, holdings: list[Holding]) -> None:
-        self._believe(teller, place, uid, holdings)
+    def _take(self, teller: Teller, held: Held, holdings: Sequence[Holding]) -> None:
+        peer = Peer(teller.uid, held.host, held.port) if held.port and held.host else None
+        before = self._places.get(teller.uid)
+        self.num_reached += peer != (None if before is None else before.peer)
+        problems = () if peer is None else held.problems[:MAX_COPIES]
+        place = _Place(teller.name, held.arena, peer, problems=problems)
+        self._replace(teller, place, teller.uid, holdings, held.copies if peer is not None else ())
+        if self.speakers.is_put_off(teller.uid):
+            self.speakers.remember(teller.uid, (teller, held))
+
+    def _hear(self, teller: Teller, held: Held) -> None:
+        if self._arenas.get(teller.uid) == held.arena:
+            own = [holding for holding in held.holdings if holding.place == teller.uid]
+            self._take(teller, held, own)
+
+    def _hear_again(self, owner: str) -> None:
+        """Hear those again who told of copies of a pod's shards that nothing spoke for; now something may."""
+        for teller, held in self.speakers.put_off_for(owner):
+            self._hear(teller, held)
+
+    def _replace(
+        self,
+        teller: Teller | None,
+        place: _Place,
+        uid: str,
+        holdings: Sequence[Holding],
+        copies: Sequence[Copy],
+    ) -> None:
+        if teller is not None:
+            self._believe(teller, place, uid, holdings)
+            self._believe_copies(teller, place, copies)
         before = self._places.get(uid)
         if before == place:
             return
+        self._version += 1
         if before is not None:
             self._drop(uid, before, is_lost=False)
         self._places[uid] = place
@@ -288,6 +387,10 @@ class Checkpoints:
             step = self.steps.setdefault(key, Step())
             for rank, digests in shards.items():
                 step.add(rank, uid, digests)
+                for other in step.refuted(rank, digests):
+                    self.num_refused += 1
+                    del self._places[other].shards[key][rank]
+                    step.take_out(rank, other)
             step.was_sealed = step.was_sealed or len(step.holders) == key.world_size
             if self.is_complete(key) and (self.newest is None or key > self.newest):
                 self.newest = key
@@ -295,7 +398,7 @@ class Checkpoints:
             self._drop_left(self.newest)
         self._forget_empty()
 
-    def _believe(self, teller: Teller, place: _Place, uid: str, holdings: list[Holding]) -> None:
+    def _believe(self, teller: Teller, place: _Place, uid: str, holdings: Sequence[Holding]) -> None:
         """Put what can be into a place, and count the rest."""
         for holding in holdings:
             key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
@@ -307,24 +410,57 @@ class Checkpoints:
         for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
             self.num_refused += len(place.shards.pop(key))
 
+    def _believe_copies(self, teller: Teller, place: _Place, copies: Sequence[Copy]) -> None:
+        """Put the copies that can be into a pod's place, and count the rest."""
+        uid = teller.uid
+        self.speakers.begin(uid, [copy.owner for copy in copies[:MAX_COPIES_TOLD]])
+        self.num_refused += sum(len(copy.shards) for copy in copies[MAX_COPIES_TOLD:])
+        told = [
+            (one.owner, is_void(self.floors, one.iteration, one.term, one.step)) for one in copies[:MAX_COPIES_TOLD]
+        ]
+        place.void = frozenset(owner for owner, _is_void in told) - {owner for owner, is_over in told if not is_over}
+        for copy in copies[:MAX_COPIES_TOLD]:
+            key = StepKey(copy.iteration, copy.term, copy.step, copy.world_size)
+            if copy.owner == uid or not self.speakers.may_speak(uid, copy.owner):
+                self.num_refused += len(copy.shards)
+                continue
+            for rank, layout, data in copy.shards:
+                digests = Digests(layout, data, copy.owner)
+                is_told = rank in place.shards.get(key, ())
+                if is_told or not data or not self._may_hold(teller, uid, key, rank, digests):
+                    self.num_refused += 1
+                elif self._is_vouched(teller, key, rank, digests):
+                    place.shards.setdefault(key, {})[rank] = digests
+                else:
+                    self.speakers.put_off(uid, copy.owner)
+
+    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: Digests) -> bool:
+        """Return whether more than this pod's word speaks for a copy.
+
+        That this coordinator has told the pod to keep it; that its owner is gone, so that nobody can say more; or that
+        somebody else says the same.
+        """
+        if self.speakers.is_assigned(teller.uid, digests.owner):
+            return True
+        if digests.owner not in self._arenas and not teller.is_living(digests.owner):
+            return True
+        step = self.steps.get(key)
+        others = {} if step is None else step.holders.get(rank, {})
+        return any(other.content == digests.content for holder, other in others.items() if holder != teller.uid)
+
     def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: Digests) -> bool:
         if not 0 <= rank < key.world_size <= teller.most_ranks or not 0 <= key.iteration <= teller.last_iteration:
             return False
         if self.is_void(key):
             return False
-        world = self._worlds.get(key.iteration)
-        if world is not None and world.seats.get(rank, place) != place:
+        world, owner = self._worlds.get(key.iteration), digests.owner or place
+        if world is not None and world.seats.get(rank, owner) != owner:
             return False
         step = self.steps.get(key)
-        others = {} if step is None else step.holders.get(rank, {})
-        # One shard has one content. Who has said so first is believed: nobody reads what its digests do not fit.
-        return not any(
-            digests.data and other.data and other.data != digests.data
-            for holder, other in others.items()
-            if holder != place
-        )
+        return step is None or not step.contradicts(rank, place, digests)
 
     def _drop(self, uid: str, place: _Place, is_lost: bool) -> None:
+        self._version += 1
         for key, shards in place.shards.items():
             step = self.steps[key]
             for rank in shards:
@@ -352,13 +488,33 @@ class Checkpoints:
         if uid in places:
             return True
         arena = self._arenas.get(uid)
-        return any(self._places[place].arena == arena for place in places)
+        return any(self._places[place].arena == arena for place, digests in places.items() if not digests.owner)
 
-    def _num_homes(self, places: Mapping[str, Digests]) -> int:
-        """Return in how many places a shard lies verified that no one failure takes together."""
-        homes = [self._places[place] for place, digests in places.items() if digests.data]
-        num_domains = len({home.domain or f"pod {home.name}" for home in homes})
-        return min(len({home.arena for home in homes}), num_domains)
+    def _near(self, places: Mapping[str, Digests]) -> set[str]:
+        """Return the arenas of which each pod reads a shard itself; a copy only the pod that keeps it."""
+        found = set()
+        for uid, digests in places.items():
+            arena = self._places[uid].arena
+            if not digests.owner or self._readers.get(arena) == {uid}:
+                found.add(arena)
+        return found
+
+    def _fetches(self, step: Step, rank: int, uid: str, same: dict[tuple[str, str], list[int]]) -> bool:
+        """Return whether another pod hands this shard out to a pod."""
+        if not self.is_reached(uid):
+            return False
+        return any(place != uid and self.is_reached(place) for _rank, place in kept(step, rank, same))
+
+    def _num_homes(self, step: Step, ranks: Iterable[int], keeping: Keeping | None) -> int:
+        """Return in how many places shards that are the same lie verified, and that no one failure takes together."""
+        homes = {
+            uid
+            for rank in ranks
+            for uid, digests in step.holders.get(rank, {}).items()
+            if digests.data and (keeping is None or not digests.owner or digests.owner in keeping.get(uid, ()))
+        }
+        num_domains = len({self.domains.get(uid, ()) for uid in homes})
+        return min(len({self._places[uid].arena for uid in homes}), num_domains)
 
     # ------------------------------------------------------------------------------------------------------- loads
 
@@ -402,6 +558,7 @@ class Checkpoints:
             for key in [key for key in place.shards if self.is_void(key)]:
                 for rank in place.shards.pop(key):
                     self.steps[key].take_out(rank, uid)
+        self._version += 1
         if self.newest is not None and self.is_void(self.newest):
             self.newest = self.newest_complete()
         self._forget_empty()
@@ -410,8 +567,13 @@ class Checkpoints:
         return len(self._votes[load])
 
 
-def _is_verified(places: Mapping[str, Digests]) -> bool:
-    return any(digests.data for digests in places.values())
+def _own(place: _Place) -> dict[StepKey, dict[int, Digests]]:
+    """Return the shards of a place that are no copies."""
+    found = {
+        key: {rank: digests for rank, digests in shards.items() if not digests.owner}
+        for key, shards in place.shards.items()
+    }
+    return {key: shards for key, shards in found.items() if shards}
 
 
 def _epoch(load: Load) -> tuple[int, int]:

@@ -195,6 +195,8 @@ def _memory_violations(memory: MemoryStatus) -> Iterator[str]:
         yield f"{where}.source: want words of {sorted(_SOURCES)}, got {_shown(memory.source)}"
     if len(memory.reason) > _MAX_REASON:
         yield f"{where}.reason: want at most {_MAX_REASON} characters, got {len(memory.reason)}"
+    if len(memory.across) > _MAX_REASON:
+        yield f"{where}.across: want at most {_MAX_REASON} characters, got {len(memory.across)}"
 
 
 def _recovery_violations(recovery: Recovery) -> Iterator[str]:

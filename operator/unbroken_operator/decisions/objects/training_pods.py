@@ -274,5 +274,7 @@ def digest_of(spec: Spec, template: Any) -> str:
     parts = [template, *others]
     if spec.memory is not None:
         # Only then: the pods of a job without it are those of an earlier release.
-        parts.append(spec.memory.model_dump(exclude_defaults=True, mode="json"))
+        # Who keeps whose copies the coordinator says to pods as they are.
+        ours = spec.memory.model_dump(exclude_defaults=True, exclude={"replicas", "across"}, mode="json")
+        parts.append(ours)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -24,11 +24,11 @@ LIVING = {"a", "b", "c"}
 
 
 def teller(uid: str, living: set[str] = LIVING, last_iteration: int = 9) -> Teller:
-    return Teller(uid, f"pod-{uid}", "", last_iteration, 64, lambda other: other in living)
+    return Teller(uid, f"pod-{uid}", last_iteration, 64, lambda other: other in living)
 
 
-def holding(place: str, iteration: int, step: int, rank: int, data: str = "d1", world_size: int = 2) -> Holding:
-    return Holding(place, 1, iteration, step, world_size, ((rank, "1a", data),))
+def holding(place: str, iteration: int, step: int, rank: int, data: str | None = None, world_size: int = 2) -> Holding:
+    return Holding(place, 1, iteration, step, world_size, ((rank, "1a", f"d{rank}" if data is None else data),))
 
 
 def tell(table: Checkpoints, uid: str, *holdings: Holding, loads: tuple[Load, ...] = (), arena: str = "") -> None:
@@ -116,12 +116,10 @@ def test_replicas_protect_a_step_only_in_other_memory_and_another_domain() -> No
     copies = {"a": 1, "b": 0}
     for uid, other in copies.items():
         own = holding(uid, 0, 20, 1 - other)
-        table.receive(replace(teller(uid), domain="rack-1"), Held(f"0{uid}", (own, holding(uid, 0, 20, other))))
+        table.receive(teller(uid), Held(f"0{uid}", (own, holding(uid, 0, 20, other))))
+    table.assign({}, dict.fromkeys("ab", ("rack-1",)))
     assert not table.is_protected(key(0, 20), 1)
-    for number, (uid, other) in enumerate(copies.items()):
-        own = holding(uid, 0, 20, 1 - other)
-        domain = f"rack-{number}"
-        table.receive(replace(teller(uid), domain=domain), Held(f"0{uid}", (own, holding(uid, 0, 20, other))))
+    table.assign({}, {"a": ("rack-1",), "b": ("rack-2",)})
     assert table.is_protected(key(0, 20), 1)
     assert not table.is_protected(key(0, 20), 2)
 

@@ -1,0 +1,77 @@
+"""Who keeps copies of whose checkpoints in memory: settled a moment after something has changed, then told.
+
+pods with a keeper that is reached ──> rings, as few new ones as can be ──> Buddies to each pod for which it differs
+           ^                                                                   │
+           └──── Held.copies: who has what <──── keepers <─────────────────────┘
+"""
+
+import math
+
+from unbroken_core.coordinator.memory.rings import Wish, arrange
+from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import Planned, Running
+from unbroken_core.coordinator.state.places import Member
+from unbroken_core.ranks.buddies import Keeper
+from unbroken_core.settings import HOST
+
+SETTLE_S = 1.0
+"""Pods of a job come one by one: rings are made for those that came together."""
+_LOOK_S = 5.0
+"""How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
+
+
+def settle_copies(job: JobState, now_s: float) -> float:
+    """Make rings of the world in force once it has changed, and tell them. Return when to look again."""
+    copying = job.copying
+    if not job.settings.copies or not isinstance(job.phase, (Planned, Running)):
+        return math.inf
+    basis = (job.checkpoints.num_reached, job.world.iteration, id(job.cluster.pods), job.numbers.term)
+    has_changed = basis != copying.basis
+    if copying.due_s is None:
+        if not has_changed and not copying.has_left:
+            return math.inf
+        copying.due_s = now_s + (SETTLE_S if has_changed else _LOOK_S)
+    elif has_changed:
+        copying.due_s = min(copying.due_s, now_s + SETTLE_S)
+    if now_s < copying.due_s:
+        return copying.due_s
+    copying.due_s = None
+    if has_changed:
+        copying.basis = basis
+        _rearrange(job)
+    for uid, buddies in copying.news(job.checkpoints, job.settings.copies, job.numbers.term).items():
+        job.send(job.members.by_uid[uid], buddies)
+    if copying.has_left:
+        copying.due_s = now_s + _LOOK_S
+        return copying.due_s
+    return math.inf
+
+
+def repeat_buddies(job: JobState, member: Member) -> None:
+    """Tell an agent that has come back what the one before it was told; if its keeper is not reached, it forgets it."""
+    told = job.copying.told
+    if member.uid in told and not job.checkpoints.is_reached(member.uid):
+        del told[member.uid]
+    elif member.uid in told:
+        job.send(member, told[member.uid])
+
+
+def wish_of(job: JobState) -> Wish:
+    """Return what the job asks for, in the layers of its tree: where the script names them, the outermost one."""
+    layers = (*(layer.name for layer in job.members.ranking.rules.layers), HOST)
+    across = job.settings.across
+    return Wish(job.settings.copies, layers.index(across) if across in layers else 0, layers)
+
+
+def _rearrange(job: JobState) -> None:
+    ranking, by_uid = job.members.ranking, job.members.by_uid
+    wish, keepers = wish_of(job), []
+    for uid in job.checkpoints.peers():
+        member = by_uid.get(uid)
+        if member is not None:
+            named = ranking.domains(uid)
+            path = (*named, *("" for _ in range(ranking.num_layers - len(named))), member.node)
+            keepers.append(Keeper(uid, path, is_active=bool(member.ranks)))
+    copying = job.copying
+    copying.arrangement = arrange(keepers, wish, copying.arrangement.rings)
+    job.checkpoints.assign(copying.arrangement.owners, copying.arrangement.domains)

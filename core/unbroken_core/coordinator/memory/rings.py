@@ -1,0 +1,102 @@
+"""Who keeps whose copies: rings of pods, and what each of them is told. Pure, but for what is remembered between."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from unbroken_core.checkpoints import MAX_COPIES_TOLD
+from unbroken_core.coordinator.memory.holders import Run
+from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
+from unbroken_core.messages import Buddies
+from unbroken_core.plurals import counted
+from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the job asks for."""
+
+    copies: int
+    depth: int
+    """Index of the layer of which the holders of one checkpoint shall be in different domains."""
+    layers: tuple[str, ...]
+    """Names, outermost first; the last is the host."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who keeps whose copies."""
+
+    rings: tuple[Ring, ...] = ()
+    holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By owner."""
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By holder."""
+    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of each pod, of the layer that all rings keep to."""
+    across: str = ""
+    """In words, what a protected step outlives."""
+
+
+def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
+    """Return the rings; those of before stay where they still do."""
+    keepers = list(keepers)
+    rings = assign_buddies(keepers, wish.copies, wish.depth, previous)
+    active = {one.uid for one in keepers if one.is_active}
+    holders: dict[str, tuple[str, ...]] = {}
+    owners: dict[str, list[str]] = {}
+    for ring in rings:
+        for uid in ring.members:
+            if uid in active:
+                holders[uid] = ring.holders(uid, wish.copies)
+                for holder in holders[uid]:
+                    owners.setdefault(holder, []).append(uid)
+    depth = max((ring.depth for ring in rings if active.intersection(ring.members)), default=wish.depth)
+    domains = {
+        one.uid: (*one.domains[: depth + 1], *([one.uid] if depth == len(wish.layers) else [])) for one in keepers
+    }
+    across = _in_words(wish, depth, len(active) - len(holders))
+    return Arrangement(tuple(rings), holders, {uid: tuple(found) for uid, found in owners.items()}, domains, across)
+
+
+def _in_words(wish: Wish, depth: int, num_alone: int) -> str:
+    asked = wish.layers[wish.depth]
+    if num_alone:
+        verb = "has" if num_alone == 1 else "have"
+        return f"{counted(num_alone, 'pod')} {verb} too few others to keep copies, want {wish.copies}"
+    if depth == wish.depth:
+        return f"across {asked}"
+    return f"no other {asked}: across {wish.layers[depth] if depth < len(wish.layers) else 'pod'}"
+
+
+@dataclass
+class Copying:
+    """What is in force, and what pods were told of it. Changed in place."""
+
+    arrangement: Arrangement = field(default_factory=Arrangement)
+    told: dict[str, Buddies] = field(default_factory=dict)
+    """By pod."""
+    basis: tuple[object, ...] = ()
+    """What it was made from."""
+    due_s: float | None = None
+    """When the next one is made; None: it is not known that anything has changed."""
+    whole: tuple[int, dict[StepKey, tuple[list[Run], list[Run]]]] = field(default_factory=lambda: (-1, {}))
+    """Of an iteration, what its pods fetch of each checkpoint of a world of another size."""
+    has_left: bool = False
+    """Whether pods have copies that they need not keep once others are safe."""
+
+    def news(self, table: Checkpoints, copies: int, term: int) -> dict[str, Buddies]:
+        """Return what pods are to be told that they were not told yet."""
+        arrangement, peers = self.arrangement, table.peers()
+        left = {uid: [one for one in table.copied(uid) if one not in arrangement.owners.get(uid, ())] for uid in peers}
+        self.has_left = any(left.values())
+        safe = table.newest_protected(copies, arrangement.owners) if self.has_left else None
+        news = {}
+        for uid in peers:
+            keys = table.copied(uid) if left[uid] else {}
+            drop = [one for one in left[uid] if (key := keys[one]) is None or (safe is not None and key <= safe)]
+            keepers = tuple(peers[one] for one in arrangement.holders.get(uid, ()) if one in peers)
+            buddies = Buddies(term, keepers, arrangement.owners.get(uid, ()), tuple(sorted(drop)[:MAX_COPIES_TOLD]))
+            if self.told.get(uid) != buddies:
+                news[uid] = buddies
+        self.told = {uid: said for uid, said in self.told.items() if uid in peers} | news
+        return news

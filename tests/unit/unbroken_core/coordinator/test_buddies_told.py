@@ -1,0 +1,198 @@
+"""Who keeps whose copies: what the coordinator tells pods, and when."""
+
+from dataclasses import replace
+from typing import Any
+
+from unbroken_core.checkpoints import Copy, Held, Holding
+from unbroken_core.coordinator.events import Action, AgentReported, Observed, Send
+from unbroken_core.layers import Layer
+from unbroken_core.messages import Buddies, Observation, Plan, PodObservation, Report, Welcome
+from unbroken_core.reasons import Cause, WorkerPhase
+from unbroken_core.settings import JobSettings
+
+from .test_coordinator import Bench
+
+RACKS = {"digits-0": "r1", "digits-1": "r1", "digits-2": "r2", "digits-3": "r2", "digits-4": "r3"}
+SETTINGS = JobSettings("digits", replicas=4, min_replicas=2, spares=1, layers=(Layer("rack"),), copies=1, across="rack")
+PODS = tuple(RACKS)
+
+
+class CopyBench(Bench):
+    """A job whose pods have keepers."""
+
+    def __init__(self, settings: JobSettings = SETTINGS, port: int = 7) -> None:
+        super().__init__(settings)
+        self.port = port
+        self.held = {pod: Held(f"0{pod[-1]}", (), (), (), f"10.0.0.{pod[-1]}", port) for pod in PODS}
+        self.racks = dict(RACKS)
+
+    def hello(self, pod: str, **changes: Any) -> Any:
+        domains = (self.racks[pod],) if self.settings.layers else ()
+        return super().hello(pod, **({"memory": self.held[pod], "domains": domains} | changes))
+
+    def tell(self, pod: str, held: Held) -> list[Action]:
+        self.seq += 1
+        self.held[pod] = held
+        message = Report(self.seq, tuple(self.states[pod]), memory=held)
+        return self.step(AgentReported(self.sessions[pod], message))
+
+    def see_gone(self, gone: str) -> list[Action]:
+        """The operator sees that a pod is no more."""
+        pods = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in PODS}
+        actions = self.step(Observed(Observation(pods, is_accounted=True)))
+        self.sessions.pop(gone)
+        left = {uid: pod for uid, pod in pods.items() if pod.pod != gone}
+        return actions + self.step(Observed(Observation(left, is_accounted=True)))
+
+    def buddies(self, actions: list[Action]) -> dict[str, Buddies]:
+        """Return what pods were told, by pod."""
+        by_session = {session: pod for pod, session in self.sessions.items()}
+        return {
+            by_session[one.session]: one.message
+            for one in actions
+            if isinstance(one, Send) and isinstance(one.message, Buddies)
+        }
+
+    def run_job(self, *pods: str) -> dict[str, Buddies]:
+        actions = list[Action]()
+        for pod in pods:
+            actions += self.join(pod)
+        actions += self.tick(self.settings.timeouts.last_call_s)
+        iteration = self.status().iteration
+        actions += self.all_are(WorkerPhase.RUNNING, iteration, *pods[: self.settings.replicas])
+        return self.buddies(actions + self.tick(1.1))
+
+    def save(self, iteration: int, step: int, told: dict[str, Buddies], *pods: str) -> None:
+        """All ranks save a step, and those that shall keep its copies have them."""
+        ranks = {pod.uid: pod.ranks for pod in self.status().pods}
+
+        def shards(uid: str) -> tuple[tuple[int, str, str], ...]:
+            return tuple((rank, "1a", f"{step:x}{rank:x}") for rank in ranks[uid])
+
+        for pod in pods:
+            uid = f"uid-{pod}"
+            own = Holding(uid, 1, iteration, step, 4, shards(uid))
+            copies = tuple(Copy(one, 1, iteration, step, 4, shards(one)) for one in told[pod].owners)
+            self.tell(pod, replace(self.held[pod], holdings=(own,) if ranks[uid] else (), copies=copies))
+
+
+def test_pods_of_different_racks_keep_each_others_copies() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    assert told.keys() == set(PODS), "a spare is told that it keeps nothing"
+    for pod in PODS[:4]:
+        (keeper,) = told[pod].keepers
+        other = keeper.uid.removeprefix("uid-")
+        assert RACKS[pod] != RACKS[other]
+        assert told[other].owners == (f"uid-{pod}",), "mutual"
+        assert (keeper.host, keeper.port) == (bench.held[other].host, 7)
+    assert (told[PODS[4]].keepers, told[PODS[4]].owners) == ((), ())
+
+
+def test_every_agent_is_told_how_many_copies_there_shall_be() -> None:
+    bench = CopyBench()
+    (welcome, *_) = (one.message for one in bench.join(PODS[0]) if isinstance(one, Send))
+    assert isinstance(welcome, Welcome)
+    assert welcome.copies == 1
+
+
+def test_a_job_that_does_not_use_it_is_told_nothing() -> None:
+    bench = CopyBench(replace(SETTINGS, copies=0, across=""))
+    assert bench.run_job(*PODS) == {}
+    assert bench.coordinator.status(bench.now_s, str).memory is not None
+
+
+def test_a_pod_whose_keeper_is_not_reached_is_told_nothing() -> None:
+    bench = CopyBench(port=0)
+    assert bench.run_job(*PODS) == {}
+
+
+def test_an_agent_that_comes_back_is_told_again_at_once() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    iteration = bench.status().iteration
+    assert bench.buddies(bench.join(PODS[0], plan=None, term=1)) == {PODS[0]: told[PODS[0]]}
+    assert bench.status().iteration == iteration
+    bench.held[PODS[1]] = replace(bench.held[PODS[1]], port=0, host="")
+    assert bench.buddies(bench.join(PODS[1])) == {}, "a new keeper that does not listen yet"
+
+
+def test_a_lost_pod_changes_what_its_buddy_is_told_and_no_more_than_that() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    buddy = told[PODS[0]].keepers[0].uid.removeprefix("uid-")
+    bench.save(0, 10, told, *PODS)
+    actions = bench.see_gone(PODS[0])
+    actions += bench.all_are(WorkerPhase.READY, 0, *PODS[1:])
+    actions += bench.tick(1.0)
+    plans = [one.message for one in actions if isinstance(one, Send) and isinstance(one.message, Plan)]
+    assert len(plans) == 4, bench.status().message
+    (spare,) = (plan for plan in plans if plan.restore is not None and plan.restore.peers)
+    assert spare.restore is not None
+    (candidate,) = spare.restore.candidates
+    assert candidate.fetches == ((0, 1, 0, f"uid-{buddy}"),)
+    assert [peer.uid for peer in spare.restore.peers] == [f"uid-{buddy}"]
+    actions += bench.all_are(WorkerPhase.RUNNING, 1, *PODS[1:])
+    news = bench.buddies(actions + bench.tick(1.1))
+    assert set(news) == {buddy, PODS[4]}
+    assert news[buddy].drop == (), "it is the only copy"
+    assert [peer.uid for peer in news[PODS[4]].keepers] == [f"uid-{buddy}"]
+    # Once a later step is protected, the copies of the lost pod are of no use any more.
+    now = {**told, **news}
+    kept = bench.held[buddy].copies
+    bench.save(1, 20, now, *PODS[1:])
+    bench.tell(buddy, replace(bench.held[buddy], copies=(*bench.held[buddy].copies, *kept)))
+    news = bench.buddies(bench.tick(6.0))
+    assert news[buddy].drop == ("uid-digits-0",)
+    assert news.keys() == {buddy}
+    bench.tell(buddy, replace(bench.held[buddy], copies=bench.held[buddy].copies[:1]))
+    assert bench.buddies(bench.tick(6.0))[buddy].drop == ()
+    assert bench.coordinator._job.copying.due_s is None, "nothing is waited for any more"
+
+
+def test_the_status_says_what_a_protected_step_outlives() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    memory = bench.status().memory
+    assert memory is not None
+    assert (memory.protected_step, memory.across) == (-1, "across rack")
+    bench.save(0, 10, told, *PODS)
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.protected_step == 10
+
+
+def test_one_rack_alone_is_told_with_what_is_left() -> None:
+    bench = CopyBench()
+    bench.racks = dict.fromkeys(PODS, "r1")
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    memory = bench.status().memory
+    assert memory is not None
+    assert (memory.protected_step, memory.across) == (10, "no other rack: across host")
+
+
+def test_the_status_names_a_pod_that_cannot_be_copied() -> None:
+    bench = CopyBench()
+    bench.run_job(*PODS)
+    problem = ("uid-digits-2", "no room: 4 MB of 4 MB are used")
+    bench.tell(PODS[0], replace(bench.held[PODS[0]], problems=(problem,)))
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.across == "across rack; digits-0 is not copied to digits-2: no room: 4 MB of 4 MB are used"
+
+
+def test_too_few_pods_are_told_with_their_number() -> None:
+    bench = CopyBench(replace(SETTINGS, copies=3, replicas=2, spares=0))
+    bench.run_job(*PODS[:2])
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.across == "2 pods have too few others to keep copies, want 3"
+
+
+def test_a_pod_that_is_lost_in_a_recovery_moves_no_copies_before_it_is_over() -> None:
+    bench = CopyBench()
+    bench.run_job(*PODS)
+    actions = bench.fault(PODS[0], 0, Cause.EXCEPTION)
+    actions += bench.see_gone(PODS[0])
+    assert bench.buddies(actions + bench.tick(2.0)) == {}
