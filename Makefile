@@ -116,7 +116,7 @@ soak: $(STAMP) ## 1,000 restarts in one process, a million messages to all who l
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
 
-bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)
+bench: $(STAMP) ## Measure beside the peers on this machine (BENCH=recovery, rendezvous, process_rung, lost_time, memory, memory_copies, assignment, footprint, overhead or control_plane, ARGS=the benchmark's arguments)
 	PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/$(or $(BENCH),recovery).py $(ARGS)
 
 images: ## Build the container images with buildah (BASE=python image by digest, TAG=tag, ARGS=arguments of buildah build)

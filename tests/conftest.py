@@ -65,8 +65,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin the longest tests first: one that begins last is waited for alone."""
+    """Begin the longest tests first: one that begins last is waited for alone.
+
+    With `--dist loadgroup` the tests of one real API server run one after the other, beside those of another.
+    """
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    for item in items:
+        if item.get_closest_marker("cluster") is not None:
+            item.add_marker(pytest.mark.xdist_group("modern" if "[modern" in item.name else "full"))
 
 
 def pytest_collection_finish() -> None:

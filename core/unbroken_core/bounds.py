@@ -13,7 +13,15 @@ import re
 from collections.abc import Iterable
 from typing import Union
 
-from unbroken_core.checkpoints import MAX_CANDIDATES, MAX_LOADS, MAX_SOURCES
+from unbroken_core.checkpoints import (
+    MAX_CANDIDATES,
+    MAX_COPIES,
+    MAX_COPIES_TOLD,
+    MAX_FETCHES,
+    MAX_FLOORS,
+    MAX_LOADS,
+    MAX_SOURCES,
+)
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 
 MAX_NUMBER = (1 << 53) - 1
@@ -234,6 +242,23 @@ BOUNDS: dict[str, Bound] = {
     "refused": Items(MAX_CANDIDATES, _INDEX, Text(MAX_DETAIL)),
     "candidates": Items(MAX_CANDIDATES),
     "sources": Items(MAX_SOURCES, _RANK, _NAME),
+    "floors": Items(MAX_FLOORS),
+    "given_up": Items(MAX_FLOORS, _INDEX),
+    # Copies of them on other pods.
+    "fetches": Items(MAX_FETCHES, _RANK, _NAME),
+    "copies": Items(MAX_COPIES_TOLD),
+    "Welcome.copies": Number(0, MAX_COPIES),
+    "Copying.copies": Number(0, MAX_COPIES),
+    "owner": _NAME,
+    "uid": _NAME,
+    "problems": Items(MAX_COPIES, Text(MAX_DETAIL)),
+    "peers": Items(MAX_FETCHES),
+    "keepers": Items(MAX_COPIES),
+    "owners": Items(16, _NAME),
+    "drop": Items(MAX_COPIES_TOLD, _NAME),
+    "request": Text(4096),
+    "certificate": Text(MAX_SENTENCE),
+    "authority": Text(MAX_SENTENCE),
     # Between operator and rendezvous, and to a launcher.
     "pods": Items(4 * MAX_PODS),
     "uses": Items(65_536),

@@ -14,6 +14,13 @@ MAX_SOURCES = 128
 """Shards of which a plan says where they lie: they also go into an environment, which Linux bounds."""
 MAX_LOADS = 16
 """Loads that a keeper remembers."""
+MAX_COPIES = 3
+"""Pods that keep copies of one pod's checkpoints."""
+MAX_COPIES_TOLD = 64
+"""Steps of other pods that a keeper tells of: those of three owners now, and of some before, two steps each."""
+MAX_FETCHES = 256
+"""Runs of shards that a pod is told to fetch for one candidate. Peers of a Restore are as many: all of it goes into an
+environment."""
 MAX_FLOORS = 32
 """Loads that a coordinator remembers, and tells with a plan."""
 
@@ -78,6 +85,23 @@ def is_void(floors: Sequence[Load], iteration: int, term: int, step: int) -> boo
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Shards of one step of another pod, copied into the memory of the pod that tells of them.
+
+    All are whole: the keeper has compared each block with the digests that the owner's keeper took.
+    """
+
+    owner: str
+    """Uid of the pod whose shards they are; it may have ended."""
+    term: int
+    iteration: int
+    step: int
+    world_size: int
+    shards: tuple[tuple[int, str, str], ...]
+    """As in Holding; the digest of the data, never "", is made from the owner's checksums as its keeper makes it."""
+
+
+@dataclass(frozen=True)
 class Held:
     """All that one pod's keeper has, as its agent tells it."""
 
@@ -87,6 +111,25 @@ class Held:
     holdings: tuple[Holding, ...] = ()
     loads: tuple[Load, ...] = ()
     """The last ones that it knows of, oldest first."""
+    copies: tuple[Copy, ...] = ()
+    """What it has of other pods: at most MAX_COPIES_TOLD, the newest steps of each owner first."""
+    host: str = ""
+    """Where other keepers reach this one: the pod's address. The agent adds it to what the keeper says."""
+    port: int = 0
+    """Port of its listener there. 0: it neither keeps copies nor fetches nor hands out anything, and its agent knows of
+    no Buddies."""
+    problems: tuple[tuple[str, str], ...] = ()
+    """(uid of a pod that shall keep copies of this one's, why it has not the newest); for people only."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The keeper of another pod, and where it is reached."""
+
+    uid: str
+    """Of the pod; its certificate must name it."""
+    host: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -98,9 +141,17 @@ class Candidate:
     step: int
     world_size: int
     sources: tuple[tuple[int, str], ...] = ()
-    """(old rank, uid of the pod in whose memory it is) of shards that this pod needs and does not have."""
+    """(old rank, uid of the pod in whose memory it is) of shards that this pod needs and does not have, and that lie in
+    memory which it reads itself (the same arena). The pod may have ended."""
     is_given_up: bool = False
     """It was restored before, and the training failed at the same place: only if there is nothing else, nor a disk."""
+    fetches: tuple[tuple[int, int, int, str], ...] = ()
+    """Runs of shards that this pod needs and reads nowhere itself, which the keeper of a peer hands out, its own or
+    copies: (first old rank, number of ranks, first of the ranks under which the peer has them, uid of the peer).
+
+    Of data parallel ranks a shard may be kept under the number of another one, whose shard is the same bit by bit: the
+    peer is asked for old rank r of a run as `third + (r - first)`. A run may be there again with another peer, who is
+    to be asked if the first one cannot hand it out. What is in neither list the pod's own memory has."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +169,8 @@ class Restore:
     """Loads that have ended timelines, oldest first: what they void, nobody takes, wherever it is found."""
     given_up: tuple[Key, ...] = ()
     """Steps after which the training failed again and again; at most one of them is also a candidate."""
+    peers: tuple[Peer, ...] = ()
+    """Where the keepers are that candidates' `fetches` name."""
 
     def later(self, found: Iterable[Key]) -> list[Key]:
         """Return what comes before all candidates, of the whole checkpoints that ranks have found, in their order."""

@@ -10,7 +10,7 @@ them into text and back, strictly.
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.checkpoints import Held, MemoryStatus, Restore
+from unbroken_core.checkpoints import Held, MemoryStatus, Peer, Restore
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
@@ -253,6 +253,10 @@ class Welcome:
     heartbeat_interval_s: float
     over: int = -1
     """No worker may enter an iteration up to this one; what the agent should do instead follows."""
+    copies: int = 0
+    """On so many other pods checkpoints in memory shall be copied. If it is not 0, a pod that has a keeper asks for a
+    certificate (CertificateRequest), opens its keeper's listener and says so in Held.port. 0: nothing of that, and what
+    was open may be closed. An agent obeys the last Welcome, whatever its own settings say."""
 
 
 @dataclass(frozen=True)
@@ -328,8 +332,47 @@ class Finish:
     message: str
 
 
-AgentMessage = Union[Hello, Report, Heartbeat]
-RendezvousMessage = Union[Welcome, Refused, Halt, Interrupt, Plan, Respawn, Consult, Finish]
+@dataclass(frozen=True)
+class CertificateRequest:
+    """Vouch for the key of this pod's keeper. Sent after a Welcome with `copies`; the answer is Certificate."""
+
+    request: str
+    """Certificate signing request, PEM; only its key counts. The pod is the one that this connection has shown."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The answer to CertificateRequest."""
+
+    term: int
+    certificate: str = ""
+    """Of the pod's key, and those that lead to the authority, PEM; "" with an error."""
+    authority: str = ""
+    """Whom keepers of this job believe, PEM."""
+    error: str = ""
+    """Why there is no certificate; asking again with the same request does not help."""
+
+
+@dataclass(frozen=True)
+class Buddies:
+    """Who keeps copies of whose checkpoints in memory: all that concerns this pod, the newest counts.
+
+    Sent only to agents whose last Held had a port, whenever it has changed for this pod, and after each Hello with a
+    Held that has one. A keeper does nothing of it before the first; a new agent of the pod waits for its own.
+    """
+
+    term: int
+    keepers: tuple[Peer, ...] = ()
+    """Who shall keep copies of this pod's checkpoints, the newest of each rank. Sending to anybody else ends."""
+    owners: tuple[str, ...] = ()
+    """Uids of the pods whose copies this pod takes. Copies of others stay as they are, until `drop` names them."""
+    drop: tuple[str, ...] = ()
+    """Uids of pods whose copies this pod removes, of all steps: others are safe elsewhere, or they are void. Never one
+    of `owners`."""
+
+
+AgentMessage = Union[Hello, Report, Heartbeat, CertificateRequest]
+RendezvousMessage = Union[Welcome, Refused, Halt, Interrupt, Plan, Respawn, Consult, Finish, Certificate, Buddies]
 
 # -------------------------------------------------------------------------------------------- operator <-> rendezvous
 

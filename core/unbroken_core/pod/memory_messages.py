@@ -1,15 +1,19 @@
 """What workers and the keeper of their pod say to each other: one Unix stream socket a worker, one JSON object a line.
 
-worker -> keeper   Reserve, Find, Loaded: each is answered      Sealed, Measured: not answered
-keeper -> worker   Reserved or NoRoom; Found; Done
-agent -> keeper    Watch
-keeper -> agent    Holds; Counted, on a pipe, whenever it has changed
+worker -> keeper   Reserve, Find, FetchShard, Loaded: each is answered      Sealed, Measured: not answered
+keeper -> worker   Reserved or NoRoom; Found; Fetched or NotFetched; Done
+
+Agent and keeper talk on pipes, which no trainer reaches: the keeper is the agent's child.
+
+agent -> keeper    Copying, Certificate, Buddies; all that holds, anew to each keeper
+keeper -> agent    Counted, Holds, CertificateRequest; each whenever it has changed
 """
 
 from dataclasses import dataclass
 from typing import Union
 
-from unbroken_core.checkpoints import Held, Load
+from unbroken_core.checkpoints import Held, Load, Peer
+from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.reasons import Word
 
 KEEPER_SOCKET = "keeper.sock"
@@ -86,6 +90,41 @@ class Found:
 
 
 @dataclass(frozen=True)
+class FetchShard:
+    """Have blocks of a checkpoint that another pod has."""
+
+    peer: Peer
+    rank: int
+    world_size: int
+    term: int
+    iteration: int
+    step: int
+    blocks: tuple[tuple[int, int], ...] = ()
+    """(first, number) of each run; none: those with the layout and the objects."""
+
+
+MAX_RUNS = 100
+"""Of blocks in one FetchShard."""
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """They are in this file, with those that were asked for before unless it is another file by now."""
+
+    slot: FoundSlot
+    inode: int
+    num_bytes: int
+    """What came over the network for this request, at most."""
+
+
+@dataclass(frozen=True)
+class NotFetched:
+    """They are not."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Loaded:
     """All ranks of an iteration went back to this: newer ones belong to a dead timeline, and are void."""
 
@@ -140,6 +179,10 @@ class Counted:
     digest_failures: int = 0
     num_refused: int = 0
     """Connections and messages of workers that the keeper refused."""
+    copied_bytes: int = 0
+    """Of checkpoints that other pods have verified and keep; those that they had already do not count."""
+    fetched_bytes: int = 0
+    """Of checkpoints that were fetched from other pods."""
 
 
 @dataclass(frozen=True)
@@ -148,19 +191,20 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """An agent asks what there is, once that is another version than this; answered after a while in any case."""
-
-    version: int = 0
-
-
-@dataclass(frozen=True)
 class Holds:
-    """The answer to Watch."""
+    """What can be read here, and where this keeper is reached; the agent knows the host."""
 
-    version: int
     held: Held
 
 
-ToKeeper = Union[Reserve, Sealed, Find, Loaded, Measured, Watch]
-FromKeeper = Union[Reserved, NoRoom, Found, Done, Holds]
+@dataclass(frozen=True)
+class Copying:
+    """In this job checkpoints are copied to so many other pods: make a key, and listen. 0: they are not."""
+
+    copies: int
+
+
+ToKeeper = Union[Reserve, Sealed, Find, FetchShard, Loaded, Measured]
+FromKeeper = Union[Reserved, NoRoom, Found, Fetched, NotFetched, Done]
+OfAgent = Union[Copying, Certificate, Buddies]
+ToAgent = Union[Counted, Holds, CertificateRequest]

@@ -17,6 +17,8 @@ A frame is its length (4 bytes, big-endian) and a JSON object. Content is sent a
 from dataclasses import dataclass
 from typing import Union
 
+from unbroken_core.checkpoints import Load
+
 MAX_FRAME_BYTES = 4 << 20
 
 
@@ -29,6 +31,8 @@ class Offer:
     """The packed head of the slot, hexadecimal, without the zeros at its end."""
     checksums: tuple[int, ...]
     """CRC-32 of each block."""
+    began_with: Load | None = None
+    """What the iteration in which it was saved went back to: later copies of this owner are void. None: not known."""
 
 
 @dataclass(frozen=True)

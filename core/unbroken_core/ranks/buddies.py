@@ -14,9 +14,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.ranks.tree.places import natural_key
 
-MAX_COPIES = 3
 Domain = tuple[str, ...]
 """Names from the outermost layer to the domain's own: racks of two zones may have one name."""
 Domains = defaultdict[Domain, list[str]]

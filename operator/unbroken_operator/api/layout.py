@@ -38,6 +38,8 @@ LOCALHOST = "localhost"
 API_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
+COPIES_PORT = 29603
+"""At which keepers of checkpoints in memory reach each other."""
 
 INSTALL_CONTAINER = "unbroken-install"
 AGENT_CONTAINER = "unbroken-agent"

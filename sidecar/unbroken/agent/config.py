@@ -17,6 +17,8 @@ class MemoryConfig:
 
     root: Path
     limit_bytes: int
+    port: int = 0
+    """At which keepers of other pods reach this one, if the job copies checkpoints; 0: any."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _read_memory(source: Mapping[str, str]) -> MemoryConfig | None:
     root = source.get("UNBROKEN_MEMORY_DIR", "")
     if not root:
         return None
-    from unbroken.keeper.config import read_limit  # noqa: PLC0415 - a job without memory loads nothing of it
+    from unbroken.keeper.config import read_limit, read_port  # noqa: PLC0415 - a job without memory loads nothing of it
 
-    return MemoryConfig(Path(root), read_limit("UNBROKEN_MEMORY_LIMIT", source.get("UNBROKEN_MEMORY_LIMIT", "")))
+    limit_bytes = read_limit("UNBROKEN_MEMORY_LIMIT", source.get("UNBROKEN_MEMORY_LIMIT", ""))
+    return MemoryConfig(Path(root), limit_bytes, read_port(source))

@@ -24,6 +24,7 @@ from unbroken.agent.decisions.events import (
     LauncherReported,
     Remember,
     RendezvousSent,
+    SendToKeeper,
     SendToLauncher,
     SendToRendezvous,
     SendToWorker,
@@ -43,10 +44,11 @@ from unbroken_core.errors import assert_never
 from unbroken_core.messages import PROTOCOL, Fault, Finish, Hello, Interrupt, Plan, Report, Respawn, Welcome
 from unbroken_core.pod.liveness import next_check_s
 from unbroken_core.reasons import JobPhase, Reason, WorkerPhase
+from unbroken_core.wire import settings_to_json
 
 if TYPE_CHECKING:
-    from unbroken.agent.adapters.keeper_link import KeeperLink
     from unbroken.agent.adapters.keeper_process import KeeperProcess
+    from unbroken.agent.adapters.keeper_view import KeeperView
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +93,9 @@ class Agent:
             authority=authority,
             server_name=server_name(config.settings.job, config.settings.namespace),
         )
-        self._keeper_link = None if config.memory is None else _link_to_keeper(config, config.memory)
-        if self._keeper_link is not None:
-            self._member.take(KeeperSeen(self._keeper_link.look()), self._loop.time())
+        self._keeper_view = None if config.memory is None else _view_of_keeper(config, config.memory)
+        if self._keeper_view is not None:
+            self._member.take(KeeperSeen(self._keeper_view.look()), self._loop.time())
         self._events: deque[Event] = deque()
         self._is_turn_due = False
         self._is_whole = asyncio.Event()
@@ -125,9 +127,8 @@ class Agent:
         tasks.start("link to the rendezvous", self._join())
         tasks.start("watch on the stamps", self._watch_page())
         tasks.start("watch on the socket", self._local.watch())
-        if self._config.memory is not None and self._keeper_link is not None:
-            tasks.start("news of the keeper", self._keeper_link.run(lambda held: self._emit(KeeperSeen(held))))
-            self._keeper = self._make_keeper(self._config.memory)
+        if self._config.memory is not None and self._keeper_view is not None:
+            self._keeper = self._make_keeper(self._config.memory, self._keeper_view)
             tasks.start("keeper of checkpoints", self._keeper.run())
         logger.info("agent started: job=%s pod=%s", self._config.settings.job, self._config.pod)
         try:
@@ -143,11 +144,18 @@ class Agent:
             self._page.close()
             self._memory_file.close()
 
-    def _make_keeper(self, memory: MemoryConfig) -> "KeeperProcess":
+    def _make_keeper(self, memory: MemoryConfig, view: "KeeperView") -> "KeeperProcess":
         from unbroken.agent.adapters.keeper_process import KeeperProcess  # noqa: PLC0415 - only in jobs with memory
 
-        config = self._config
-        return KeeperProcess(memory.root, memory.limit_bytes, config.settings, config.pod_uid, config.directory)
+        environment = {
+            "UNBROKEN_SETTINGS": settings_to_json(self._config.settings),
+            "UNBROKEN_POD_UID": self._config.pod_uid,
+            "UNBROKEN_POD_IP": self._config.pod_ip,
+            "UNBROKEN_DIR": str(self._config.directory),
+            "UNBROKEN_MEMORY_DIR": str(memory.root),
+            "UNBROKEN_MEMORY_LIMIT": str(memory.limit_bytes),
+        }
+        return KeeperProcess(environment, memory.port, view, self._emit)
 
     @property
     def is_in_touch(self) -> bool:
@@ -194,9 +202,9 @@ class Agent:
             if any(map(_has_step_news, self._events)):
                 # Steps first: otherwise a fault right after a step would count as one without progress.
                 self._member.take(self._look(), now_s)
-            if self._keeper_link is not None and any(map(_has_left, self._events)):
+            if self._keeper_view is not None and any(map(_has_left, self._events)):
                 # The next plan may be made of this report: what was saved last belongs in it.
-                self._member.take(KeeperSeen(self._keeper_link.look()), now_s)
+                self._member.take(KeeperSeen(self._keeper_view.look()), now_s)
             while self._events:
                 event = self._events.popleft()
                 _log_event(event)
@@ -248,16 +256,26 @@ class Agent:
 
     # --------------------------------------------------------------------------------------------------------- actions
 
+    def _send_inside(self, action: SendToWorker | SendToLauncher | SendToKeeper) -> None:
+        match action:
+            case SendToWorker(local_rank=local_rank, message=order):
+                self._local.send_to_worker(local_rank, order)
+            case SendToLauncher(message=command):
+                self._local.send_to_launcher(command)
+            case SendToKeeper(message=told):
+                if self._keeper is not None:
+                    self._keeper.send(told)
+            case _:
+                assert_never(action)
+
     def _act(self, action: Action) -> None:
         match action:
             case SendToRendezvous(message=message):
                 self._uplink.send(message)
                 if isinstance(message, Report):
                     self._log_faults(message)
-            case SendToWorker(local_rank=local_rank, message=order):
-                self._local.send_to_worker(local_rank, order)
-            case SendToLauncher(message=command):
-                self._local.send_to_launcher(command)
+            case SendToWorker() | SendToLauncher() | SendToKeeper():
+                self._send_inside(action)
             case CloseConnection(reason=reason, retry_s=retry_s):
                 self._uplink.hang_up(reason, retry_s)
             case Remember(memory=memory):
@@ -279,10 +297,10 @@ def _has_step_news(event: Event) -> bool:
     return report.phase is not WorkerPhase.READY
 
 
-def _link_to_keeper(config: AgentConfig, memory: MemoryConfig) -> "KeeperLink":
-    from unbroken.agent.adapters.keeper_link import KeeperLink  # noqa: PLC0415 - a job without memory loads none of it
+def _view_of_keeper(config: AgentConfig, memory: MemoryConfig) -> "KeeperView":
+    from unbroken.agent.adapters.keeper_view import KeeperView  # noqa: PLC0415 - a job without memory loads none of it
 
-    return KeeperLink(config.directory, memory.root, config.pod_uid, config.settings.ranks_per_pod)
+    return KeeperView(memory.root, config.pod_uid, config.settings.ranks_per_pod, config.pod_ip)
 
 
 def _has_left(event: Event) -> bool:

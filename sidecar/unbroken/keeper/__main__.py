@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 
 from unbroken.keeper.config import read_config
 from unbroken.keeper.server import Keeper
@@ -19,7 +18,7 @@ def main() -> int:
             die_with(int(sys.argv[2]))
         keeper = Keeper(read_config())
         if not sys.stdout.isatty() and "--tell" in sys.argv:
-            threading.Thread(target=keeper.tell, args=(sys.stdout.buffer,), name="sums", daemon=True).start()
+            keeper.converse(sys.stdin.buffer, sys.stdout.buffer)
         keeper.serve()
     except InputError as error:
         print(f"unbroken.keeper: {error}", file=sys.stderr)

@@ -8,6 +8,8 @@ import shutil
 import stat
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,8 @@ _PAGE_BYTES = 4096
 _MAX_FOLDERS = 1000
 COPIES = "copies"
 """Folder, below a pod's own, for copies of other pods' checkpoints."""
+FETCHED = "fetched"
+"""Folder, below a pod's own, for parts of other pods' checkpoints, for the time of a restore."""
 MAX_COPY_SLOTS = 4096
 _SPARE_BYTES = 1 << 20
 """Left on the tmpfs for the files of digests."""
@@ -70,7 +74,12 @@ class Arena:
             os.close(self._lock)
             raise InputError(f"UNBROKEN_MEMORY_DIR: another keeper has {self.folder}")
         self._inside = Path(f"/proc/self/fd/{self._lock}")
-        self._copies: int | None = None
+        self._folders: dict[str, int] = {}
+        """Descriptors of the folders within it, by name."""
+        self.num_copies = 0
+        """On so many other pods checkpoints are copied."""
+        self._promised: dict[Path, int] = {}
+        """Bytes that a file may take while it is filled."""
         self.job = config.job
         """Digest of the job's uid, as heads have it."""
         self._allocation = threading.Lock()
@@ -80,22 +89,25 @@ class Arena:
         for part in itertools.islice(self._inside.glob(".*.digests.*"), _MAX_FOLDERS):
             # A keeper was killed while it wrote.
             part.unlink(missing_ok=True)
+        if (self._inside / COPIES).exists():
+            # What an earlier keeper took counts, whether this one is asked to take more or not.
+            self.open_copies()
 
     def close(self) -> None:
         """Let another keeper take the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if self._copies is not None:
-            os.close(self._copies)
-            self._copies = None
+        for descriptor in self._folders.values():
+            os.close(descriptor)
+        self._folders.clear()
 
     def reached(self, path: Path) -> Path:
         """Return the path by which the keeper opens a slot: its own folder may have been moved away meanwhile."""
         if path.parent == self.folder:
             return self._inside / path.name
-        is_copy = self._copies is not None and path.parent == self.folder / COPIES
-        return Path(f"/proc/self/fd/{self._copies}", path.name) if is_copy else path
+        inner = self._folders.get(path.parent.name) if path.parent.parent == self.folder else None
+        return path if inner is None else Path(f"/proc/self/fd/{inner}", path.name)
 
     # ------------------------------------------------------------------------------------------------------ allocation
 
@@ -121,6 +133,19 @@ class Arena:
             growth = max(size - _allocated_bytes(self.reached(path)), 0)
             return self._why_no_room(growth) or self._allocate(path, size)
 
+    @contextmanager
+    def making(self, path: Path, growth: int) -> Iterator[str]:
+        """Keep room for a file that grows by so many bytes; yield why there is none, "" if there is."""
+        with self._allocation:
+            problem = self._why_no_room(growth)
+            if not problem:
+                self._promised[path] = _allocated_bytes(self.reached(path)) + growth
+        try:
+            yield problem
+        finally:
+            with self._allocation:
+                self._promised.pop(path, None)
+
     def _why_no_room(self, growth: int) -> str:
         """Return why so many bytes more cannot be had, "" if they can."""
         used = self.used_bytes()
@@ -134,7 +159,9 @@ class Arena:
 
     def used_bytes(self) -> int:
         """Return what this pod's slots take."""
-        return sum(_allocated_bytes(self.reached(path)) for path in (*self._own_slots(), *self.copy_slots()))
+        paths = (*self._own_slots(), *self.copy_slots(), *self._slots_in(FETCHED))
+        promised = dict(self._promised)
+        return sum(max(_allocated_bytes(self.reached(path)), promised.get(path, 0)) for path in paths)
 
     def _own_slots(self) -> list[Path]:
         places = range(self._config.ranks_per_pod)
@@ -142,18 +169,42 @@ class Arena:
 
     def open_copies(self) -> Path:
         """Make the folder for copies of other pods' checkpoints, and return it. Raises OSError."""
-        if self._copies is None:
-            self._copies = _open_folder(self._inside / COPIES)
-            os.fchmod(self._copies, 0o755 if self._is_shared else 0o700)
-        return self.folder / COPIES
+        return self._open_inner(COPIES)
+
+    def open_fetched(self) -> Path:
+        """Make the folder for what is fetched from other pods, empty, and return it. Raises OSError."""
+        folder = self._open_inner(FETCHED)
+        for name in self.names_in(FETCHED):
+            self.reached(folder / name).unlink(missing_ok=True)
+        return folder
+
+    def _open_inner(self, name: str) -> Path:
+        if name not in self._folders:
+            descriptor = _open_folder(self._inside / name)
+            os.fchmod(descriptor, 0o755 if self._is_shared else 0o700)
+            self._folders[name] = descriptor
+        return self.folder / name
+
+    @property
+    def file_mode(self) -> int:
+        """Of a slot that workers map: they may run as another user."""
+        return 0o666 if self._is_shared else 0o600
 
     def copy_slots(self) -> list[Path]:
         """Return the slots of copies, at most MAX_COPY_SLOTS."""
-        if self._copies is None:
+        return self._slots_in(COPIES)
+
+    def names_in(self, folder: str) -> list[str]:
+        """Return the names of files in a folder within this pod's own, so many that all slots are among them."""
+        descriptor = self._folders.get(folder)
+        if descriptor is None:
             return []
-        names = itertools.islice(os.scandir(self._copies), 4 * MAX_COPY_SLOTS)
-        found = sorted(entry.name for entry in names if entry.name.endswith(".slot"))
-        return [self.folder / COPIES / name for name in found[:MAX_COPY_SLOTS]]
+        with os.scandir(descriptor) as entries:
+            return sorted(entry.name for entry in itertools.islice(entries, 4 * MAX_COPY_SLOTS))
+
+    def _slots_in(self, folder: str) -> list[Path]:
+        names = [name for name in self.names_in(folder) if name.endswith(".slot")]
+        return [self.folder / folder / name for name in names[:MAX_COPY_SLOTS]]
 
     def _allocate(self, path: Path, size: int) -> str:
         """Extend one slot; return why it cannot be, "" when it is done."""
@@ -163,7 +214,7 @@ class Arena:
         except OSError as error:
             return f"{path}: cannot be made: {error.strerror}"
         try:
-            os.fchmod(descriptor, 0o666 if self._is_shared else 0o600)
+            os.fchmod(descriptor, self.file_mode)
             before = os.fstat(descriptor).st_size
             if _allocated_bytes(reached) >= size:
                 return ""
@@ -180,7 +231,8 @@ class Arena:
         return ""
 
     def _no_room(self, size: int, detail: str) -> NoRoom:
-        needed = NUM_SLOTS * size * self._config.ranks_per_pod + _SPARE_BYTES
+        # A pod keeps as many copies as it has: each member of a ring does.
+        needed = NUM_SLOTS * size * self._config.ranks_per_pod * (1 + self.num_copies) + _SPARE_BYTES
         if self._rarely.may_say("no room"):
             logger.warning("no room: needed_bytes=%d limit_bytes=%d: %s", needed, self._config.limit_bytes, detail)
         return NoRoom(needed, self._config.limit_bytes, detail)

@@ -28,6 +28,12 @@ class KeeperConfig:
     ranks_per_pod: int
     job: bytes
     """Digest of the job's uid."""
+    host: str = ""
+    """The pod's address, at which keepers of other pods reach this one."""
+    port: int = 0
+    """0: any."""
+    copy_bytes_per_s: float = 0.0
+    """Of checkpoints that are copied to one other pod, on average; 0: no limit."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> KeeperConfig:
@@ -50,8 +56,24 @@ def read_config(environment: Mapping[str, str] | None = None) -> KeeperConfig:
         pod_uid=uid,
         limit_bytes=read_limit("UNBROKEN_MEMORY_LIMIT", want("UNBROKEN_MEMORY_LIMIT")),
         ranks_per_pod=min(settings.ranks_per_pod, MAX_RANKS_PER_POD),
+        host=source.get("UNBROKEN_POD_IP", ""),
+        port=read_port(source),
+        copy_bytes_per_s=_read_number(source, "UNBROKEN_MEMORY_COPY_RATE", MAX_LIMIT_BYTES),
         job=hashlib.sha256((settings.uid or settings.job).encode()).digest()[:DIGEST_BYTES],
     )
+
+
+def read_port(source: Mapping[str, str]) -> int:
+    """Return where keepers of other pods shall reach this one; 0: at any port. Raises InputError."""
+    return _read_number(source, "UNBROKEN_MEMORY_PORT", (1 << 16) - 1)
+
+
+def _read_number(source: Mapping[str, str], name: str, most: int) -> int:
+    """Return a number that may be missing, 0 then. Raises InputError."""
+    text = source.get(name, "") or "0"
+    if not (text.isascii() and text.isdecimal() and len(text) <= 16 and int(text) <= most):
+        raise InputError(f"{name}: want 0 to {most}, got {text[:100]!r}")
+    return int(text)
 
 
 def read_limit(name: str, text: str) -> int:

@@ -1,6 +1,7 @@
 """Copies of other pods' checkpoints, in slots like those of the own workers.
 
     <root>/<pod uid>/copies/<digest of the owner's uid>-<local rank>-<0|1>.slot
+                            <digest of the owner's uid>.owner     the uid itself
 
 Two slots a shard: while one is filled, the other holds the newest whole copy. A copy appears whole: its blocks were
 compared with the digests that its owner's keeper took, before the head says SEALED.
@@ -16,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unbroken.keeper.arena import Arena
+from unbroken.keeper.arena import COPIES, MAX_COPY_SLOTS, Arena
 from unbroken.keeper.digests import Digests, open_slot, read_digests, read_slot_head, write_digests
+from unbroken_core.checkpoints import Load
 from unbroken_core.pod.memory_slots import (
     BLOCK_BYTES,
     CONTENT_OFFSET,
@@ -30,6 +32,9 @@ from unbroken_core.pod.memory_slots import (
 )
 
 logger = logging.getLogger(__name__)
+
+_OWNER = ".owner"
+_MAX_UID_BYTES = 2048
 
 
 class NotKeptError(Exception):
@@ -99,6 +104,7 @@ class Copies:
         self._folder = arena.open_copies()
         self._guard = threading.Lock()
         self._owners: frozenset[str] = frozenset()
+        self._drop_nameless()
 
     def keep_for(self, owners: Iterable[str]) -> None:
         """Take copies of these pods from now on, by uid. What others have left here stays."""
@@ -107,14 +113,34 @@ class Copies:
 
     def drop(self, owner: str) -> None:
         """Remove all copies of a pod's checkpoints: others are protected elsewhere, or void."""
-        for path in self._arena.copy_slots():
-            if path.name.startswith(f"{_mark(owner)}-"):
-                reached = self._arena.reached(path)
-                reached.unlink(missing_ok=True)
-                reached.with_name(digests_name(path.name)).unlink(missing_ok=True)
+        with self._guard:
+            self._remove(_mark(owner))
 
-    def begin(self, owner: str, local_rank: int, head: Head, checksums: Sequence[int]) -> Receiving | None:
-        """Return where to put the content of a checkpoint; None when it is here. Raises NotKeptError, OSError."""
+    def _remove(self, mark: str) -> None:
+        for name in self._arena.names_in(COPIES):
+            # The name of its owner last: whoever is killed here removes the rest later.
+            if name.startswith(f"{mark}-"):
+                self._arena.reached(self._folder / name).unlink(missing_ok=True)
+        self._arena.reached(self._folder / f"{mark}{_OWNER}").unlink(missing_ok=True)
+
+    def _drop_nameless(self) -> None:
+        """Remove copies of which nobody can say whose they are."""
+        named = owners_of(self._arena)
+        for mark in {name.partition("-")[0] for name in self._arena.names_in(COPIES) if "-" in name} - set(named):
+            self._remove(mark)
+
+    def begin(
+        self,
+        owner: str,
+        local_rank: int,
+        head: Head,
+        checksums: Sequence[int],
+        began_with: Load | None = None,
+    ) -> Receiving | None:
+        """Return where to put the content of a checkpoint; None when it is here. Raises NotKeptError, OSError.
+
+        `began_with` is what its iteration went back to: later ones of the same owner do not count any more.
+        """
         with self._guard:
             if owner not in self._owners:
                 raise NotKeptError("this pod is not to keep your copies")
@@ -127,7 +153,10 @@ class Copies:
             sealed = [
                 (found.moment.order, path)
                 for path, found in heads.items()
-                if found is not None and found.state is SlotState.SEALED and _is_digested(path, found)
+                if found is not None
+                and found.state is SlotState.SEALED
+                and not (began_with is not None and began_with.voids(*found.moment.order))
+                and _is_digested(path, found)
             ]
             newest = max(sealed, default=None)
             if newest is not None and _is_same(newest[1], heads[newest[1]], head, checksums):
@@ -135,13 +164,47 @@ class Copies:
             if newest is not None and newest[0] >= head.moment.order:
                 raise NotKeptError(f"step {newest[0][2]} of iteration {newest[0][0]} is here, and not older")
             path = next(path for path in heads if newest is None or path != newest[1])
+            self._name(owner)
             problem = self._arena.allocate_copy(self._folder / path.name, CONTENT_OFFSET + head.content_bytes)
             if problem:
                 raise NotKeptError(f"no room: {problem}")
             return Receiving(path, head, checksums)
 
+    def _name(self, owner: str) -> None:
+        """Write down whose copies these are. Raises OSError."""
+        path = self._arena.reached(self._folder / f"{_mark(owner)}{_OWNER}")
+        if _read_owner(path) == owner:
+            return
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, owner.encode(errors="replace"))
+        finally:
+            os.close(descriptor)
+
     def _slots(self, owner: str, local_rank: int) -> list[Path]:
         return [self._folder / f"{_mark(owner)}-{slot_name(local_rank, index)}" for index in range(NUM_SLOTS)]
+
+
+def owners_of(arena: Arena) -> dict[str, str]:
+    """Return the uid of each pod of which there are copies, by the first part of their names."""
+    names = [name for name in arena.names_in(COPIES) if name.endswith(_OWNER)][:MAX_COPY_SLOTS]
+    found = {name.removesuffix(_OWNER): _read_owner(arena.reached(arena.folder / COPIES / name)) for name in names}
+    return {mark: owner for mark, owner in found.items() if owner and _mark(owner) == mark}
+
+
+def _read_owner(path: Path) -> str:
+    """Return the uid in a file; "" for none."""
+    try:
+        descriptor = open_slot(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return os.read(descriptor, _MAX_UID_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _mark(owner: str) -> str:

@@ -17,6 +17,7 @@ from unbroken.keeper.arena import Arena
 from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.keeper.peer_link import Link, LinkError, connect
 from unbroken.keeper.reading import ReadLock, SlotBusyError
+from unbroken_core.checkpoints import Load, Peer
 from unbroken_core.pod.memory_slots import NUM_SLOTS, Head, Moment, SlotState, digests_name, slot_name
 from unbroken_core.pod.replica_messages import AfterContent, Declined, Offer, ToOwner, Wanted
 
@@ -25,15 +26,6 @@ logger = logging.getLogger(__name__)
 _NICE = 19
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
-
-
-@dataclass(frozen=True)
-class Peer:
-    """The keeper of another pod."""
-
-    uid: str
-    address: str
-    port: int
 
 
 @dataclass(frozen=True)
@@ -51,9 +43,16 @@ class CopySender:
 
     def __init__(
         self, peer: Peer, context: ssl.SSLContext, arena: Arena, *, ranks_per_pod: int, bytes_per_s: float = 0.0,
-        on_progress: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None, began_with: Callable[[Moment], Load | None] = lambda _: None,
+        on_copied: Callable[[int], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread."""
+        """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread.
+
+        `began_with` returns what the iteration of a checkpoint went back to. `on_copied` is told the bytes of each one
+        that was sent, and is kept.
+        """
+        self._on_copied = on_copied
+        self._began_with = began_with
         self.peer = peer
         self._context = context
         self._arena = arena
@@ -97,7 +96,7 @@ class CopySender:
                 continue
             try:
                 if link is None:
-                    link = connect((self.peer.address, self.peer.port), self._context, self.peer.uid)
+                    link = connect((self.peer.host, self.peer.port), self._context, self.peer.uid)
                 is_kept = [self._send(link, *one) for one in due]
             except (LinkError, OSError) as error:
                 if link is not None:
@@ -148,18 +147,20 @@ class CopySender:
             return False
         try:
             with ReadLock(path, head) as slot:
-                link.send(Offer(local_rank, slot.packed_head.hex(), checksums))
-                answer = link.receive(ToOwner)
+                link.send(Offer(local_rank, slot.packed_head.hex(), checksums, self._began_with(head.moment)))
+                answer, num_sent = link.receive(ToOwner), 0
                 if isinstance(answer, Wanted):
                     self._send_content(link, slot, len(checksums))
-                    answer = link.receive(AfterContent)
+                    answer, num_sent = link.receive(AfterContent), head.content_bytes
         except SlotBusyError:
             # A newer one is on its way.
             return False
         if isinstance(answer, Declined):
-            logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
+            if self._is_news(answer.reason):
+                logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
             self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, answer.reason))
             return False
+        self._on_copied(num_sent)
         self._set(local_rank, Progress(head.moment))
         return True
 
@@ -177,9 +178,14 @@ class CopySender:
                         self._over.wait(min(ahead_s, 1.0))
 
     def _note_problem(self, problem: str) -> None:
-        logger.warning("checkpoints not copied: to=%s: %s", self.peer.uid, problem)
+        if self._is_news(problem):
+            logger.warning("checkpoints not copied: to=%s: %s", self.peer.uid, problem)
         for local_rank in range(self._ranks_per_pod):
             self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, problem))
+
+    def _is_news(self, problem: str) -> bool:
+        """Return whether to log it: it may be the same again and again."""
+        return all(one.problem != problem for one in self._progress.values())
 
     def _set(self, local_rank: int, progress: Progress) -> None:
         if self._progress.get(local_rank) != progress:

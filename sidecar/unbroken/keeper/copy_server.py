@@ -7,13 +7,16 @@ import logging
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from typing import Protocol
 
 from unbroken.keeper.arena import Arena, SealedSlot
-from unbroken.keeper.copies import Copies, NotKeptError, Receiving
+from unbroken.keeper.copies import Copies, NotKeptError
 from unbroken.keeper.digests import read_digests
 from unbroken.keeper.peer_link import Link, LinkError, accept
+from unbroken.keeper.rarely import Rarely
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.bounds import MAX_BLOCKS
 from unbroken_core.errors import assert_never
@@ -35,12 +38,34 @@ MAX_CONNECTIONS = 256
 _NUM_BUFFERS = 2
 
 
+class Target(Protocol):
+    """Where blocks go."""
+
+    @property
+    def content_bytes(self) -> int:
+        """How much content there is in all."""
+
+    def write(self, block: int, content: bytes | memoryview) -> None:
+        """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
+
+
 class CopyServer:
     """Serves until it is closed."""
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, arena: Arena, copies: Copies) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        arena: Arena,
+        copies: Copies,
+        on_kept: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_kept` is called in the thread of a connection, once a copy is whole."""
+        self._on_kept = on_kept
         self._listener = listener
-        self._context = context
+        self.context = context
+        """For connections from now on."""
+        self._rarely = Rarely()
         self._arena = arena
         self._copies = copies
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -63,18 +88,26 @@ class CopyServer:
             try:
                 plain, _ = self._listener.accept()
             except OSError as error:
-                if not self._over.wait(0.1):
+                if not self._over.wait(0.1) and self._rarely.may_say("not accepted"):
                     logger.warning("no connection accepted: error=%s", error)
                 continue
             if not self._places.acquire(blocking=False):
-                logger.warning("connection refused: %d are open", MAX_CONNECTIONS)
+                if self._rarely.may_say("many connections"):
+                    logger.warning("connection of a peer refused: %d are open", MAX_CONNECTIONS)
                 plain.close()
                 continue
-            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+            except RuntimeError as error:
+                # The limit on processes of the pod, which its trainer may have used up.
+                if self._rarely.may_say("no thread"):
+                    logger.warning("connection of a peer refused: %s", error)
+                plain.close()
+                self._places.release()
 
     def _serve(self, plain: socket.socket) -> None:
         try:
-            with closing(accept(plain, self._context)) as link:
+            with closing(accept(plain, self.context)) as link:
                 while link.wait_for_frame(self._over.is_set):
                     message = link.receive(ToHolder)
                     match message:
@@ -96,7 +129,7 @@ class CopyServer:
         """Receive a copy. Raises LinkError when the connection cannot be used any more."""
         try:
             head = checked_head(offer.head, offer.checksums)
-            receiving = self._copies.begin(link.pod_uid, offer.local_rank, head, offer.checksums)
+            receiving = self._copies.begin(link.pod_uid, offer.local_rank, head, offer.checksums, offer.began_with)
         except (NotKeptError, OSError) as error:
             link.send(Declined(str(error)[:2000]))
             return
@@ -111,6 +144,7 @@ class CopyServer:
                 link.send(Declined(problem[:2000]))
                 return
             receiving.seal()
+        self._on_kept()
         link.send(Kept())
 
     # -------------------------------------------------------------------------------------------------------- hand out
@@ -166,7 +200,7 @@ def checked_head(text: str, checksums: tuple[int, ...]) -> Head:
     return head
 
 
-def receive_content(link: Link, receiving: Receiving, blocks: range | None = None) -> str:
+def receive_content(link: Link, receiving: Target, blocks: range | None = None) -> str:
     """Receive blocks, all by default; return what is wrong with them, "" when all is well. Raises LinkError, OSError.
 
     All are received, even after the first that is wrong: the connection stays of use.

@@ -63,6 +63,16 @@ class Counting:
         with self._lock:
             self._counted = replace(self._counted, num_refused=self._counted.num_refused + 1)
 
+    def copied(self, num_bytes: int) -> None:
+        """Another pod has verified a copy of so many bytes."""
+        with self._lock:
+            self._counted = replace(self._counted, copied_bytes=self._counted.copied_bytes + num_bytes)
+
+    def fetched(self, num_bytes: int) -> None:
+        """So many bytes came from another pod for a restore."""
+        with self._lock:
+            self._counted = replace(self._counted, fetched_bytes=self._counted.fetched_bytes + num_bytes)
+
     def uses(self, used_bytes: int) -> None:
         """The slots take so many bytes now."""
         with self._lock:

@@ -4,10 +4,12 @@ A frame is its length and a JSON object; content goes as it is. Whoever is silen
 is cut off.
 """
 
+import math
 import os
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,6 +85,8 @@ class Link:
         self.pod_uid = pod_uid
         """Of the other side, as its certificate says."""
         self._first = b""
+        self.until_s = math.inf
+        """On the monotonic clock: who sends too slowly is cut off then, even if it is never silent."""
 
     def close(self) -> None:
         """End it without waiting for the other side."""
@@ -137,6 +141,8 @@ class Link:
         """Fill the view. Raises LinkError."""
         try:
             while view:
+                if time.monotonic() > self.until_s:
+                    raise LinkError("the other side takes too long")
                 count = self._connection.recv_into(view)
                 if count == 0:
                     raise LinkError("the other side has closed the connection")

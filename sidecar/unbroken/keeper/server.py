@@ -12,28 +12,35 @@ from typing import BinaryIO
 
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
+from unbroken.keeper.conversation import Conversation
 from unbroken.keeper.counting import Counting
+from unbroken.keeper.fetching import Fetcher
 from unbroken.keeper.rarely import Rarely
+from unbroken.keeper.replication import Replication
 from unbroken.keeper.telling import Telling
 from unbroken_core import wire
+from unbroken_core.bounds import MAX_BLOCKS
 from unbroken_core.errors import InputError, WireError, assert_never
 from unbroken_core.pod.memory_messages import (
     KEEPER_SOCKET,
     MAX_MEASURED_S,
     MAX_REQUEST_BYTES,
     MAX_SLOTS_FOUND,
+    Counted,
     Done,
+    Fetched,
+    FetchShard,
     Find,
     Found,
     FromKeeper,
     Loaded,
     Measured,
     NoRoom,
+    NotFetched,
     Reserve,
     Reserved,
     Sealed,
     ToKeeper,
-    Watch,
 )
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, NUM_SLOTS, slot_name
 
@@ -42,9 +49,11 @@ logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 256
 _MAX_PATH_BYTES = 107
 _SEND_TIMEOUT_S = 30.0
-_WATCH_S = 10.0
 _NICE = 19
-_TELL_EVERY_S = 1.0
+_LOOK_S = 1.0
+"""How often the socket's file is looked at."""
+_CERTIFICATE_S = 20.0
+"""How long a keeper that was started again may take to be known to others."""
 
 
 class Keeper:
@@ -55,12 +64,17 @@ class Keeper:
         self._config = config
         self._arena = Arena(config)
         self._telling = Telling(self._arena, config.root)
+        self._counting = Counting(config.limit_bytes)
+        self._replication = Replication(config, self._arena, self._telling, self._counting)
+        self._fetcher = Fetcher(self._arena)
         self._places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._news = threading.Condition()
         self._sealed: set[Path] = set()
         self._rarely = Rarely()
-        self._counting = Counting(config.limit_bytes)
-        self._listener = _listen(config.socket_folder / KEEPER_SOCKET)
+        self._path = config.socket_folder / KEEPER_SOCKET
+        self._listener = _listen(self._path)
+        self._bound = _file_of(self._path)
+        """Device and inode of the socket's file."""
 
     def serve(self) -> None:
         """Accept workers for ever."""
@@ -68,7 +82,9 @@ class Keeper:
         # What was sealed while no keeper lived.
         self._note({sealed.path for sealed in self._arena.sealed() if sealed.path.parent == self._arena.folder})
         while True:
-            connection, _ = self._listener.accept()
+            connection = self._accept()
+            if connection is None:
+                continue
             if not self._places.acquire(blocking=False):
                 self._counting.refused()
                 if self._rarely.may_say("many connections"):
@@ -85,26 +101,43 @@ class Keeper:
                 connection.close()
                 self._places.release()
 
+    def _accept(self) -> socket.socket | None:
+        """Return a connection; None after a while. Listen anew if the socket's file is gone, or another one.
+
+        Its folder is the trainer's as well; without this, no later worker would find the keeper.
+        """
+        self._listener.settimeout(_LOOK_S)
+        try:
+            connection, _ = self._listener.accept()
+        except TimeoutError:
+            if _file_of(self._path) != self._bound:
+                try:
+                    self._listen()
+                    logger.warning("socket was replaced or removed, listens at a new one: path=%s", self._path)
+                except InputError as error:
+                    if self._rarely.may_say("socket is gone"):
+                        logger.warning("socket is gone and cannot be made anew: %s", error)
+            return None
+        connection.settimeout(None)
+        return connection
+
+    def _listen(self) -> None:
+        listener = _listen(self._path)
+        self._listener.close()
+        self._listener, self._bound = listener, _file_of(self._path)
+
     def _note(self, paths: set[Path]) -> None:
         with self._news:
             self._sealed |= paths
             self._news.notify()
 
-    def tell(self, pipe: BinaryIO) -> None:
-        """Write the sums to the agent whenever they have changed, in a thread of its own; end when nobody reads."""
-        told = None
-        while True:
-            self._counting.uses(self._arena.used_bytes())
-            counted = self._counting.counted()
-            if counted != told:
-                try:
-                    pipe.write(wire.encode(counted).encode() + b"\n")
-                    pipe.flush()
-                except OSError as error:
-                    logger.warning("agent does not listen: error=%s", error)
-                    return
-                told = counted
-            time.sleep(_TELL_EVERY_S)
+    def converse(self, orders: BinaryIO, news: BinaryIO) -> None:
+        """Obey the agent, and tell it what changes, in threads of their own."""
+        Conversation(orders, news).start(self._counted, self._telling, self._replication.obey)
+
+    def _counted(self) -> Counted:
+        self._counting.uses(self._arena.used_bytes())
+        return self._counting.counted()
 
     def _digest(self) -> None:
         """Digest what was sealed, in a thread of its own, which leaves the processors to whoever trains.
@@ -120,6 +153,7 @@ class Keeper:
                 if self._arena.digest(path):
                     self._counting.bad_digest()
                 self._telling.changed()
+                self._replication.note()
                 self._arena.drop_left_folders()
             except OSError as error:
                 if self._rarely.may_say("not digested"):
@@ -154,16 +188,32 @@ class Keeper:
             case Find():
                 found = self._arena.find()
                 return Found(found.slots[:MAX_SLOTS_FOUND], found.bad)
+            case FetchShard():
+                return self._fetch(message)
             case Loaded(load=load):
                 self._telling.loaded(load)
+                self._fetcher.clear()
                 return Done()
-            case Watch(version=version):
-                return self._telling.wait(version, _WATCH_S)
             case Measured():
                 self._measured(message)
             case _:
                 assert_never(message)
         return None
+
+    def _fetch(self, wanted: FetchShard) -> Fetched | NotFetched:
+        if not all(0 <= number <= MAX_BLOCKS for run in wanted.blocks for number in run):
+            raise WireError(f"FetchShard.blocks: want numbers from 0 to {MAX_BLOCKS}")
+        began_s = time.monotonic()
+        answer = self._fetcher.fetch(wanted, self._replication.context(_CERTIFICATE_S))
+        if isinstance(answer, NotFetched):
+            if self._rarely.may_say("not fetched"):
+                logger.warning("shard not fetched: step=%d rank=%d: %s", wanted.step, wanted.rank, answer.reason)
+        else:
+            self._counting.fetched(answer.num_bytes)
+            text = "shard fetched: from=%s step=%d rank=%d bytes=%d seconds=%.3f"
+            seconds = time.monotonic() - began_s
+            logger.info(text, wanted.peer.uid, wanted.step, wanted.rank, answer.num_bytes, seconds)
+        return answer
 
     def _measured(self, message: Measured) -> None:
         if not 0 <= message.seconds <= MAX_MEASURED_S:
@@ -191,15 +241,29 @@ def _listen(path: Path) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-        listener.bind(str(part))
         may_write = path.parent.stat().st_mode & 0o022
-        part.chmod(0o600 | may_write | may_write << 1)
+        # Not changed afterwards: by then the name may be that of another file.
+        mask = os.umask(0o777 & ~(0o600 | may_write | may_write << 1))
+        try:
+            listener.bind(str(part))
+        finally:
+            os.umask(mask)
         listener.listen(_MAX_CONNECTIONS)
         # Last: whoever finds the socket can connect.
         part.replace(path)
     except OSError as error:
+        listener.close()
         raise InputError(f"UNBROKEN_DIR: cannot listen at {path}: {error.strerror}") from error
     return listener
+
+
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """Return which file has this name; None for none. A bound socket's inode is not used again while it is open."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _lines(connection: socket.socket) -> Iterator[bytes]:

@@ -6,14 +6,15 @@ import logging
 import os
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
-from unbroken.keeper.arena import Arena, SealedSlot
+from unbroken.keeper.arena import COPIES, Arena, SealedSlot
+from unbroken.keeper.copies import owners_of
 from unbroken.keeper.digests import open_slot, read_digests
 from unbroken_core import wire
-from unbroken_core.checkpoints import MAX_LOADS, Held, Holding, Load, LoadSource
+from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Load, LoadSource
 from unbroken_core.errors import WireError
-from unbroken_core.pod.memory_messages import Holds
 from unbroken_core.pod.memory_slots import Head, digests_name
 from unbroken_core.settings import MAX_RANKS_PER_POD
 
@@ -51,6 +52,8 @@ class Telling:
         self._version = 1
         self._digests: dict[tuple[Path, int], str] = {}
         self._loads = self._read_loads()
+        self._port = 0
+        self._problems: tuple[tuple[str, str], ...] = ()
 
     def changed(self) -> None:
         """What can be read has changed."""
@@ -58,12 +61,26 @@ class Telling:
             self._version += 1
             self._news.notify_all()
 
-    def wait(self, known: int, limit_s: float) -> Holds:
-        """Return what there is, at once if it is newer than the version that is known, else after a while."""
+    def set_port(self, port: int) -> None:
+        """Other keepers reach this one now."""
+        self._port = port
+        self.changed()
+
+    def set_problems(self, problems: tuple[tuple[str, str], ...]) -> None:
+        """These pods have not the newest checkpoints of this one."""
+        if problems != self._problems:
+            self._problems = problems
+            self.changed()
+
+    def load_of(self, iteration: int, term: int) -> Load | None:
+        """Return what an iteration began with, if that is known."""
+        return next((one for one in self._loads if (one.iteration, one.term) == (iteration, term)), None)
+
+    def wait(self, known: int, limit_s: float) -> int:
+        """Return the version, at once if it is newer than the one that is known, else after a while."""
         with self._news:
             self._news.wait_for(lambda: self._version != known, limit_s)
-            version = self._version
-        return Holds(version, self.held())
+            return self._version
 
     def loaded(self, load: Load) -> None:
         """All ranks of an iteration went back to this: what is newer in earlier ones is void, and freed."""
@@ -87,8 +104,12 @@ class Telling:
         """Return all that can be read here: in this pod's memory, and in that of pods that have ended."""
         by_moment: defaultdict[tuple[Path, int, int, int, int], list[tuple[int, str, str]]] = defaultdict(list)
         is_left: dict[Path, bool] = {self._arena.folder: True}
+        copies = []
         for sealed in self._arena.sealed():
             folder, head = sealed.path.parent, sealed.head
+            if folder == self._arena.folder / COPIES:
+                copies.append(sealed)
+                continue
             if folder not in is_left:
                 is_left[folder] = _is_left(folder)
             data = self._digest(sealed) if is_left[folder] else None
@@ -100,7 +121,26 @@ class Telling:
             Holding(folder.name, term, iteration, step, world_size, tuple({one[0]: one for one in shards}.values()))
             for (folder, term, iteration, step, world_size), shards in by_moment.items()
         ]
-        return Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
+        held = Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
+        return replace(held, copies=self._copied(copies), port=self._port, problems=self._problems)
+
+    def _copied(self, copies: list[SealedSlot]) -> tuple[Copy, ...]:
+        """Return what is kept for other pods, the newest steps of each first."""
+        owners = owners_of(self._arena)
+        found: defaultdict[str, defaultdict[tuple[int, int, int, int], dict[int, tuple[int, str, str]]]]
+        found = defaultdict(lambda: defaultdict(dict))
+        for sealed in copies:
+            owner, data = owners.get(sealed.path.name.partition("-")[0]), self._digest(sealed)
+            if owner is not None and data:
+                moment = sealed.head.moment
+                key = (moment.iteration, moment.term, moment.step, sealed.head.world_size)
+                found[owner][key][sealed.head.rank] = shard_of(sealed.head, data)
+        newest = [
+            Copy(owner, term, iteration, step, world_size, tuple(steps[iteration, term, step, world_size].values()))
+            for owner, steps in sorted(found.items())
+            for iteration, term, step, world_size in sorted(steps, reverse=True)
+        ]
+        return tuple(newest[:MAX_COPIES_TOLD])
 
     def _digest(self, sealed: SealedSlot) -> str | None:
         """Return a digest of the data; "" before the keeper has made it, None of what must not be read."""

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -16,12 +16,15 @@ from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fi
 from unbroken_core.checkpoints import Load, LoadSource
 from unbroken_core.pod.memory_messages import (
     Done,
+    Fetched,
+    FetchShard,
     Find,
     Found,
     Loaded,
     Measure,
     Measured,
     NoRoom,
+    NotFetched,
     Reserve,
     Reserved,
     Sealed,
@@ -35,6 +38,7 @@ ANSWER_S = 10.0
 _ALLOCATION_S = 120.0
 _DIGESTION_S = 120.0
 _BUSY_S = 30.0
+_FETCH_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class Arena:
         answer = self.client.ask_any(Reserve(self.local_rank, needed_bytes(shard)), _ALLOCATION_S)
         if isinstance(answer, NoRoom):
             return (
-                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker), but "
-                f"its limit is {answer.limit_bytes}: {answer.detail}"
+                f"checkpoints in memory need {answer.needed_bytes} bytes in this pod (two slots for each worker and "
+                f"each copy), but its limit is {answer.limit_bytes}: {answer.detail}"
             )
         if not isinstance(answer, Reserved):
             return f"no keeper answers at {self.folder}: its log is the agent's"
@@ -158,6 +162,11 @@ class Arena:
     def find(self) -> Found | None:
         """Ask what can be read on this host; None without a keeper."""
         return self.client.ask(Find(), Found, _DIGESTION_S)
+
+    def fetch(self, wanted: FetchShard, runs: tuple[tuple[int, int], ...]) -> Fetched | NotFetched | None:
+        """Have the keeper fetch blocks of another pod's; None without a keeper. It gives up a peer that is too slow."""
+        answer = self.client.ask_any(replace(wanted, blocks=runs), _FETCH_S)
+        return answer if isinstance(answer, (Fetched, NotFetched)) else None
 
     def loaded(self, load: Load) -> bool:
         """All ranks went back to this; return whether the keeper knows."""

@@ -17,6 +17,7 @@ _RETRY_S = 0.05
 AWAY_S = 30.0
 """How long a keeper may be away while it is started again."""
 _SEND_S = 1.0
+_LOOK_S = 1.0
 T = TypeVar("T")
 
 
@@ -72,8 +73,7 @@ class KeeperClient:
             connection.sendall(wire.encode(message).encode() + b"\n")
             buffer = b""
             while not buffer.endswith(b"\n"):
-                connection.settimeout(_left(until_s))
-                data = connection.recv(1 << 20)
+                data = _received(connection, until_s)
                 if not data:
                     raise ConnectionResetError("the keeper has ended")
                 buffer += data
@@ -101,6 +101,17 @@ class KeeperClient:
             self._connection = connection
         self._connection.settimeout(limit_s)
         return self._connection
+
+
+def _received(connection: socket.socket, until_s: float) -> bytes:
+    """Return what comes next. Looks around meanwhile: a thread that stood still for long would be taken for hanging."""
+    while True:
+        connection.settimeout(min(_left(until_s), _LOOK_S))
+        try:
+            return connection.recv(1 << 20)
+        except TimeoutError:
+            if time.monotonic() >= until_s:
+                raise
 
 
 def _left(until_s: float) -> float:

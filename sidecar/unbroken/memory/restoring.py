@@ -8,8 +8,9 @@ ask the keeper -> gather what each host has -> which can I read? -> newest that 
 import logging
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -22,6 +23,7 @@ from unbroken.memory.choosing import Candidate, Offer, candidates, with_later
 from unbroken.memory.lazy_state import make_lazy_state
 from unbroken.memory.place import Place
 from unbroken.memory.reading import Contents, missing
+from unbroken.memory.remote import Holders, Remote
 from unbroken.memory.shard import is_stateful, state_dicts
 from unbroken.memory.sources import Source, UnreadableError, open_source
 from unbroken_core.checkpoints import MAX_CANDIDATES, Load, LoadSource, Restore
@@ -56,6 +58,7 @@ class Restoration:
         if found is not None and found.bad:
             logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
         self._sources: dict[FoundSlot, Source] = {}
+        self._remote = Remote(arena, Holders(place.restore))
         self._refused: dict[Candidate, str] = {}
         self._own: dict[Candidate, str] = {}
         """What this rank itself could not read, and why."""
@@ -91,6 +94,9 @@ class Restoration:
         for candidate in whole:
             chosen = self._try(candidate, state)
             if all_true(chosen is not None):
+                if self._remote.num_bytes:
+                    text = "step %d is restored with %d bytes from other pods"
+                    logger.info(text, candidate.moment.step, self._remote.num_bytes)
                 self._explain(whole, candidate)
                 return chosen
             self._refused.setdefault(candidate, "another rank cannot read it")
@@ -110,23 +116,16 @@ class Restoration:
         for source in self._sources.values():
             source.close()
         self._sources.clear()
+        self._remote.close()
 
     def _try(self, candidate: Candidate, state: Mapping[str, Any]) -> Chosen | None:
         """Plan how this rank would read a candidate; None when it cannot."""
-        slots = {
-            one.rank: one
-            for one in self._slots
-            if Moment(one.term, one.iteration, one.step) == candidate.moment and one.world_size == candidate.world_size
-        }
-        own = slots.get(self._place.rank) if candidate.world_size == self._place.world_size else None
-        # The own shard alone is one layout to read; the others have to be read when the world has changed.
-        choices: list[list[FoundSlot]] = [[own]] if own is not None else []
-        choices.append(
-            ([own] if own is not None else []) + [slots[rank] for rank in sorted(slots) if slots[rank] != own]
-        )
-        for choice in choices:
+        for choice in self._choices(candidate):
+            sources: list[Source] = []
             try:
-                chosen = self._plan(candidate.moment, choice, state)
+                # One after the other: what was opened is known, should the next one fail.
+                sources.extend(one() for one in choice)
+                chosen = self._plan(candidate.moment, sources, state)
             except UnreadableError as error:
                 self._refused[candidate] = self._own[candidate] = str(error)
             else:
@@ -134,8 +133,40 @@ class Restoration:
                 return chosen
         return None
 
-    def _plan(self, moment: Moment, slots: Sequence[FoundSlot], state: Mapping[str, Any]) -> Chosen:
-        contents = Contents([self._open(slot) for slot in slots])
+    def _choices(self, candidate: Candidate) -> Iterator[list[Callable[[], Source]]]:
+        """Yield which shards to read, the cheapest choice first.
+
+        The own shard alone is one layout to read, on this host or from another pod; the others have to be read when the
+        world has changed. Those of other pods come a few at a time, since each costs its layout.
+        """
+        slots = {
+            one.rank: one
+            for one in self._slots
+            if Moment(one.term, one.iteration, one.step) == candidate.moment and one.world_size == candidate.world_size
+        }
+        rank, remote = self._place.rank, self._remote
+        is_same_world = candidate.world_size == self._place.world_size
+        own = slots.get(rank) if is_same_world else None
+        if own is not None:
+            yield [partial(self._open, own)]
+        if is_same_world:
+            # Another holder is asked if one fails in the middle.
+            for _ in range(remote.num_holders(candidate, rank)):
+                yield [partial(remote.open, candidate, rank)]
+        here = [own] if own is not None else []
+        here += [slots[other] for other in sorted(slots) if slots[other] != own]
+        local = [partial(self._open, slot) for slot in here]
+        if local or not remote.has_any(candidate):
+            yield [*local]
+        near = (rank + 0.5) / self._place.world_size
+        others = [other for other in remote.ranks(candidate, near) if other not in slots]
+        number = 1
+        while number < 2 * len(others):
+            yield [*local, *(partial(remote.open, candidate, other) for other in others[:number])]
+            number *= 2
+
+    def _plan(self, moment: Moment, sources: Sequence[Source], state: Mapping[str, Any]) -> Chosen:
+        contents = Contents(sources)
         metadata = contents.metadata
         values = state_dicts(state)
         planner = DefaultLoadPlanner()

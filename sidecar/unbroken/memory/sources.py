@@ -1,10 +1,12 @@
 """Slots of other times and other workers, opened for reading; each byte is compared with its digest first."""
 
 import ctypes
+import fcntl
 import io
 import mmap
 import os
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,10 @@ class Source:
     content: torch.Tensor
     """All of it, as bytes."""
     checksums: list[int]
-    _mapped: mmap.mmap | None
+    mapped: mmap.mmap | None
     """None: the mapping is somebody else's."""
+    release: Callable[[], object] = lambda: None
+    """Let others write the slot again."""
     _verified: set[int] = field(default_factory=set)
     _layout: Layout | None = None
     _objects: dict[str, Any] | None = None
@@ -79,12 +83,7 @@ class Source:
 
     def verify(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Compare all blocks that the ranges (start, length) touch with their digests. Raises UnreadableError."""
-        wanted = {
-            block
-            for start, length in ranges
-            if length
-            for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
-        }
+        wanted = blocks_of(ranges)
         blocks = wanted - self._verified
         wrong = wrong_blocks(self.content, blocks, self.checksums)
         if wrong:
@@ -94,16 +93,27 @@ class Source:
     def close(self) -> None:
         """Unmap it."""
         del self.content
-        if self._mapped is None:
+        self.release()
+        if self.mapped is None:
             return
         try:
-            self._mapped.close()
+            self.mapped.close()
         except BufferError:
             # Somebody has kept a tensor of it; the mapping ends with that.
             pass
 
     def _bytes(self, start: int, length: int) -> Any:
         return (ctypes.c_char * length).from_address(self.content.data_ptr() + start)
+
+
+def blocks_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    """Return the blocks that ranges (start, length) of the content touch."""
+    return {
+        block
+        for start, length in ranges
+        if length
+        for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
+    }
 
 
 def open_source(found: FoundSlot, mapped: torch.Tensor | None = None) -> Source:
@@ -116,21 +126,38 @@ def open_source(found: FoundSlot, mapped: torch.Tensor | None = None) -> Source:
         first = (ctypes.c_char * CONTENT_OFFSET).from_address(mapped.data_ptr())
         head, checksums = _checked(found, read_head(bytes(first), mapped.numel()))
         return Source(str(path), head, _content(mapped, head), checksums, None)
-    own = _map(path)
-    head, checksums = _checked(found, read_head(own[:CONTENT_OFFSET], len(own)))
-    return Source(str(path), head, _content(torch.frombuffer(own, dtype=torch.uint8), head), checksums, own)
+    own, lock = _map(path)
+    try:
+        head, checksums = _checked(found, read_head(own[:CONTENT_OFFSET], len(own)))
+    except UnreadableError:
+        os.close(lock)
+        raise
+    source = Source(str(path), head, _content(torch.frombuffer(own, dtype=torch.uint8), head), checksums, own)
+    # Also when nobody closes it: a slot that stays locked would not be written any more.
+    source.release = weakref.finalize(source, _unlock, lock)
+    return source
 
 
-def _map(path: Path) -> mmap.mmap:
+def _unlock(descriptor: int) -> None:
+    # Who was forked meanwhile has the same lock.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _map(path: Path) -> tuple[mmap.mmap, int]:
+    """Return a mapping, and the descriptor of a file that nobody writes anew before it is closed."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             # Copy-on-write: torch wants memory that may be written, and nothing here may change the slot.
-            return mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
+            mapped = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
             os.close(descriptor)
+            raise
     except (OSError, ValueError) as error:
         raise UnreadableError(f"{path}: cannot be mapped: {error}") from error
+    return mapped, descriptor
 
 
 def _checked(found: FoundSlot, head: Head | None) -> tuple[Head, list[int]]:

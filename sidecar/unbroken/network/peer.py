@@ -27,6 +27,8 @@ class Peer:
         self.session = session
         self.pod = pod
         self.received_at_s = now_s
+        self.is_member = False
+        """Whether it was welcomed to the job."""
         self._transport = transport
 
     def send(self, frame: bytes) -> bool:

@@ -44,6 +44,9 @@ class Verifier(Protocol):
     def oldest(self) -> int:
         """Return the number of the oldest key or token that is still accepted."""
 
+    def job_keys(self) -> tuple[str, ...]:
+        """Return the job's keys that are valid now, the newest first; none for a job without."""
+
 
 class FixedToken:
     """Checks callers against a fixed plain token."""
@@ -59,6 +62,10 @@ class FixedToken:
     def oldest(self) -> int:
         """Return 0: it is never replaced."""
         return 0
+
+    def job_keys(self) -> tuple[str, ...]:
+        """Return none: it is no key."""
+        return ()
 
 
 class _SecretFile:
@@ -122,6 +129,10 @@ class TokenFile:
         """Return the number of the oldest token that is still accepted."""
         return self._file.valid()[-1][0]
 
+    def job_keys(self) -> tuple[str, ...]:
+        """Return none: every pod knows this token."""
+        return ()
+
 
 class JobKeyFile:
     """Checks callers against the tokens that follow from the job's key in a file, and for GRACE_S from the one before.
@@ -149,6 +160,10 @@ class JobKeyFile:
     def oldest(self) -> int:
         """Return the number of the oldest key that is still accepted."""
         return self._file.valid()[-1][0]
+
+    def job_keys(self) -> tuple[str, ...]:
+        """Return the keys that are valid now, the newest first."""
+        return tuple(key for _, key in self._file.valid())
 
 
 def read_token(path: Path, what: str = "token file") -> str:

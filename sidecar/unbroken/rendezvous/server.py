@@ -9,6 +9,7 @@ from aiohttp import web
 from unbroken.network.connections import Connections
 from unbroken.network.frames import MessageRefused, next_text
 from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
+from unbroken.network.peer import Peer
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import give_up_silent_peer
 from unbroken.network.token import Verifier
@@ -16,6 +17,7 @@ from unbroken.network.token_guard import TokenGuard
 from unbroken.rendezvous.page import Page
 from unbroken.rendezvous.pictures import NoPictureError, tree_drawing, tree_text
 from unbroken.rendezvous.service import Service
+from unbroken.rendezvous.vouching import Vouching
 from unbroken_core import wire
 from unbroken_core.conventions.tokens import Kind
 from unbroken_core.errors import WireError
@@ -23,6 +25,7 @@ from unbroken_core.messages import (
     CAN_HALT,
     FEATURES_HEADER,
     AgentMessage,
+    CertificateRequest,
     Heartbeat,
     Hello,
     JobStatus,
@@ -38,6 +41,7 @@ MAX_STATUS_WAIT_S = 60.0
 _HELLO_TIMEOUT_S = 10.0
 _BODY_TIMEOUT_S = 20.0
 _ALLOWED = {"/v1/agents": (Kind.AGENT,), "/v1/observation": (Kind.OPERATOR,), "/v1/lead": (Kind.OPERATOR,)}
+_OF_MEMBERS = Report | Heartbeat | CertificateRequest
 _READERS = (Kind.OPERATOR, Kind.READER)
 """Who may make all other requests: they change nothing."""
 
@@ -52,6 +56,7 @@ class Server:
         self._service = service
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
+        self._vouching = Vouching(verifier, service.settings.uid)
         self._token_guard = TokenGuard(verifier, refusals, connections, _allowed)
 
     def application(self) -> web.Application:
@@ -114,8 +119,11 @@ class Server:
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         try:
             with self._token_guard.held(request, peer.close):
-                while (message := await self._next_message(connection, Report | Heartbeat, None)) is not None:
-                    self._service.receive(peer, message)
+                while (message := await self._next_message(connection, _OF_MEMBERS, None)) is not None:
+                    if isinstance(message, CertificateRequest):
+                        await self._certify(peer, hello, message)
+                    else:
+                        self._service.receive(peer, message)
                     wait_s = budget.take(self._loop.time())
                     if wait_s > 0:
                         # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
@@ -123,6 +131,14 @@ class Server:
                         await asyncio.sleep(wait_s)
         finally:
             self._service.leave(peer)
+
+    async def _certify(self, peer: Peer, hello: Hello, message: CertificateRequest) -> None:
+        """Vouch for the key of a member's keeper: for that of its own pod alone, whatever the request names."""
+        if not self._service.is_member(peer):
+            raise MessageRefused(Refusal.OUT_OF_PLACE, "CertificateRequest: want it of a member, got it before Welcome")
+        # In a thread: it loads a package, and signs.
+        vouch = self._vouching.certificate
+        self._service.certify(peer, await asyncio.to_thread(vouch, message.request, hello.pod_uid, self._service.term))
 
     @staticmethod
     async def _next_message(connection: web.WebSocketResponse, expected: Any, timeout_s: float | None) -> Any:

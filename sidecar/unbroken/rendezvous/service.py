@@ -23,7 +23,18 @@ from unbroken_core.coordinator.events import (
     Tick,
 )
 from unbroken_core.errors import assert_never
-from unbroken_core.messages import Heartbeat, Hello, JobStatus, Observation, Plan, Refused, RendezvousMessage, Report
+from unbroken_core.messages import (
+    Certificate,
+    Heartbeat,
+    Hello,
+    JobStatus,
+    Observation,
+    Plan,
+    Refused,
+    RendezvousMessage,
+    Report,
+    Welcome,
+)
 from unbroken_core.ranks.tree import RankTree
 from unbroken_core.reasons import JobPhase
 from unbroken_core.settings import JobSettings
@@ -80,6 +91,14 @@ class Service:
         if isinstance(message, Report) and message.is_leaving:
             self._left.add(peer.pod)
         self._step(AgentReported(peer.session, message))
+
+    def is_member(self, peer: Peer) -> bool:
+        """Return whether this connection is the one over which its pod is in the job."""
+        return peer.is_member and peer.session in self._peers
+
+    def certify(self, peer: Peer, certificate: Certificate) -> None:
+        """Answer a member's request."""
+        self._perform([Send(peer.session, certificate)])
 
     def leave(self, peer: Peer) -> None:
         """Note that a connection is closed."""
@@ -239,6 +258,7 @@ class Service:
                     if not frame:
                         frame = text_frame(wire.encode(message))
                         encoded[id(message)] = (message, frame)
+                    peer.is_member = peer.is_member or isinstance(message, Welcome)
                     if not peer.send(frame):
                         self._refusals.note(Refusal.OVERFLOW, peer.pod, "does not read", self._loop.time())
                 case Close(why=why):

@@ -16,6 +16,7 @@ from unbroken_core.wire import settings_to_json
 RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
+COPIES_PORT = 29603
 _USERS = ("UNBROKEN_DRAIN", "UNBROKEN_PREIMPORT")
 """Variables that a user may set; all others with this prefix belong to one job."""
 
@@ -147,7 +148,11 @@ class Recipes:
     def _memory(self) -> dict[str, str]:
         if self.memory is None:
             return {}
-        return {"UNBROKEN_MEMORY_DIR": str(self.memory), "UNBROKEN_MEMORY_LIMIT": str(self.options.memory_bytes)}
+        return {
+            "UNBROKEN_MEMORY_DIR": str(self.memory),
+            "UNBROKEN_MEMORY_LIMIT": str(self.options.memory_bytes),
+            "UNBROKEN_MEMORY_PORT": str(COPIES_PORT),
+        }
 
     def _common(self) -> dict[str, str]:
         return {

@@ -11,10 +11,12 @@ from pathlib import Path
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.config import KeeperConfig
 from unbroken.keeper.copies import Copies
-from unbroken.keeper.copy_sender import CopySender, Peer
+from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.copy_server import CopyServer
+from unbroken.keeper.fetching import Fetcher
 from unbroken.keeper.peer_link import Identity, Link, connect
 from unbroken.network.pod_certificates import PodAuthority, make_pod_key
+from unbroken_core.checkpoints import Peer
 from unbroken_core.pod.memory_messages import Reserved
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET, Head, Moment, Sample, SlotState, pack_head
 
@@ -41,6 +43,7 @@ class CopyPod:
         config = KeeperConfig(self.root, self.root, self.uid, self.limit_bytes, 2, JOB)
         self.arena = Arena(config)
         self.copies = Copies(self.arena, max_ranks_per_pod=8)
+        self.fetcher = Fetcher(self.arena)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(self.uid, *self.listener.getsockname())
         self.server = CopyServer(self.listener, self.identity.server_context(), self.arena, self.copies)
@@ -75,7 +78,7 @@ class CopyPod:
 
     def connect(self, other: "CopyPod") -> Link:
         """Connect to another pod's keeper."""
-        return connect((other.peer.address, other.peer.port), self.identity.client_context(), other.uid)
+        return connect((other.peer.host, other.peer.port), self.identity.client_context(), other.uid)
 
     def copied(self) -> dict[tuple[int, int, int], bytes]:
         """Return the content of all whole copies that this pod keeps, by (iteration, step, rank)."""

@@ -9,18 +9,23 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.waiting import wait_until
 
-from unbroken.keeper import copy_sender, peer_link
+from unbroken.keeper import copy_sender, fetching, peer_link
 from unbroken.keeper.copy_reader import Fetching, MissingError
 from unbroken.keeper.copy_server import CopyServer
 from unbroken.keeper.peer_link import Link, LinkError, connect
 from unbroken.keeper.reading import ReadLock
+from unbroken.keeper.replication import listen
+from unbroken.memory.sources import open_source
 from unbroken.network.pod_certificates import PodAuthority
-from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Moment, SlotState, num_blocks, pack_head, voided
+from unbroken_core.checkpoints import Load, LoadSource
+from unbroken_core.pod.memory_messages import Fetched, FetchShard, NotFetched
+from unbroken_core.pod.memory_slots import BLOCK_BYTES, CONTENT_OFFSET, Moment, num_blocks, pack_head, voided
 from unbroken_core.pod.replica_messages import Declined, Fetch, Kept, Missing, Offer, Sending, ToOwner, ToReader, Wanted
 
 from .copying import CopyPod, identity, make_pods
@@ -117,30 +122,36 @@ def copy_server(pod: CopyPod, listener: socket.socket) -> CopyServer:
     return server
 
 
-def test_a_reader_gets_all_blocks_or_those_that_it_wants(pods: Callable[..., list[CopyPod]]) -> None:
-    owner, holder = pair(pods)
-    (reader,) = pods("reader")
-    reader.identity = owner.identity
-    sender = owner.send_to(holder)
-    content = owner.save(7, rank=3, size=3 * BLOCK_BYTES + 1000)
-    wait_until(lambda: sender.progress.get(0), "a copy")
-    link = owner.connect(holder)
-    target = reader.arena.folder / "0-0.slot"
-    fetching = Fetching(link, 3, 4, Moment(1, 0, 7))
-    assert reader.arena.allocate_copy(target, CONTENT_OFFSET + fetching.head.content_bytes) == ""
-    assert fetching.fetch(target) == 4
-    assert target.read_bytes()[CONTENT_OFFSET : CONTENT_OFFSET + len(content)] == content
-    assert [one.head for one in reader.arena.sealed()] == [fetching.head]
-    assert [one.step for one in reader.arena.find().slots] == [7]
+def ask(reader: CopyPod, holder: CopyPod, rank: int, step: int, *runs: tuple[int, int]) -> Fetched | NotFetched:
+    """Have the reader's keeper fetch blocks of a checkpoint."""
+    wanted = FetchShard(holder.peer, rank, 4, 1, 0, step, runs)
+    return reader.fetcher.fetch(wanted, reader.identity.client_context())
 
-    part = reader.arena.folder / "0.part"
-    part.write_bytes(b"")
-    assert fetching.fetch(part, [range(1, 2), range(3, 4)]) == 2
-    got = part.read_bytes()[CONTENT_OFFSET:]
-    assert got[BLOCK_BYTES : 2 * BLOCK_BYTES] == content[BLOCK_BYTES : 2 * BLOCK_BYTES]
-    assert got[3 * BLOCK_BYTES :] == content[3 * BLOCK_BYTES :]
-    assert got[:BLOCK_BYTES] == bytes(BLOCK_BYTES), "more was fetched than was wanted"
-    link.close()
+
+def test_a_reader_gets_layout_and_objects_and_then_what_it_wants(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder, reader = pods("owner", "holder", "reader")
+    holder.copies.keep_for([owner.uid])
+    sender = owner.send_to(holder)
+    content = owner.save(7, rank=3, size=5 * BLOCK_BYTES + 1000)
+    wait_until(lambda: sender.progress.get(0), "a copy")
+    first = ask(reader, holder, 3, 7)
+    assert isinstance(first, Fetched)
+    # Its layout and its objects lie in the first block.
+    assert first.num_bytes == BLOCK_BYTES
+    path = Path(first.slot.path)
+    assert (first.slot.rank, first.slot.step) == (3, 7)
+    second = ask(reader, holder, 3, 7, (1, 2), (5, 9))
+    assert isinstance(second, Fetched)
+    assert (second.slot, second.inode, second.num_bytes) == (first.slot, first.inode, 3 * BLOCK_BYTES)
+    got = path.read_bytes()[CONTENT_OFFSET:]
+    assert got[: 3 * BLOCK_BYTES] == content[: 3 * BLOCK_BYTES]
+    assert got[5 * BLOCK_BYTES :] == content[5 * BLOCK_BYTES :]
+    assert got[3 * BLOCK_BYTES : 5 * BLOCK_BYTES] == bytes(2 * BLOCK_BYTES), "more was fetched than was wanted"
+    # What is not there takes no memory, and is no checkpoint that anybody finds.
+    assert reader.arena.used_bytes() < 5 * BLOCK_BYTES
+    assert reader.arena.sealed() == []
+    reader.fetcher.clear()
+    assert reader.arena.used_bytes() == 0
 
 
 def test_a_pod_is_dropped_with_all_of_its_copies(pods: Callable[..., list[CopyPod]]) -> None:
@@ -165,7 +176,7 @@ def test_a_pod_of_another_job_gets_no_connection(pods: Callable[..., list[CopyPo
     context = identity(stranger, owner.uid, trusted=ours).client_context()
     link: Link | None = None
     with pytest.raises(LinkError):
-        link = connect((holder.peer.address, holder.peer.port), context, holder.uid)
+        link = connect((holder.peer.host, holder.peer.port), context, holder.uid)
         # With TLS 1.3 a client learns that its certificate was refused when it reads.
         link.receive(ToReader)
     if link is not None:
@@ -178,7 +189,7 @@ def test_a_pod_without_a_certificate_gets_no_connection(pods: Callable[..., list
     context.check_hostname = False
     context.load_verify_locations(cadata=holder.identity.authority)
     with (
-        socket.create_connection((holder.peer.address, holder.peer.port), timeout=60) as plain,
+        socket.create_connection((holder.peer.host, holder.peer.port), timeout=60) as plain,
         context.wrap_socket(plain) as connection,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
@@ -282,7 +293,7 @@ def test_connections_without_a_handshake_do_not_keep_others_out(
 ) -> None:
     monkeypatch.setattr(peer_link, "HANDSHAKE_S", 0.5)
     owner, holder = pair(pods)
-    silent = [socket.create_connection((holder.peer.address, holder.peer.port)) for _ in range(300)]
+    silent = [socket.create_connection((holder.peer.host, holder.peer.port)) for _ in range(300)]
     sender = owner.send_to(holder)
     owner.save(1)
     wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "a copy")
@@ -451,11 +462,135 @@ def test_a_copy_that_has_changed_in_memory_is_not_handed_out_as_right(pods: Call
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 4]))
     (reader,) = pods("reader")
+    answer = ask(reader, holder, 0, 1, (0, 9))
+    assert isinstance(answer, NotFetched)
+    assert answer.reason == f"pod holder: block {6_000_000 // BLOCK_BYTES} differs from what its owner digested"
+    assert reader.arena.sealed() == []
+
+
+def test_what_is_fetched_stays_within_the_limit(pods: Callable[..., list[CopyPod]]) -> None:
+    (owner,) = pods("owner")
+    (reader,) = pods("reader", limit_bytes=4 << 20)
+    owner.save(1)
+    assert isinstance(ask(reader, owner, 0, 1), Fetched)
+    answer = ask(reader, owner, 0, 1, (0, 9))
+    assert isinstance(answer, NotFetched)
+    assert answer.reason.startswith("no room for what is fetched from other pods: its slots have 10")
+    reader.fetcher.clear()
+    assert reader.arena.used_bytes() == 0
+
+
+def test_a_pod_that_hands_out_a_little_at_a_time_is_given_up(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(fetching, "_LEAST_BYTES_PER_S", 1e12)
+    owner, reader = pods("owner", "reader")
+    owner.save(1)
+    original = Link.send_content
+
+    def trickle(link: Link, content: bytes | memoryview) -> None:
+        for at in range(0, len(content), 64):
+            original(link, content[at : at + 64])
+            threading.Event().wait(0.001)
+
+    monkeypatch.setattr(Link, "send_content", trickle)
+    answer = ask(reader, owner, 0, 1, (0, 9))
+    assert isinstance(answer, NotFetched)
+    assert "takes too long" in answer.reason
+
+
+def test_a_copy_of_a_timeline_that_is_over_is_overwritten_first(pods: Callable[..., list[CopyPod]]) -> None:
+    """Before, what was restored was overwritten, since a later step of the old timeline seemed to be newer."""
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in (5, 6):
+        contents[step] = owner.save(step)
+        wait_until(partial(has_kept, sender, step), "a copy")
+    sender.close()
+    # All ranks went back to step 5; step 6 is void.
+    load = Load(1, 1, LoadSource.MEMORY, 1, 0, 5)
+    contents[7] = owner.save(6, iteration=1)
+    offer, _ = offer_of(owner)
     link = owner.connect(holder)
-    target = reader.arena.folder / "0-0.slot"
-    fetching = Fetching(link, 0, 4, Moment(1, 0, 1))
-    assert reader.arena.allocate_copy(target, CONTENT_OFFSET + fetching.head.content_bytes) == ""
-    with pytest.raises(MissingError, match=f"block {6_000_000 // BLOCK_BYTES} differs"):
-        fetching.fetch(target)
-    assert [one.head.state for one in reader.arena.sealed() if one.head.state is SlotState.SEALED] == []
+    link.send(replace(offer, began_with=load))
+    assert link.receive(ToOwner) == Wanted()
+    # While the next one comes, the one that was restored is there.
+    assert holder.copied() == {(0, 5, 0): contents[5]}
     link.close()
+
+
+def test_a_copy_that_a_worker_reads_is_not_overwritten_until_it_lets_go(pods: Callable[..., list[CopyPod]]) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in (5, 6):
+        contents[step] = owner.save(step)
+        wait_until(partial(has_kept, sender, step), "a copy")
+    older = next(one for one in holder.arena.find().slots if one.step == 5)
+    source = open_source(older)
+    contents[7] = owner.save(7)
+    problem = wait_until(lambda: sender.progress[0].problem, "a problem that is told")
+    assert problem == "the older copy is being read"
+    assert bytes(source.content.numpy()) == contents[5]
+    # Nobody closes it: it goes when nobody has it any more.
+    del source
+    wait_until(partial(has_kept, sender, 7), "a copy")
+    assert holder.copied() == {(0, 6, 0): contents[6], (0, 7, 0): contents[7]}
+
+
+def test_a_keeper_listens_elsewhere_where_its_port_is_taken_or_its_address_is_not_of_this_host() -> None:
+    first = listen("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    second = listen("127.0.0.1", port)
+    # An address that is for documents, and no host's.
+    third = listen("192.0.2.1", 0)
+    names = [one.getsockname() for one in (first, second, third)]
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.1", "0.0.0.0"]
+    assert len({name[1] for name in names}) == 3
+    for one in (first, second, third):
+        one.close()
+
+
+def test_a_sender_with_a_rate_waits_for_what_it_is_ahead(
+    pods: Callable[..., list[CopyPod]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that stands still it is ahead by all that it has sent."""
+    owner, holder = pair(pods)
+    content = owner.save(1, size=3 * peer_link.CHUNK_BYTES)
+    monkeypatch.setattr(copy_sender, "time", Standing())
+    sender = copy_sender.CopySender(
+        holder.peer, owner.identity.client_context(), owner.arena, ranks_per_pod=2, bytes_per_s=1e9
+    )
+    waits: list[float | None] = []
+    monkeypatch.setattr(sender, "_over", Impatient(waits))
+    owner.senders.append(sender)
+    sender.start()
+    wait_until(partial(has_kept, sender, 1), "a copy")
+    assert holder.copied() == {(0, 1, 0): content}
+    # A block is a chunk; the last one has what is left.
+    sizes = [BLOCK_BYTES] * 3 + [len(content) - 3 * BLOCK_BYTES]
+    assert waits == [pytest.approx(sum(sizes[: number + 1]) / 1e9) for number in range(len(sizes))]
+
+
+class Standing:
+    """A clock that stands still."""
+
+    @staticmethod
+    def monotonic() -> float:
+        """Return the time."""
+        return 5.0
+
+
+class Impatient(threading.Event):
+    """Notes how long it should wait, and does not."""
+
+    def __init__(self, waits: list[float | None]) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Do not wait."""
+        self._waits.append(timeout)
+        return self.is_set()

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 from unbroken.keeper.digests import read_slot_head
 from unbroken.memory import Checkpointer, Saved, Skipped
 from unbroken.memory.client import KeeperClient
-from unbroken_core.pod.memory_messages import Find, Found
+from unbroken_core.pod.memory_messages import KEEPER_SOCKET, Find, Found
 from unbroken_core.pod.memory_slots import HEAD_BYTES, Sample, SlotState, digests_name, pack_head
 
 from .conftest import LivePod
@@ -131,6 +131,26 @@ def test_something_else_in_the_place_of_a_file_is_not_followed_nor_waited_for(
     listener.close()
     assert treasure.read_bytes() == b"the agent's own"
     assert stat.S_IMODE(treasure.stat().st_mode) & 0o111 == 0
+
+
+@pytest.mark.parametrize("kind", ["nothing", "another socket", "link"])
+def test_a_keeper_whose_socket_was_taken_away_is_found_by_the_next_worker(
+    shared: LivePod, tmp_path: Path, kind: str
+) -> None:
+    path = shared.folder / KEEPER_SOCKET
+    before = path.lstat().st_ino
+    path.unlink()
+    deaf = socket.socket(socket.AF_UNIX)
+    if kind == "another socket":
+        deaf.bind(str(path))
+    if kind == "link":
+        (tmp_path / "treasure").touch(mode=0o600)
+        path.symlink_to(tmp_path / "treasure")
+    wait_until(lambda: path.exists() and path.is_socket() and path.lstat().st_ino != before, "a socket")
+    assert find(shared) == Found(())
+    deaf.close()
+    if kind == "link":
+        assert stat.S_IMODE((tmp_path / "treasure").stat().st_mode) == 0o600
 
 
 def test_a_forged_head_makes_the_keeper_neither_read_nor_keep_more_than_its_limit(shared: LivePod) -> None:

@@ -14,9 +14,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from cryptography import x509
 from tests.waiting import eventually
 
 from unbroken.network.certificate import ServerCertificate
+from unbroken.network.pod_certificates import PodAuthority, make_pod_key
+from unbroken.network.pod_names import uri_of
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.token import GRACE_S, JobKeyFile, TokenFile, Verifier
 from unbroken.rendezvous.server import Server
@@ -27,7 +30,16 @@ from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.messages import PROTOCOL, Hello, JobStatus, Observation, RendezvousMessage, Welcome
+from unbroken_core.messages import (
+    PROTOCOL,
+    Certificate,
+    CertificateRequest,
+    Hello,
+    JobStatus,
+    Observation,
+    RendezvousMessage,
+    Welcome,
+)
 from unbroken_core.settings import JobSettings
 
 KEY, UID = "k" * 64, "uid-of-the-job"
@@ -292,3 +304,77 @@ def put(path: Path, text: str) -> None:
 async def as_awaited(value: bool) -> bool:
     """Return the value."""
     return value
+
+
+async def certified(reached: Reached, pod: str, request: str) -> Certificate:
+    """Say Hello as this pod, and ask for a certificate."""
+    headers = bearer(Kind.AGENT, pod)
+    async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=headers) as connection:
+        await connection.send_str(hello(pod))
+        await connection.send_str(wire.encode(CertificateRequest(request)))
+        while True:
+            answer = wire.decode(await connection.receive_str(timeout=LIMIT_S), RendezvousMessage)
+            if isinstance(answer, Certificate):
+                return answer
+
+
+def test_a_pods_keeper_gets_a_certificate_of_its_own_pod_and_the_same_authority_after_a_restart(
+    tmp_path: Path, certificates: CertificateFiles
+) -> None:
+    (tmp_path / "job-key").write_text(KEY)
+
+    async def ask() -> tuple[Certificate, Certificate]:
+        verifier = JobKeyFile(tmp_path / "job-key", UID)
+        async with rendezvous(verifier, certificates, Refusals()) as (reached, _):
+            made = make_pod_key()
+            return await certified(reached, "digits-0", made.request), await certified(reached, "digits-0", "nonsense")
+
+    sound, refused = asyncio.run(ask())
+    later, _ = asyncio.run(ask())
+    names = x509.load_pem_x509_certificate(sound.certificate.encode()).extensions
+    name = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [one.value for one in name] == [uri_of("uid-of-digits-0")]
+    assert (refused.certificate, refused.error[:8]) == ("", "request:")
+    # Those who were vouched for before a restart believe those who were after it: the key is the same.
+    keys = [x509.load_pem_x509_certificate(one.authority.encode()).public_key() for one in (sound, later)]
+    assert keys[0] == keys[1]
+    assert keys[0] == x509.load_pem_x509_certificate(PodAuthority(KEY, UID).certificate.encode()).public_key()
+
+
+def test_a_job_without_a_key_has_no_certificates_and_says_why(tmp_path: Path, certificates: CertificateFiles) -> None:
+    (tmp_path / "token").write_text("t" * 40)
+
+    async def ask() -> Certificate:
+        async with rendezvous(TokenFile(tmp_path / "token"), certificates, Refusals()) as (reached, _):
+            headers = {"Authorization": f"Bearer {'t' * 40}"}
+            async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=headers) as connection:
+                await connection.send_str(hello("digits-0"))
+                await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
+                while True:
+                    answer = wire.decode(await connection.receive_str(timeout=LIMIT_S), RendezvousMessage)
+                    if isinstance(answer, Certificate):
+                        return answer
+
+    assert "without a key of its own" in asyncio.run(ask()).error
+
+
+def test_who_is_not_in_the_job_gets_no_certificate(tmp_path: Path, certificates: CertificateFiles) -> None:
+    """It has a token, and says Hello as a pod of another number of workers, which is refused."""
+    (tmp_path / "job-key").write_text(KEY)
+    refusals = Refusals()
+
+    async def ask() -> list[RendezvousMessage]:
+        async with (
+            rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, refusals) as (reached, _),
+            reached.session.ws_connect(f"{reached.url}/v1/agents", headers=AGENT_A) as connection,
+        ):
+            other = Hello(PROTOCOL, "digits", "digits-0", "uid-of-digits-0", "s", "node-0", 7)
+            await connection.send_str(wire.encode(other))
+            await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
+            return [
+                wire.decode(frame.data, RendezvousMessage)
+                async for frame in connection
+                if frame.type is aiohttp.WSMsgType.TEXT
+            ]
+
+    assert [type(one).__name__ for one in asyncio.run(ask())] == ["Refused"]

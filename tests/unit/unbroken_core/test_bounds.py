@@ -16,7 +16,7 @@ from unbroken_core import messages, wire
 from unbroken_core.bounds import BOUNDS, MAX_NUMBER, Items, Number, Text, bound_of
 from unbroken_core.errors import WireError
 from unbroken_core.messages import AgentMessage, Fault, Heartbeat, Hello, Plan, Report, WorkerState
-from unbroken_core.pod import pod_messages, replica_messages
+from unbroken_core.pod import memory_messages, pod_messages, replica_messages
 from unbroken_core.pod.pod_messages import WorkerReport
 from unbroken_core.reasons import Cause, Role, WorkerPhase
 
@@ -31,6 +31,7 @@ UNIONS = (
     replica_messages.ToOwner,
     replica_messages.AfterContent,
     replica_messages.ToReader,
+    memory_messages.OfAgent,
 )
 KINDS: list[type] = [kind for union in UNIONS for kind in typing.get_args(union)]
 KINDS += [messages.Observation, messages.Earlier, AgentMemory]

@@ -8,13 +8,14 @@ import pytest
 from celpy.adapter import json_to_cel
 
 from unbroken_core.reasons import Role
-from unbroken_operator.api import memory_rules
+from unbroken_operator.api import layout, memory_rules
 from unbroken_operator.api.quantities import is_size, size_bytes, with_bytes
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
+from unbroken_operator.decisions.objects.network_policy import network_policy
 from unbroken_operator.decisions.objects.training_pods import template_digest, training_pod
 from unbroken_operator.decisions.reporting.unschedulable import missing_on_nodes
 from unbroken_operator.decisions.review import answer
-from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions
+from unbroken_operator.decisions.snapshot import NodeView, OperatorOptions, PolicyOptions
 
 from .operator_world import CONTAINER, World, a_job
 from .test_operator_review import a_review
@@ -60,10 +61,24 @@ def test_agent_and_workers_know_the_limit_in_bytes_and_workers_the_steps() -> No
 
     pod = pod_of(memory={"sizeLimit": "4Gi", "every": 20})
     limit = {"UNBROKEN_MEMORY_LIMIT": str(4 << 30)}
-    assert memory_of("unbroken-agent") == {"UNBROKEN_MEMORY_DIR": "/var/lib/unbroken-state", **limit}
+    place = {"UNBROKEN_MEMORY_DIR": "/var/lib/unbroken-state", "UNBROKEN_MEMORY_PORT": "29603"}
+    assert memory_of("unbroken-agent") == {**place, **limit}
     assert memory_of("trainer") == {**limit, "UNBROKEN_MEMORY_EVERY": "20"}
     pod = pod_of(memory=MEMORY)
     assert memory_of("trainer") == limit
+
+
+def test_keepers_of_a_job_may_reach_each_other() -> None:
+    """Their port is the agent's, who pays for them; no policy of ours selects training pods, so none shuts it."""
+    (copies,) = (
+        port for port in containers(pod_of(memory=MEMORY))["unbroken-agent"]["ports"] if port["name"] != "unbroken"
+    )
+    assert copies == {"name": "unbroken-copies", "containerPort": 29603, "protocol": "TCP"}
+    assert [port["name"] for port in containers(pod_of())["unbroken-agent"]["ports"]] == ["unbroken"]
+    verdict = admit(a_job(memory=MEMORY))
+    assert isinstance(verdict, ValidSpec)
+    policy = network_policy(verdict.settings, PolicyOptions("default", ()))
+    assert policy["spec"]["podSelector"]["matchLabels"][layout.COMPONENT_LABEL] == layout.RENDEZVOUS
 
 
 @pytest.mark.parametrize("is_native", [True, False])

@@ -183,13 +183,13 @@ def _agent_container(spec: Spec, settings: JobSettings, image: str, is_encrypted
             variable("UNBROKEN_DIR", layout.RUN_PATH),
             variable("UNBROKEN_PRIVATE_DIR", layout.PRIVATE_PATH),
             variable("UNBROKEN_TERMINATION_LOG", layout.TERMINATION_LOG),
-            *([variable("UNBROKEN_MEMORY_DIR", layout.STATE_PATH)] if spec.memory is not None else []),
             *_memory_variables(spec),
+            *_keeper_variables(spec),
         ],
         # What keeps the agent out of the job is in it, for `kubectl describe pod`; else the end of its log.
         "terminationMessagePath": layout.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "ports": [{"name": "unbroken", "containerPort": layout.AGENT_METRICS_PORT, "protocol": "TCP"}],
+        "ports": [_port("unbroken", layout.AGENT_METRICS_PORT), *_keeper_ports(spec)],
         "volumeMounts": [
             {"name": layout.RUN_VOLUME, "mountPath": layout.RUN_PATH},
             {"name": layout.PRIVATE_VOLUME, "mountPath": layout.PRIVATE_PATH},
@@ -218,6 +218,24 @@ def _memory_variables(spec: Spec) -> list[Manifest]:
     if spec.memory is None:
         return []
     return [variable("UNBROKEN_MEMORY_LIMIT", str(size_bytes(spec.memory.size_limit)))]
+
+
+def _keeper_variables(spec: Spec) -> list[Manifest]:
+    if spec.memory is None:
+        return []
+    return [
+        variable("UNBROKEN_MEMORY_DIR", layout.STATE_PATH),
+        # It listens there only in a job that copies checkpoints to other pods, as its rendezvous says.
+        variable("UNBROKEN_MEMORY_PORT", str(layout.COPIES_PORT)),
+    ]
+
+
+def _keeper_ports(spec: Spec) -> list[Manifest]:
+    return [] if spec.memory is None else [_port("unbroken-copies", layout.COPIES_PORT)]
+
+
+def _port(name: str, number: int) -> Manifest:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
 
 
 def _state_mount(spec: Spec) -> list[Manifest]:

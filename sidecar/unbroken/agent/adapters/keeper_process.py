@@ -1,22 +1,34 @@
-"""Keeps the pod's keeper running, in jobs that have one: a process of its own, since nothing may delay the agent."""
+"""Keeps the pod's keeper running, in jobs that have one: a process of its own, since nothing may delay the agent.
+
+Both talk on pipes: what lies in the pod's folder, a trainer may have put there.
+"""
 
 import asyncio
 import contextlib
 import logging
 import os
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
+from unbroken.agent.adapters.keeper_view import KeeperView
+from unbroken.agent.decisions.events import Event, KeeperAsked, KeeperSeen, KeeperStarted
 from unbroken_core import wire
-from unbroken_core.errors import WireError
-from unbroken_core.pod.memory_messages import LOAD_SOURCES, SAVE_BOUNDS_S, SKIP_REASONS, Counted
-from unbroken_core.settings import JobSettings
-from unbroken_core.wire import settings_to_json
+from unbroken_core.errors import WireError, assert_never
+from unbroken_core.messages import CertificateRequest
+from unbroken_core.pod.memory_messages import (
+    LOAD_SOURCES,
+    MAX_LINE_BYTES,
+    SAVE_BOUNDS_S,
+    SKIP_REASONS,
+    Counted,
+    Holds,
+    OfAgent,
+    ToAgent,
+)
 
 logger = logging.getLogger(__name__)
 
-_MAX_COUNTED_BYTES = 16_384
-
+_MAX_UNSENT_BYTES = 4 << 20
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 10.0
 _CALM_S = 30.0
@@ -26,19 +38,17 @@ _END_S = 5.0
 class KeeperProcess:
     """One pod's keeper. All of it in the agent's event loop."""
 
-    def __init__(self, root: Path, limit_bytes: int, settings: JobSettings, pod_uid: str, directory: Path) -> None:
+    def __init__(self, environment: dict[str, str], port: int, view: KeeperView, emit: Callable[[Event], None]) -> None:
+        """`port`: where other keepers shall reach it; 0: anywhere."""
         safe = ["-P"] if sys.version_info >= (3, 11) else []
         self._command = [sys.executable, *safe, "-m", "unbroken.keeper", "--parent", str(os.getpid()), "--tell"]
+        self._view = view
+        self._emit = emit
+        self._port = port
+        self._process: asyncio.subprocess.Process | None = None
         self.counted: Counted | None = None
         """What the keeper has told last; None before the first time."""
-        self._environment = {
-            **os.environ,
-            "UNBROKEN_SETTINGS": settings_to_json(settings),
-            "UNBROKEN_POD_UID": pod_uid,
-            "UNBROKEN_DIR": str(directory),
-            "UNBROKEN_MEMORY_DIR": str(root),
-            "UNBROKEN_MEMORY_LIMIT": str(limit_bytes),
-        }
+        self._environment = {**os.environ, **environment}
 
     async def run(self) -> None:
         """Start it again whenever it ends; end it when this task is cancelled."""
@@ -46,14 +56,15 @@ class KeeperProcess:
         pause_s = _FIRST_PAUSE_S
         while True:
             started_s = loop.time()
-            # From the main thread, which the keeper's life is tied to.
+            # From the main thread, which the keeper's life is tied to. Where others reach it, it should stay.
+            port = str(self._view.port or self._port)
             try:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
-                    env=self._environment,
-                    stdin=asyncio.subprocess.DEVNULL,
+                    env={**self._environment, "UNBROKEN_MEMORY_PORT": port},
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    limit=_MAX_COUNTED_BYTES,
+                    limit=MAX_LINE_BYTES,
                 )
             except OSError as error:
                 logger.warning("keeper not started: error=%s", error)
@@ -64,20 +75,45 @@ class KeeperProcess:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def send(self, message: OfAgent) -> None:
+        """Send to the keeper that runs; one that does not read is ended, and the next one is told again."""
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            return
+        if process.stdin.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            logger.warning("keeper does not read, it is ended: unsent_bytes=%d", _MAX_UNSENT_BYTES)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            return
+        process.stdin.write(wire.encode(message).encode() + b"\n")
+
     async def _listen(self, pipe: asyncio.StreamReader) -> None:
         """Take what the keeper tells, until it ends. It reads what trainers write, so it is not believed either."""
         try:
             while line := await pipe.readline():
-                counted: Counted = wire.decode(line, Counted)
-                if is_sound(counted):
-                    self.counted = counted
+                self._take(wire.decode(line, ToAgent))
         except (ValueError, WireError) as error:
             logger.warning("keeper says what it cannot: error=%s", error)
             # Nobody would empty the pipe.
-            while await pipe.read(_MAX_COUNTED_BYTES):
+            while await pipe.read(MAX_LINE_BYTES):
                 pass
 
+    def _take(self, message: ToAgent) -> None:
+        match message:
+            case Counted():
+                if is_sound(message):
+                    self.counted = message
+            case Holds(held=held):
+                self._view.note(held)
+                self._emit(KeeperSeen(self._view.look()))
+            case CertificateRequest():
+                self._emit(KeeperAsked(message))
+            case _:
+                assert_never(message)
+
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._emit(KeeperStarted())
         try:
             if process.stdout is not None:
                 await self._listen(process.stdout)

@@ -127,6 +127,14 @@ def memory_families(counted: Counted) -> Iterator[Metric]:
     )
     refused.add_metric([], counted.num_refused)
     yield refused
+    between = CounterMetricFamily(
+        "unbroken_memory_peer_bytes",
+        "Bytes of checkpoints that this pod's keeper has copied to others, which keep them, and fetched for a restore.",
+        labels=["direction"],
+    )
+    between.add_metric(["copied"], counted.copied_bytes)
+    between.add_metric(["fetched"], counted.fetched_bytes)
+    yield between
 
 
 def make_metrics(

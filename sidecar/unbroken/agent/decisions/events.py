@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held
-from unbroken_core.messages import AgentMessage, Plan, RendezvousMessage
+from unbroken_core.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
+from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stamps import Slot
 
@@ -99,6 +100,18 @@ class KeeperSeen:
 
 
 @dataclass(frozen=True)
+class KeeperStarted:
+    """There is a new keeper, which knows nothing."""
+
+
+@dataclass(frozen=True)
+class KeeperAsked:
+    """The keeper wants a certificate, with which it shows other keepers of which pod it is."""
+
+    request: CertificateRequest
+
+
+@dataclass(frozen=True)
 class Terminated:
     """The agent received SIGTERM."""
 
@@ -117,6 +130,8 @@ Event = Union[
     ConnectionRefused,
     Ticked,
     KeeperSeen,
+    KeeperStarted,
+    KeeperAsked,
     Terminated,
 ]
 
@@ -146,6 +161,13 @@ class SendToLauncher:
 
 
 @dataclass(frozen=True)
+class SendToKeeper:
+    """Send to the keeper that runs."""
+
+    message: OfAgent
+
+
+@dataclass(frozen=True)
 class CloseConnection:
     """Close the WebSocket and connect again, not before `retry_s` seconds."""
 
@@ -167,7 +189,7 @@ class Exit:
     code: int
 
 
-Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, CloseConnection, Remember, Exit]
+Action = Union[SendToRendezvous, SendToWorker, SendToLauncher, SendToKeeper, CloseConnection, Remember, Exit]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ from unbroken.agent.decisions.events import (
     Disconnected,
     Event,
     Exit,
+    KeeperAsked,
     KeeperSeen,
+    KeeperStarted,
     LauncherAttached,
     LauncherLost,
     LauncherReported,
@@ -44,6 +46,7 @@ from unbroken.agent.decisions.events import (
 from unbroken.agent.decisions.fence import Contact, explain, longest_absence_s
 from unbroken.agent.decisions.hang_detection import attach_patience_s, note_absent, note_hangs
 from unbroken.agent.decisions.instructions import Instructions
+from unbroken.agent.decisions.keeping import Keeping
 from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
 from unbroken.agent.decisions.place import LocalPlace
@@ -53,6 +56,8 @@ from unbroken_core.bounds import MAX_CLAIMED
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import (
     PROTOCOL,
+    Buddies,
+    Certificate,
     Consult,
     Finish,
     Halt,
@@ -101,6 +106,7 @@ class PodMember:
         self._hang_up: CloseConnection | None = None
         self._contact = Contact(now_s)
         self._ages = IterationAges()
+        self._keeping = Keeping()
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -179,6 +185,8 @@ class PodMember:
                 note_hangs(self.places, self.workers, event, now_s, self.settings.timeouts)
             case KeeperSeen(held=held):
                 self.reporter.held = held
+            case KeeperStarted() | KeeperAsked():
+                self._keeping.note_keeper(event)
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
@@ -286,7 +294,10 @@ class PodMember:
                 self._hang_up = CloseConnection(reason, _REFUSED_RETRY_S)
             return
         instructions.term = message.term
-        self._obey(message)
+        if isinstance(message, (Certificate, Buddies)):
+            self._keeping.receive(message)
+        else:
+            self._obey(message)
 
     def _obey(self, message: Welcome | Halt | Interrupt | Plan | Respawn | Consult | Finish) -> None:
         instructions = self.instructions
@@ -295,6 +306,7 @@ class PodMember:
                 instructions.closed = message.over
                 self.reporter.welcome(interval_s)
                 self._contact.note_contact()
+                self._keeping.welcome(message.copies)
             case Interrupt(iteration=iteration):
                 if iteration > instructions.interrupted:
                     note_activities(self.places, message, self.settings)
@@ -351,6 +363,7 @@ class PodMember:
         self._ages.note(self.instructions, workers, now_s)
         actions += self.orders.issue(workers, self._has_launcher, self.is_accepted, self._contact.lost_since_s, now_s)
         actions += self._report(now_s)
+        actions += self._keeping.settle(self.is_accepted)
         actions += self._end(now_s)
         return actions
 

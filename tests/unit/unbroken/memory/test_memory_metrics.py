@@ -34,6 +34,8 @@ def test_saves_skips_and_loads_are_counted_by_bucket_reason_and_source() -> None
     counting.take(Measured(Measure.LOADED, "disk", 2.0, 8))
     counting.bad_digest()
     counting.refused()
+    counting.copied(300)
+    counting.fetched(20)
     counting.uses(400)
     lines = text_of(counting.counted())
     for line in (
@@ -51,6 +53,8 @@ def test_saves_skips_and_loads_are_counted_by_bucket_reason_and_source() -> None
         "unbroken_memory_steps_redone 8.0",
         "unbroken_memory_digest_failures_total 1.0",
         "unbroken_memory_refused_total 1.0",
+        'unbroken_memory_peer_bytes_total{direction="copied"} 300.0',
+        'unbroken_memory_peer_bytes_total{direction="fetched"} 20.0',
     ):
         assert line in lines
 
@@ -63,7 +67,7 @@ def test_a_worker_makes_no_series_of_its_own() -> None:
             counting.take(Measured(what, f"word {number}", 1.0, -(10**9)))
     counted = counting.counted()
     assert [line.split()[0] for line in text_of(counted)] == before
-    assert len(before) <= 28
+    assert len(before) <= 30
     assert (counted.skips[-1], counted.loads[-1], counted.steps_redone) == (100, 100, -1)
     assert len(wire.encode(counted)) < 4096
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken_core.ranks.buddies import MAX_COPIES, Keeper, Ring, assign_buddies
+from unbroken_core.checkpoints import MAX_COPIES
+from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies
 
 RACK, HOST, POD = 0, 1, 2
 

@@ -1,0 +1,192 @@
+"""Fetches what workers of this pod restore from other pods: parts of a checkpoint, into a sparse file that they map.
+
+    <root>/<pod uid>/fetched/<digest of what it is>.slot
+
+The file has its head and all digests from the beginning, and no blocks: a worker compares each block that it reads with
+its digest, so that what is not there, or differs, is an error for it, as in any other slot.
+"""
+
+import hashlib
+import os
+import ssl
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.keeper.arena import FETCHED, Arena
+from unbroken.keeper.copies import NotKeptError
+from unbroken.keeper.copy_reader import Fetching, MissingError
+from unbroken.keeper.digests import Digests, open_slot, write_digests
+from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken_core.checkpoints import Peer
+from unbroken_core.pod.memory_messages import Fetched, FetchShard, FoundSlot, NotFetched
+from unbroken_core.pod.memory_slots import (
+    BLOCK_BYTES,
+    CONTENT_OFFSET,
+    Head,
+    Moment,
+    digests_name,
+    pack_head,
+)
+
+_PATIENCE_S = 60.0
+_RESTART_S = 5.0
+_LEAST_BYTES_PER_S = 20e6
+"""A peer that sends slower is given up, so that no restore waits without an end."""
+
+
+@dataclass
+class Part:
+    """One checkpoint of which some blocks are here."""
+
+    path: Path
+    head: Head
+    checksums: tuple[int, ...]
+    blocks: set[int] = field(default_factory=set)
+
+    @property
+    def content_bytes(self) -> int:
+        """How much content there is in all."""
+        return self.head.content_bytes
+
+    def write(self, block: int, content: bytes | memoryview) -> None:
+        """Write one block once it was compared with its digest. Raises NotKeptError, OSError."""
+        if zlib.crc32(content) != self.checksums[block]:
+            raise NotKeptError(f"block {block} differs from what its owner digested")
+        descriptor = open_slot(self.path, os.O_WRONLY)
+        try:
+            done, start = 0, CONTENT_OFFSET + block * BLOCK_BYTES
+            with memoryview(content) as left:
+                while done < len(left):
+                    done += os.pwrite(descriptor, left[done:], start + done)
+        finally:
+            os.close(descriptor)
+        self.blocks.add(block)
+
+
+class Fetcher:
+    """Used by all threads of a keeper."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        """By name: one worker fetches into a file at a time."""
+        self._parts: dict[str, Part] = {}
+        self._is_open = False
+
+    def fetch(self, wanted: FetchShard, context: ssl.SSLContext | None) -> Fetched | NotFetched:
+        """Have blocks of a checkpoint here. Every wait has an end."""
+        if context is None:
+            return NotFetched("this pod has no certificate yet, with which it could ask others")
+        name = _name_of(wanted)
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            try:
+                return self._fetch(name, wanted, context)
+            except (MissingError, LinkError, OSError) as error:
+                return NotFetched(f"pod {wanted.peer.uid}: {error}"[:1000])
+
+    def clear(self) -> None:
+        """Give the memory back, all ranks have restored: who still has a file mapped keeps it until then."""
+        with self._guard:
+            names, self._parts, self._locks = list(self._parts), {}, {}
+        for name in names:
+            path = self._arena.reached(self._arena.folder / FETCHED / name)
+            path.unlink(missing_ok=True)
+            path.with_name(digests_name(name)).unlink(missing_ok=True)
+
+    def _fetch(self, name: str, wanted: FetchShard, context: ssl.SSLContext) -> Fetched | NotFetched:
+        peer, moment = wanted.peer, Moment(wanted.term, wanted.iteration, wanted.step)
+        with closing(_reach(peer, context)) as link:
+            link.until_s = time.monotonic() + _PATIENCE_S
+            fetching = Fetching(link, wanted.rank, wanted.world_size, moment)
+            part = self._part(name, fetching)
+            blocks = _blocks(wanted, part) - part.blocks
+            num_bytes = len(blocks) * BLOCK_BYTES
+            link.until_s += num_bytes / _LEAST_BYTES_PER_S
+            with self._arena.making(self._arena.folder / FETCHED / name, num_bytes + CONTENT_OFFSET) as problem:
+                if problem:
+                    return NotFetched(f"no room for what is fetched from other pods: {problem}")
+                fetching.fetch(part, _runs(blocks))
+        status = part.path.stat()
+        return Fetched(
+            FoundSlot(
+                str(self._arena.folder / FETCHED / name), part.head.serial, moment.term, moment.iteration, moment.step,
+                part.head.rank, part.head.world_size, part.head.layout_digest.hex(),
+            ),
+            status.st_ino,
+            num_bytes,
+        )  # fmt: skip
+
+    def _part(self, name: str, fetching: Fetching) -> Part:
+        """Return the file for what is offered, made anew unless it holds blocks of the very same. Raises OSError."""
+        part = self._parts.get(name)
+        if part is not None and (part.head, part.checksums) == (fetching.head, fetching.checksums):
+            return part
+        with self._guard:
+            if not self._is_open:
+                self._arena.open_fetched()
+                self._is_open = True
+        path = self._arena.reached(self._arena.folder / FETCHED / name)
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, self._arena.file_mode)
+            os.ftruncate(descriptor, CONTENT_OFFSET + fetching.head.content_bytes)
+            write_digests(
+                path.with_name(digests_name(name)), Digests(fetching.head.serial, "", list(fetching.checksums))
+            )
+            os.pwrite(descriptor, pack_head(fetching.head) * 2, 0)
+        finally:
+            os.close(descriptor)
+        part = self._parts[name] = Part(path, fetching.head, fetching.checksums)
+        return part
+
+
+def _reach(peer: Peer, context: ssl.SSLContext) -> Link:
+    """Return a connection; a keeper that was just killed is started again within a moment. Raises LinkError."""
+    until_s = time.monotonic() + _RESTART_S
+    while True:
+        try:
+            return connect((peer.host, peer.port), context, peer.uid)
+        except LinkError as error:
+            if not isinstance(error.__cause__, ConnectionError) or time.monotonic() > until_s:
+                raise
+        time.sleep(0.1)
+
+
+def _name_of(wanted: FetchShard) -> str:
+    """Return the name of the file: the same for the same checkpoint, whoever has it."""
+    what = (wanted.term, wanted.iteration, wanted.step, wanted.rank, wanted.world_size)
+    return f"{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.slot"
+
+
+def _blocks(wanted: FetchShard, part: Part) -> set[int]:
+    """Return the blocks that a worker wants: if it names none, those that say which it needs, layout and objects."""
+    last = len(part.checksums)
+    if wanted.blocks:
+        return {block for first, number in wanted.blocks for block in range(first, min(first + number, last))}
+    head = part.head
+    ranges = ((0, head.layout_bytes), (head.objects_offset, head.objects_bytes))
+    return {
+        block
+        for start, length in ranges
+        if length
+        for block in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
+    }
+
+
+def _runs(blocks: set[int]) -> Sequence[range]:
+    found: list[range] = []
+    for block in sorted(blocks):
+        if found and found[-1].stop == block:
+            found[-1] = range(found[-1].start, block + 1)
+        else:
+            found.append(range(block, block + 1))
+    return found

@@ -1,0 +1,262 @@
+"""Keepers of several pods, as processes: what is copied, who dies at which point, and what a new pod restores."""
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.waiting import wait_until
+
+from unbroken.memory import Checkpointer
+from unbroken.network.pod_certificates import PodAuthority
+from unbroken_core.pod.memory_slots import CONTENT_OFFSET
+
+from .keeper_pods import JOB, KeeperPod, assert_is, load, save, state_of, worker_of
+
+Make = Callable[..., tuple[KeeperPod, ...]]
+
+
+@pytest.fixture
+def pods() -> Iterator[Make]:
+    made: list[KeeperPod] = []
+
+    def make(*uids: str, limit_bytes: int = 64 << 20) -> tuple[KeeperPod, ...]:
+        fresh = tuple(
+            KeeperPod(uid, f"127.0.0.{11 + len(made) + index}", limit_bytes) for index, uid in enumerate(uids)
+        )
+        made.extend(fresh)
+        return fresh
+
+    yield make
+    for pod in made:
+        pod.close()
+
+
+def pair(pods: Make, **kwargs: int) -> tuple[KeeperPod, KeeperPod]:
+    owner, holder = pods("owner", "holder", **kwargs)
+    owner.start()
+    holder.start()
+    holder.tell(owners=("owner",))
+    owner.tell(holder)
+    return owner, holder
+
+
+def test_a_pod_that_takes_over_restores_the_very_bits_of_a_lost_one(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, holder = pair(pods)
+    for saved in (3, 4):
+        save(monkeypatch, owner, saved)
+        holder.wait_kept(owner, saved)
+    owner.close()
+    (spare,) = pods("spare")
+    spare.start()
+    step, state = load(monkeypatch, spare, 4, holder)
+    assert step == 4
+    assert_is(state, 4)
+    # What was fetched is given back, and what comes after it is copied in turn.
+    assert list((spare.root / "spare" / "fetched").iterdir()) == []
+    holder.tell(owners=("owner", "spare"))
+    spare.tell(holder)
+    save(monkeypatch, spare, 5, iteration=1)
+    holder.wait_kept(spare, 5)
+    assert holder.kept("owner") == {3, 4}
+    holder.tell(owners=("spare",), drop=("owner",))
+    wait_until(lambda: not holder.kept("owner"), "copies that are dropped")
+
+
+def test_the_holder_itself_takes_over_without_a_network(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    owner.close()
+    step, state = load(monkeypatch, holder, 3)
+    assert step == 3
+    assert_is(state, 3)
+
+
+@pytest.mark.parametrize("point", ["offered", "half-sent", "sent", "kept"])
+def test_an_owner_that_is_killed_while_it_copies_leaves_what_was_whole(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    owner.kill()
+    owner.start(point)
+    save(monkeypatch, owner, 4)
+    owner.wait_dead()
+    # It was killed with its host: what can be read is one step, and whole.
+    (spare,) = pods("spare")
+    spare.start()
+    step, state = load(monkeypatch, spare, 3, holder)
+    assert step == 3
+    assert_is(state, 3)
+    # It was killed alone: the next keeper copies what is missing.
+    owner.start()
+    holder.wait_kept(owner, 4)
+    step, state = load(monkeypatch, spare, 4, holder, iteration=2)
+    assert step == 4
+    assert_is(state, 4)
+
+
+@pytest.mark.parametrize("point", ["wanted", "half-written", "verified", "half-sealed", "sealed"])
+def test_a_holder_that_is_killed_while_it_takes_a_copy_tells_of_whole_ones_alone(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    holder.kill()
+    holder.start(point)
+    save(monkeypatch, owner, 4)
+    holder.wait_dead()
+    owner.kill()
+    holder.start()
+    wait_until(lambda: holder.kept("owner"), "copies that are told again")
+    told = holder.kept("owner")
+    assert told == ({3, 4} if point == "sealed" else {3})
+    (spare,) = pods("spare")
+    spare.start()
+    step, state = load(monkeypatch, spare, max(told), holder)
+    assert step == max(told)
+    assert_is(state, max(told))
+    owner.start()
+    holder.wait_kept(owner, 4)
+
+
+def test_a_holder_that_is_killed_while_it_hands_out_is_followed_by_the_next_one(
+    pods: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    holder.kill()
+    holder.start("half-handed-out")
+    holder.wait_reachable()
+    (spare,) = pods("spare")
+    spare.start()
+    step, state = load(monkeypatch, spare, 3, holder, owner)
+    assert step == 3
+    assert_is(state, 3)
+    holder.wait_dead()
+
+
+def test_a_reader_that_is_killed_while_it_fetches_fetches_again(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    (spare,) = pods("spare")
+    spare.start("half-fetched")
+
+    def restart() -> None:
+        spare.wait_dead()
+        spare.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    step, state = load(monkeypatch, spare, 3, holder)
+    restarting.join()
+    # What it had mapped is not what the new keeper fills: it says so, and no bit of it is used.
+    if step is None:
+        step, state = load(monkeypatch, spare, 3, holder, iteration=2)
+    assert step == 3
+    assert_is(state, 3)
+
+
+def test_nobody_left_means_no_checkpoint_and_says_whom_it_asked(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    owner.kill()
+    holder.kill()
+    (spare,) = pods("spare")
+    spare.start()
+    step, _ = load(monkeypatch, spare, 3, holder, owner)
+    assert step is None
+    assert "pod holder: cannot connect" in caplog.text
+    assert "pod owner: cannot connect" in caplog.text
+
+
+def test_a_bit_that_flips_in_a_copy_is_never_restored(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, holder = pair(pods)
+    save(monkeypatch, owner, 3)
+    holder.wait_kept(owner, 3)
+    (copy,) = (holder.root / "holder" / "copies").glob("*.slot")
+    with copy.open("r+b") as file:
+        file.seek(CONTENT_OFFSET + 3_000_000)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 8]))
+    (spare,) = pods("spare")
+    spare.start()
+    step, _ = load(monkeypatch, spare, 3, holder)
+    assert step is None
+    assert "differs from what its owner digested" in caplog.text
+    # The owner still has the right one.
+    step, state = load(monkeypatch, spare, 3, holder, owner, iteration=2)
+    assert step == 3
+    assert_is(state, 3)
+
+
+def test_a_limit_without_room_for_copies_says_so_and_harms_no_save(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, holder = pair(pods, limit_bytes=10 << 20)
+    save(monkeypatch, holder, 3, rank=1, world_size=2)
+    save(monkeypatch, owner, 3, world_size=2)
+    problem = wait_until(lambda: dict(owner.held.problems).get("holder"), "a problem that is told")
+    assert problem.startswith("no room: its slots have ")
+    save(monkeypatch, owner, 4, world_size=2)
+    save(monkeypatch, holder, 4, rank=1, world_size=2)
+    assert holder.kept("owner") == set()
+
+
+def test_a_limit_that_is_too_small_is_told_with_room_for_copies(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _ = pods("owner", "holder", limit_bytes=4 << 20)
+    owner.start()
+    owner.wait_reachable()
+    with worker_of(monkeypatch, owner):
+        problem = Checkpointer().reserve(state_of(1))
+    needed = int(re.findall(r"need (\d+) bytes", problem)[0])
+    # Two workers, two slots each, a copy of as much, and what the files of digests take.
+    slot = (needed - (1 << 20)) // 8
+    assert slot * 8 + (1 << 20) == needed
+    assert 4 << 20 < slot < 5 << 20
+
+
+@pytest.mark.parametrize("whose", ["another job's", "another pod's"])
+def test_a_keeper_with_a_wrong_certificate_gets_no_copies(
+    pods: Make, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    owner, holder = pods("owner", "holder")
+    owner.start()
+    if whose == "another job's":
+        holder.authority = PodAuthority("a job's key of any length", f"{JOB}-2")
+    else:
+        holder.named = "somebody"
+    holder.start()
+    holder.tell(owners=("owner",))
+    owner.tell(holder)
+    save(monkeypatch, owner, 3)
+    problem = wait_until(lambda: dict(owner.held.problems).get("holder"), "a problem that is told")
+    wanted = "certificate" if whose == "another job's" else "want the keeper of pod holder, got that of 'somebody'"
+    assert wanted in problem
+    assert holder.kept("owner") == set()
+    # Once it has its own, all goes well: the copies were only late.
+    holder.kill()
+    holder.authority, holder.named = owner.authority, "holder"
+    holder.start()
+    holder.wait_kept(owner, 3)
+
+
+def test_a_keeper_that_is_not_asked_to_keep_takes_nothing(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, holder = pair(pods)
+    holder.tell(owners=("somebody",))
+    save(monkeypatch, owner, 3)
+    problem = wait_until(lambda: dict(owner.held.problems).get("holder"), "a problem that is told")
+    assert problem == "this pod is not to keep your copies"
+    assert holder.kept("owner") == set()
