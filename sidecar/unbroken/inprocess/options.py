@@ -3,7 +3,7 @@
 import datetime
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,12 @@ class WrapperOptions:
     enabled: bool
     completion: Completion | None
     terminate: Terminate | None
+    restart_health_check: HealthCheck | None = None
+    """Runs after `finalize` instead of `health_check`; None: that one."""
+    takes_group: bool = False
+    """Whether a group that exists when the call begins is made again in each iteration, instead of being refused."""
+    no_progress_limit: int | None = None
+    """In standalone mode: so many faults in a row without progress are recovered; None: the mode's own rule."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -63,6 +69,10 @@ class WrapperOptions:
         refuse_policy("rank_assignment", self.rank_assignment)
         refuse_policy("rank_filter", self.rank_filter)
         refuse_beside_tree(self.rank_assignment, self.rank_filter)
+
+    def extended(self, **changed: Any) -> "WrapperOptions":
+        """Return a copy with other values for some; checked again."""
+        return replace(self, **changed)
 
     @property
     def beat_s(self) -> float:
@@ -91,6 +101,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "enabled": (bool,),
     "completion": (Completion, type(None)),
     "terminate": (Terminate, type(None)),
+    "restart_health_check": (HealthCheck, type(None)),
 }
 _DURATIONS = tuple(field.name for field in fields(WrapperOptions) if field.type is datetime.timedelta)
 _ASCENDING = (

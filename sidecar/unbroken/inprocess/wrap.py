@@ -16,6 +16,7 @@ from unbroken.inprocess.initialize import Initialize
 from unbroken.inprocess.loop import entry
 from unbroken.inprocess.loop.call import WrappedCall, current_call
 from unbroken.inprocess.loop.call_wrapper import CallWrapper
+from unbroken.inprocess.loop.early_group import take_early_group
 from unbroken.inprocess.loop.parameters import bind_by_annotation
 from unbroken.inprocess.options import WrapperOptions
 from unbroken.inprocess.rank_assignment import RankAssignment, RankFilter
@@ -110,12 +111,15 @@ def _call(options: WrapperOptions, fn: Callable[..., Any], args: tuple[Any, ...]
     if outer is not None:
         return outer.run_inside(options, _bind(fn, args, kwargs, outer))
     entry.refuse_other_threads()
+    group = take_early_group() if options.takes_group else None
     entry.refuse_a_group()
     hosting = Hosting(options, os.environ)
     call: WrappedCall | None = None
     try:
         call = WrappedCall(options, hosting.place)
         function = _bind(fn, args, kwargs, call)
+        if group is not None:
+            function = functools.partial(group.call_with_group, function)
         call.open()
         return call.run(function)
     finally:

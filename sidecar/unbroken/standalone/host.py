@@ -137,6 +137,7 @@ class Host:
         if not self._workers:
             return None
         ranks = sorted(self._workers)
+        first = self._workers[ranks[0]].register
         places = local_places({rank: self._workers[rank].register.local_rank for rank in ranks})
         return Attendance(
             proof="",
@@ -145,7 +146,8 @@ class Host:
             ranks=tuple(ranks),
             num_places=max(places.values()) + 1,
             is_owner=self._has_root,
-            timeouts=self._workers[ranks[0]].register.timeouts,
+            timeouts=first.timeouts,
+            no_progress_limit=first.no_progress_limit,
         )
 
     def _announce(self, message: str) -> None:

@@ -33,6 +33,8 @@ class Register:
     pid: int
     timeouts: Timeouts
     """From its wrapper's options; those of the lowest rank count."""
+    no_progress_limit: int | None = None
+    """From the same; None: only the very same fault again and again ends the job."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Attendance:
     """Whether this host started the root."""
     timeouts: Timeouts
     """Those of its lowest rank."""
+    no_progress_limit: int | None = None
+    """That of its lowest rank."""
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def settings_for(hosts: list[Attendance]) -> JobSettings:
         min_ranks_per_pod=1,
         rungs=_RUNGS,
         # A script need not ping: only the very same fault again and again ends the job.
-        no_progress_limit=None,
+        no_progress_limit=hosts[0].no_progress_limit,
         timeouts=hosts[0].timeouts,
     )
 

@@ -164,6 +164,15 @@ def test_settings_let_every_worker_go_on_alone() -> None:
         root.settings_for([present("a", tuple(range(65)), 65)])
 
 
+def test_limit_of_faults_is_that_of_the_lowest_rank() -> None:
+    """Scripts of NVIDIA's extension may fail without limit; the first host speaks for the job, as with timeouts."""
+    hosts = [replace(present("a", (0,), 1), no_progress_limit=2**31 - 1), present("b", (1,), 1)]
+    assert root.settings_for(hosts).no_progress_limit == 2**31 - 1
+    assert root.settings_for(hosts[::-1]).no_progress_limit is None
+    register = Register(0, 0, 7, Timeouts(), 3)
+    assert wire.decode(wire.encode(register), Register) == register
+
+
 class _Writer:
     """Addresses of one connection."""
 

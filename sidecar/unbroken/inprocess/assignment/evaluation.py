@@ -5,12 +5,13 @@ Steps that count or place all ranks wait until all have reached them; each worke
 The reference's own steps are evaluated for all workers at once.
 """
 
+import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from unbroken.inprocess.assignment.policy import key_functions
-from unbroken.inprocess.assignment.roll_call import RollCall
+from unbroken.inprocess.assignment.roll_call import NotSentError, RollCall
 from unbroken.inprocess.assignment.steps import (
     FillGaps,
     FilterCountGroupedByKey,
@@ -26,14 +27,27 @@ from unbroken.inprocess.state import Mode, State
 from unbroken_core.messages import Answer, Question
 from unbroken_core.ranks.tree.renumbering import filled_ranks, shifted_ranks
 
+logger = logging.getLogger(__name__)
+
 MAX_ERROR = 1500
 
 
 def answer(assignment: RankAssignment | None, rank_filter: RankAssignment | None, question: Question) -> Answer:
     """Return the worker of each rank, or the error of the policy. Runs in the main thread."""
+    steps = [step for policy in (rank_filter, assignment) if policy is not None for step in steps_of(policy)]
+
+    def evaluate() -> list[int]:
+        return _evaluate(_in_turn((assignment, rank_filter)), question, _roll_call(steps, question))
+
     try:
-        steps = [step for policy in (rank_filter, assignment) if policy is not None for step in steps_of(policy)]
-        workers = _evaluate(_in_turn((assignment, rank_filter)), question, _roll_call(steps, question))
+        try:
+            workers = evaluate()
+        except Exception as error:
+            # Code of the script that reads a file, say, may fail once; the job would be over.
+            logger.warning(
+                "rank assignment failed, and is evaluated once more: error=%s: %s", type(error).__name__, error
+            )
+            workers = evaluate()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
@@ -126,8 +140,7 @@ def _walk(
     """Let each worker take these steps; return the states of those that are left, and the terminated ranks."""
     left: dict[int, State] = {}
     shared: set[int] | None = None
-    for number, state in states.items():
-        ctx = _step(steps, RankAssignmentCtx(state, roll, set(terminated)), number)
+    for number, ctx in _walked(steps, states, terminated, roll):
         if ctx is None:
             continue
         # One set for all: for 100,000 workers with a thousand lost ranks, copies would take gigabytes.
@@ -139,8 +152,33 @@ def _walk(
     return left, shared or set()
 
 
+def _walked(
+    steps: Sequence[RankAssignment], states: Mapping[int, State], terminated: set[int], roll: RollCall
+) -> Iterator[tuple[int, RankAssignmentCtx | None]]:
+    """Yield what each worker has made of its ctx, None for one that was discarded.
+
+    One that wants what others have not sent yet begins again from its former state when they have had their turn.
+    Raises ValueError when none of them can go on.
+    """
+    waiting = dict(states)
+    while waiting:
+        reason, num_sent, later = "", roll.num_sent, {}
+        for number, state in waiting.items():
+            former = replace(state)
+            try:
+                yield number, _step(steps, RankAssignmentCtx(state, roll, set(terminated)), number)
+            except NotSentError as error:
+                reason = str(error)
+                later[number] = former
+        if later and roll.num_sent == num_sent and len(later) == len(waiting):
+            raise ValueError(f"ctx.store: {reason}, and no other rank can go on")
+        waiting = later
+
+
 def _step(steps: Sequence[RankAssignment], ctx: RankAssignmentCtx, number: int) -> RankAssignmentCtx | None:
     for step in steps:
+        if isinstance(ctx.store, RollCall):
+            ctx.store.step = step
         try:
             made = step(ctx)
         except RankDiscarded:

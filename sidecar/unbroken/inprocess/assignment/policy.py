@@ -10,8 +10,10 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from unbroken.inprocess.assignment.sent_keys import sends_key, sent_key
 from unbroken.inprocess.assignment.size_filter import NO_FILTER, tabulate
 from unbroken.inprocess.assignment.steps import (
     ActivateAllRanks,
@@ -108,6 +110,8 @@ def key_functions(step: object) -> tuple[tuple[str, str | Callable[[State], str]
         return ((f"{name}: key_or_fn", step.key_or_fn),)
     if isinstance(step, Tree):
         return tuple((f"{name}: layers[{depth}].key_or_fn", layer.key_or_fn) for depth, layer in enumerate(step.layers))
+    if sends_key(step):
+        return ((f"{name}: ctx.store.send_key", partial(sent_key, step)),)
     return ()
 
 

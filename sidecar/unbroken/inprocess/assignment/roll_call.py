@@ -3,10 +3,21 @@
 It takes the store's place in the ctx: steps that would ask other ranks ask it instead.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
+from unbroken.inprocess.state import State
+
 Made = TypeVar("Made")
+
+
+class NotSentError(BaseException):
+    """A rank's state is wanted that its own steps have not sent yet: they are taken again when all have had a turn.
+
+    No Exception: a policy's own handler must not take it for a store that fails.
+    """
 
 
 class RollCall:
@@ -29,11 +40,44 @@ class RollCall:
             self._num_keys += count
         self._numbers: Mapping[int, int] = {}
         self._made: dict[tuple[int, frozenset[int]], Any] = {}
+        self._states: dict[int, State] = {}
+        self.step: object = None
+        """The step that is being evaluated."""
 
     def gather(self, numbers: Mapping[int, int]) -> None:
         """Set the number of each remaining rank; forget earlier results."""
         self._numbers = numbers
         self._made = {}
+        self._states = {}
+
+    @property
+    def num_sent(self) -> int:
+        """Number of ranks whose state was sent since the last `gather`."""
+        return len(self._states)
+
+    def send_state(self, state: State, rank: int) -> None:
+        """Publish the state of a rank, as it is now."""
+        self._states[rank] = replace(state, fn_exception=None)
+
+    def get_states(self, ranks: Iterable[int]) -> list[State]:
+        """Return copies of the states that these ranks have sent."""
+        wanted = list(ranks)
+        missing = [rank for rank in wanted if rank not in self._states]
+        if missing:
+            raise NotSentError(f"get_states: want the states of all, got none from ranks {missing[:20]}")
+        return [replace(self._states[rank]) for rank in wanted]
+
+    def send_key(self, key: object, rank: int) -> None:
+        """Do nothing: each worker has sent its own key before the first plan, where it runs."""
+
+    def get_keys(self, ranks: Iterable[int]) -> list[Any]:
+        """Return the keys that these ranks have sent by `send_key` in the present step."""
+        column = self._column_of(self.step)
+        wanted = list(ranks)
+        unknown = [rank for rank in wanted if rank not in self._numbers]
+        if unknown:
+            raise ValueError(f"get_keys: want ranks that are left, got {unknown[:20]}")
+        return [json.loads(self._said_by(self._numbers[rank], column)[0]) for rank in wanted]
 
     def keys_of_healthy(self, step: object, terminated: Collection[int]) -> dict[int, tuple[str, ...]]:
         """Return the keys of a step by rank, without the terminated ranks. Raises ValueError where one is missing."""
@@ -80,5 +124,5 @@ class RollCall:
         """Explain to a step that wants to reach other ranks why there is no store."""
         raise AttributeError(
             f"ctx.store.{name}: one worker answers for all, so there is no store; "
-            "the answer must depend on the ctx alone"
+            "the answer must depend on the ctx alone, on states (send_state, get_states) and keys (send_key, get_keys)"
         )

@@ -50,5 +50,9 @@ class _Watched(HealthCheck):
         except Exception:
             self._is_passed[name] = False
             raise
-        self._is_passed[name] = True
+        if getattr(self._check, "has_checked", True):
+            self._is_passed[name] = True
+        else:
+            # It found nothing to look at: neither passed nor failed, also where it once was.
+            self._is_passed.pop(name, None)
         return result

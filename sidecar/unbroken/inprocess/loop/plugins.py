@@ -62,8 +62,9 @@ class Plugins:
     def check_health(self, state: FrozenState) -> None:
         """Raises what a health check raises."""
         for layer in self._inside_out():
-            if layer.health_check is not None:
-                layer.health_check(state)
+            check = layer.restart_health_check or layer.health_check
+            if check is not None:
+                check(state)
 
     def complete(self, state: FrozenState) -> None:
         """Run the plug-ins after the innermost function has returned; their errors are logged."""
@@ -85,8 +86,12 @@ class Plugins:
             raise error from reason
 
     def _watched(self, options: WrapperOptions) -> WrapperOptions:
-        check = options.health_check
-        return options if check is None else replace(options, health_check=self.health.watch(check))
+        check, at_restart = options.health_check, options.restart_health_check
+        return replace(
+            options,
+            health_check=None if check is None else self.health.watch(check),
+            restart_health_check=None if at_restart is None else self.health.watch(at_restart),
+        )
 
     def _inside_out(self) -> list[WrapperOptions]:
         return self._layers[::-1]

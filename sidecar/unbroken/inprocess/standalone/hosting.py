@@ -70,7 +70,9 @@ def timeouts_of(options: WrapperOptions) -> Timeouts:
 def _request(options: WrapperOptions, environment: Mapping[str, str]) -> JoinRequest:
     limit_s = options.barrier_timeout.total_seconds()
     if _next:
-        return replace(_next[0], timeouts=timeouts_of(options), limit_s=limit_s)
+        return replace(
+            _next[0], timeouts=timeouts_of(options), limit_s=limit_s, no_progress_limit=options.no_progress_limit
+        )
     port, host = _store_address(options)
     launched = read_launched(environment, port, host)
     if launched is None:
@@ -96,6 +98,7 @@ def _request(options: WrapperOptions, environment: Mapping[str, str]) -> JoinReq
         secret=secret,
         address=environment.get("UNBROKEN_POD_IP", ""),
         log_folder=environment.get("UNBROKEN_LOG_DIR", ""),
+        no_progress_limit=options.no_progress_limit,
     )
 
 

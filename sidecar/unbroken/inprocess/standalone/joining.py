@@ -99,6 +99,7 @@ class JoinRequest:
     is_first: bool | None = None
     """Whether the root runs on this host, if an earlier call has shown it."""
     log_folder: str = ""
+    no_progress_limit: int | None = None
 
     @property
     def key(self) -> str:
@@ -194,7 +195,8 @@ def _register(
     local_rank = -1 if launched.local_rank is None else launched.local_rank
     waiting_for = "the host process has not answered"
     try:
-        _send(connection, Register(launched.rank, local_rank, os.getpid(), request.timeouts))
+        limit = request.no_progress_limit
+        _send(connection, Register(launched.rank, local_rank, os.getpid(), request.timeouts, limit))
         for answer in _answers(connection, deadline_s):
             notice.say(waiting_for)
             if answer is None:

@@ -94,3 +94,23 @@ def test_scripts_cannot_make_any_number_of_series() -> None:
     assert len(joined) == MAX_CHECKS + 1
     assert joined["other"] is False
     assert max(map(len, joined)) <= 64
+
+
+class Blind(Calm):
+    """It may have nothing to look at."""
+
+    has_checked = False
+
+
+def test_check_that_had_nothing_to_look_at_is_no_result() -> None:
+    """Not even where it has passed before: the metric would say what nobody knows."""
+    record, blind = HealthRecord(), Blind()
+    check = record.watch(blind)
+    check(STATE)
+    assert record.tell() == ()
+    blind.has_checked = True
+    check(STATE)
+    assert record.tell() == (("Blind", True),)
+    blind.has_checked = False
+    check(STATE)
+    assert record.tell() == ()

@@ -340,3 +340,90 @@ def test_roots_that_differ_are_an_error_of_the_script() -> None:
     said = [("job-a", "x"), ("job-b", "x")]
     found = answer(Own([ra.Layer(), ra.Layer()]), None, question(2, set(), said))
     assert "RootKeyMismatch: layers[0].key_or_fn: want the same key on all ranks, got ['job-a', 'job-b']" in found.error
+
+
+# ----------------------------------------------------------------------------------------------------- ctx.store
+
+
+class FastestFirst(ra.RankAssignment):
+    """Exchanges states, and sorts by what the others say."""
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        """Reverse the ranks of those that are left."""
+        assert ctx.state.rank is not None
+        size = ctx.state.world_size
+        ctx.state.iteration += 100
+        ctx.store.send_state(ctx.state, ctx.state.rank)
+        left = [rank for rank in range(size) if rank not in ctx.terminated_ranks]
+        states = ctx.store.get_states(left)
+        # Each is taken from its first state when it begins again.
+        assert {state.iteration for state in states} == {100}
+        order = sorted((state.rank for state in states), reverse=True)
+        ctx.state.rank = order.index(ctx.state.rank)
+        ctx.state.world_size, ctx.terminated_ranks = len(order), set()
+        return ctx
+
+
+def test_policy_exchanges_states_through_the_store_of_its_ctx() -> None:
+    policies = [Compose(ra.ActivateAllRanks(), FastestFirst()) for _ in range(4)]
+    assert asked(policies, {1}, of=2) == (3, 2, 0)
+
+
+def test_state_that_nobody_sends_is_an_error_and_no_endless_wait() -> None:
+    class Waits(ra.RankFilter):
+        def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+            ctx.store.get_states([0])
+            return ctx
+
+    found = answer(Compose(Waits(), ra.ShiftRanks()), None, question(2, set(), [()] * 2))
+    assert "got none from ranks [0], and no other rank can go on" in found.error
+
+
+class ByKey(ra.RankAssignment):
+    """Sends a key that only its own rank knows, such as the name of its host."""
+
+    def __init__(self, own: str) -> None:
+        self.own = own
+
+    def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+        """Sort by key."""
+        assert ctx.state.rank is not None
+        ctx.store.send_key({"host": self.own}, ctx.state.rank)
+        keys = ctx.store.get_keys(range(ctx.state.world_size))
+        order = sorted(range(len(keys)), key=lambda rank: keys[rank]["host"])
+        ctx.state.rank = order.index(ctx.state.rank)
+        return ctx
+
+
+@pytest.mark.parametrize("of", [0, 2])
+def test_keys_that_a_policy_sends_are_those_of_each_worker(of: int) -> None:
+    """Whoever answers for all has not the others' host name."""
+    policies = [Compose(ra.ActivateAllRanks(), ByKey(name)) for name in ("c", "a", "b")]
+    assert asked(policies, set(), of) == (1, 2, 0)
+
+
+def test_key_that_depends_on_others_is_refused() -> None:
+    class Late(ra.RankFilter):
+        def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+            ctx.store.get_states([0])
+            ctx.store.send_key("x", 0)
+            return ctx
+
+    with pytest.raises(ValueError, match="get_states before send_key: want the key to depend on this rank alone"):
+        ask(Compose(Late(), ra.ShiftRanks()), None, State(0, 2))
+
+
+def test_policy_that_raises_once_is_evaluated_again() -> None:
+    class FailsOnce(ra.RankFilter):
+        def __init__(self, failures: int) -> None:
+            self.failures = failures
+
+        def __call__(self, ctx: ra.RankAssignmentCtx) -> ra.RankAssignmentCtx:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise OSError("a file server is away")
+            return ctx
+
+    assert answer(Compose(FailsOnce(1), ra.ShiftRanks()), None, question(2, set(), [()] * 2)).workers == (0, 1)
+    failed = answer(Compose(FailsOnce(2), ra.ShiftRanks()), None, question(2, set(), [()] * 2))
+    assert failed.error.startswith("OSError: a file server is away")

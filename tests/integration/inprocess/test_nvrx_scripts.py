@@ -1,0 +1,82 @@
+"""Scripts as users of NVIDIA's extension write them, unchanged: `python -m unbroken.nvrx` is all that differs."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .standalone_job import Job
+
+pytestmark = pytest.mark.timeout(600)
+"""Above the sum of the job's own limits, which say what they waited for."""
+
+SCRIPTS = Path(__file__).parent / "nvrx_scripts"
+MANY = 12
+"""More restarts than the very same fault is forgiven without the extension's ways."""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    """Return a job that has not started."""
+    with Job(tmp_path) as started:
+        yield started
+
+
+def run(job: Job, name: str, num_workers: int, *words: str, codes: tuple[int, ...] = (0,)) -> str:
+    """Run a script to its end; return its output."""
+    script = job.folder / f"{name}.py"
+    script.write_text((SCRIPTS / f"{name}_script.txt").read_text())
+    job.torchrun(num_workers, "-m", "unbroken.nvrx", str(script), "--folder", str(job.folder), *words)
+    job.wait(codes)
+    job.wait_for_nobody()
+    return (job.folder / "out-0").read_text()
+
+
+def iterations(output: str, num_workers: int) -> int:
+    """Return the iteration in which all ranks were done."""
+    done = re.findall(rf"^rank (\d) of {num_workers} done in (\d+)$", output, re.MULTILINE)
+    assert sorted(rank for rank, _ in done) == [str(rank) for rank in range(num_workers)], output
+    (last,) = {int(iteration) for _, iteration in done}
+    return last
+
+
+def test_example_that_makes_all_anew_goes_on_through_the_same_fault_again_and_again(job: Job) -> None:
+    output = run(job, "basic", 2, "--steps", "150", "--fault-prob", "0.06")
+    restarts = iterations(output, 2)
+    assert restarts >= MANY
+    assert len(re.findall(r"ERROR \| nvrx \| rank=\d fn_ex: RuntimeError\('example fault'\)", output)) >= restarts
+    assert len(re.findall(r"WARNING \| nvrx \| rank=\d term_ex: RankShouldRestart", output)) == 2 * restarts
+    assert len(re.findall(r"INFO \| nvrx \| rank=\d restart_ex: HealthCheckPassed", output)) == 2 * restarts
+    # Said once by each, and no more.
+    assert len(re.findall("ChainedGPUHealthCheck: not checked", output)) in (0, 2)
+
+
+def test_example_whose_model_and_store_outlive_restarts(job: Job) -> None:
+    output = run(job, "advanced", 3, "--steps", "150", "--fault-prob", "0.03")
+    restarts = iterations(output, 3)
+    assert restarts >= MANY
+    said = re.findall(r"\[ALWAYS\] .* \[NestedRestarter\] name=\[InProcess\] (.*)$", output, re.MULTILINE)
+    each = ["state=handling stage=starting", "state=handling stage=completed"]
+    assert said == ["state=initialize", *(each * restarts), "state=finalized"]
+    assert len({(job.folder / f"monitor-{rank}.pid").read_text() for rank in range(3)}) == 3
+
+
+def test_module_shaped_like_megatron_bridge(job: Job) -> None:
+    output = run(job, "megatron", 2)
+    done = re.findall(r"^rank (\d) of 2 done, resets=2 aborts=2$", output, re.MULTILINE)
+    assert sorted(done) == ["0", "1"], output
+
+
+def test_group_that_was_made_before_the_call_is_made_again_in_each_iteration(job: Job) -> None:
+    """And `initialize`, which raises once, is called again."""
+    output = run(job, "early_group", 2)
+    seen = re.findall(r"^rank (\d) saw 2 in (\d+) timeout=0:01:17$", output, re.MULTILINE)
+    assert sorted(seen) == [("0", "2"), ("1", "2")], output
+    assert output.count("initialize fails once") >= 1
+
+
+def test_group_that_is_made_before_and_inside_is_said_plainly_and_ends_the_job(job: Job) -> None:
+    output = run(job, "early_group", 2, "--inside", codes=(1,))
+    assert "process group: made before the wrapped call and in the wrapped function as well; make it in one" in output
+    assert "restart_ex" not in output
