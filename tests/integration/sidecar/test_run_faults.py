@@ -382,3 +382,34 @@ def test_a_script_on_standard_input_runs_on_each_rank(tmp_path: Path) -> None:
     empty = subprocess.run(command, input="", capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path)
     assert empty.returncode == 2
     assert empty.stderr == "unbroken run: script on standard input: want at most 1048576 bytes of Python, got nothing\n"
+
+
+def inject(job: Any, *options: str) -> subprocess.CompletedProcess[str]:
+    """Break a run, as its first lines say how it is reached."""
+    words = shlex.split(re.findall(r"see it live: unbroken page (.*)", job.text())[0])
+    code = "import sys; from unbroken_cli.commands.inject import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words, *options], capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+@pytest.mark.timeout(250)
+def test_inject_breaks_a_run_on_this_machine_and_shows_its_recovery(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2")
+    pids = job.wait_started(0, 4)
+    asked = inject(job, "--fault", "kill")
+    assert (asked.returncode, "nothing was done. Add --yes" in asked.stderr) == (2, True)
+    nobody = inject(job, "--fault", "kill", "--yes", "--pod", "others-0")
+    assert (nobody.returncode, "needs pod 'others-0' that is connected" in nobody.stderr) == (2, True)
+    done = inject(job, "--fault", "kill", "--local-rank", "1", "--yes", "--wait", "100")
+    assert done.returncode == 0, done.stderr
+    assert f"process {pids[3]}" in done.stdout
+    assert "process-signal" in done.stdout
+    job.wait_started(1, 4)
+    lost = inject(job, "--fault", "lose-pod", "--yes", "--wait", "100")
+    assert lost.returncode == 0, lost.stderr
+    assert "was killed by SIGKILL: replaced by" in job.text()
+    rendezvous = job.parts("unbroken.rendezvous")[0].pid
+    away = inject(job, "--fault", "lose-rendezvous", "--yes")
+    assert (away.returncode, away.stdout) == (0, f"lose-rendezvous: the rendezvous, process {rendezvous}\n")
+    assert job.complete() == 0
