@@ -2,19 +2,23 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from shlex import quote
 
-from unbroken_cli.job import FaultSummary, JobRecord
+from unbroken_cli.job import FaultSummary, JobRecord, moment
 from unbroken_core.plurals import agreed, counted
 
 MIN_FAULTS_OF_A_BAD_NODE = 2
+MIN_FAULTS_OF_A_STORM = 5
+STORM_S = 900
+"""More faults than this, of which none was on purpose, within so many seconds: as in the alert UnbrokenRestartStorm."""
 
 _WAITS = {
     "InvalidSpec": "correct the field that the message names and apply the job again",
     "SecretDamaged": "delete the Secret that the message names: the operator makes it again",
-    "NodesLeaving": "free or add nodes: pods can leave theirs when a spare elsewhere is ready",
+    "NodesLeaving": "wait, or free or add nodes: pods can leave theirs when a spare elsewhere is ready",
+    "FailedBeforeReady": "see the log of the pod that the message names: its process ends before it is ready",
     "Suspended": "set spec.suspend to false, or wait for the queue that has set it",
-    "NameTaken": "delete what bears the name, or give the job another one",
     "WriteRefused": "raise the quota, or change the policy or permission that the message names",
     "PodsUnschedulable": "free or add nodes, or lower the template's requests",
     "PodsGated": "wait for the queue or controller that has set the gate; it takes it away when there is room",
@@ -30,6 +34,7 @@ _WAITS = {
 }
 """By reason of a job that does not train, what helps."""
 
+_IN_QUARANTINE = "free or add nodes, or release one from quarantine: kubectl taint node NODE unbroken.dev/quarantine-"
 _CLAIM = "create or repair the PersistentVolumeClaim that the message names, or correct its name in the template"
 """The scheduler says of a claim that is missing or not bound what it says of a lack of nodes."""
 
@@ -47,8 +52,8 @@ _ENDS = {
 """By reason of a job that failed, what helps."""
 
 _CAUSES = {
-    "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where rank {rank} stood still",
-    "hard-timeout": "find what rank {rank} does that cannot be interrupted; its log ends there",
+    "soft-timeout": "if steps may take this long, raise timeouts.softSeconds; else find where {who} stood still",
+    "hard-timeout": "find what {who} does that cannot be interrupted; its log ends there",
     "process-signal": "signal 9: compare the pod's memory limit with its use; others: a crash in native code",
     "process-exit": "read the end of the log of the rank",
     "stale-state": "make meshes and models inside the wrapped function; the message says who keeps one",
@@ -64,10 +69,13 @@ _ON_PURPOSE = ("pod-leaving", "capacity-returned")
 """Causes that are no faults: the log of such a pod explains nothing."""
 
 
-def next_steps(job: JobRecord) -> tuple[str, ...]:
+def next_steps(job: JobRecord, now: datetime) -> tuple[str, ...]:
     """Return what to do, most urgent first; never empty."""
+    if job.deleting:
+        return tuple(_deletion_steps(job))
     last = job.faults[-1] if job.faults else None
-    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job), *_node_steps(job)]
+    steps = [*_state_steps(job, last), *_strength_steps(job), *_condition_steps(job)]
+    steps += [*_storm_steps(job, now), *_node_steps(job)]
     if last is not None and job.state == "Running" and not steps:
         steps += fault_steps(job, last)
     return tuple(dict.fromkeys(steps)) or (_nothing(job),)
@@ -78,13 +86,31 @@ def fault_steps(job: JobRecord, fault: FaultSummary) -> list[str]:
     steps = []
     words = _CAUSES.get(fault.cause)
     if words is not None and (fault.node or "{node}" not in words):
-        steps.append(words.format(rank="?" if fault.rank is None else fault.rank, node=quote(fault.node)))
+        who = "each rank, as listed in the fault," if fault.rank is None else f"rank {fault.rank}"
+        steps.append(words.format(who=who, node=quote(fault.node)))
     if fault.pod and job.namespace and fault.cause not in _ON_PURPOSE:
         steps.append(
             f"{_kubectl(job)} logs {quote(fault.pod)} -c {quote(job.container)} --tail=100   "
             "(as long as the pod is there)"
         )
     return steps
+
+
+def recent_faults(job: JobRecord, now: datetime) -> list[FaultSummary]:
+    """Return the faults of the last STORM_S seconds that nobody caused on purpose."""
+    began = [(moment(fault.started_at), fault) for fault in job.faults if fault.cause not in _ON_PURPOSE]
+    return [fault for time, fault in began if time is not None and now - time <= timedelta(seconds=STORM_S)]
+
+
+def _deletion_steps(job: JobRecord) -> Iterator[str]:
+    if "finalizer" in job.deleting:
+        yield (
+            "let who set the finalizer remove it; or, if nobody will: "
+            f'{_kubectl(job)} patch rtj {quote(job.name)} --type merge -p \'{{"metadata":{{"finalizers":null}}}}\''
+        )
+        return
+    pods = f"{_kubectl(job)} get pods -l unbroken.dev/job={quote(job.name)}"
+    yield f"wait: its pods end within their grace period; see {pods}"
 
 
 def _kubectl(job: JobRecord) -> str:
@@ -125,14 +151,38 @@ def _state_steps(job: JobRecord, last: FaultSummary | None) -> Iterator[str]:
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Complete":
         yield _WAITS[admitted.reason]
-    if job.state != "Complete" and job.is_training is False and job.reason in _WAITS:
-        yield _CLAIM if "persistentvolumeclaim" in job.message.lower() else _WAITS[job.reason]
+    if job.state != "Complete" and job.is_training is False:
+        yield from _wait_steps(job)
+
+
+def _wait_steps(job: JobRecord) -> Iterator[str]:
+    if job.reason == "NameTaken":
+        what = f"delete pods,services,secrets,networkpolicies -l unbroken.dev/job={quote(job.name)}"
+        yield f"if an earlier job left them (--cascade=orphan): {_kubectl(job)} {what}"
+        yield "else give this job another name"
+    elif job.reason in _WAITS:
+        yield _wait(job.reason, job.message)
+
+
+def _wait(reason: str, message: str) -> str:
+    if reason == "PodsUnschedulable" and "persistentvolumeclaim" in message.lower():
+        return _CLAIM
+    if reason == "PodsUnschedulable" and "unbroken.dev/quarantine" in message:
+        return _IN_QUARANTINE
+    return _WAITS[reason]
 
 
 def _strength_steps(job: JobRecord) -> Iterator[str]:
     if job.state != "Running":
         return
-    if job.lost_ranks and job.spare_ranks:
+    pods = job.condition("PodsReady")
+    if pods is not None and pods.status == "False" and pods.reason in _WAITS:
+        # What keeps new pods away says better than their number what would help.
+        yield f"{_wait(pods.reason, pods.message)}: {pods.message}"
+        return
+    if job.lost_ranks and "; more join " in job.message:
+        yield "wait: spares join at the step that the message names"
+    elif job.lost_ranks and job.spare_ranks:
         yield (
             f"{counted(job.lost_ranks, 'rank is', 'ranks are')} missing and {job.spare_ranks} "
             f"{agreed(job.spare_ranks, 'waits as a spare', 'wait as spares')}: the next restart takes in as "
@@ -158,6 +208,17 @@ def _why_unknown(job: JobRecord) -> str:
     if "a new rendezvous waits for the pods" in job.message:
         return "(a new one waits for the pods to come back)"
     return "(the rendezvous does not answer)"
+
+
+def _storm_steps(job: JobRecord, now: datetime) -> Iterator[str]:
+    recent = recent_faults(job, now)
+    if job.state in ("Complete", "Suspended") or len(recent) < MIN_FAULTS_OF_A_STORM:
+        return
+    causes = Counter(fault.cause for fault in recent)
+    (cause, count), *others = causes.most_common()
+    same = f"all of them {cause}" if not others else f"{count} of {len(recent)} are {cause}"
+    where = f"-n {quote(job.namespace)} " if job.namespace else ""
+    yield f"find what the last {len(recent)} faults have in common, {same}: unbroken timeline {where}{quote(job.name)}"
 
 
 def _node_steps(job: JobRecord) -> Iterator[str]:

@@ -89,6 +89,8 @@ class JobRecord:
     """Events, oldest first. The API server forgets them, after an hour where nothing else was set."""
     stale: str = ""
     """Why nobody keeps all this up to date; empty when somebody does, or it cannot be known."""
+    deleting: str = ""
+    """Since when it is being deleted, and what holds it; empty when nobody has deleted it."""
     memory: str = ""
     """What its checkpoints in memory are worth; empty of a job without, or where nobody has told."""
 

@@ -63,7 +63,7 @@ def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
     else:
         yield "<p>No fault so far.</p>"
     yield "<h2>What to do next</h2>"
-    yield f"<pre>{escape(chr(10).join(next_steps(job)))}</pre>"
+    yield f"<pre>{escape(chr(10).join(next_steps(job, now)))}</pre>"
     if job.notes:
         yield "<h2>Events</h2>"
         rows = ((clock(note.time), note.reason, note.message) for note in job.notes)

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from unbroken_cli.advice import fault_steps, next_steps
+from unbroken_cli.advice import MIN_FAULTS_OF_A_STORM, STORM_S, fault_steps, next_steps, recent_faults
 from unbroken_cli.job import FaultSummary, JobRecord, moment
 from unbroken_core.reasons import Cause
 
 PHASES = ("detect", "stop", "plan", "enter", "first-progress")
 _LABEL_WIDTH = 13
+_WITHOUT_RANKS = ("Suspended", "Complete", "Failed")
 _SEEN_BY = {
     "capacity-returned": "the rendezvous: pods were ready for ranks that were missing",
     "exception": "the library in the worker",
@@ -30,25 +31,28 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     """Return whether it trains, what happened last, who it was, what was done, and what to do, in this order."""
     last = job.faults[-1] if job.faults else None
     lines = [f"{job.title}: {headline(job)}"]
-    if job.stale:
+    if job.stale or job.deleting:
         lines += _row("it said", f"{job.state or 'nothing'}{job.message and f': {job.message}'}")
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
-    lines += _row("ranks", _ranks(job))
+    lines += _row("ranks", _ranks(job, now))
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
-        lines += _row("last fault", "none recovered: the job failed as said above" if job.state == "Failed" else "none")
+        has_fault = job.state == "Failed" and job.reason not in ("DeadlineExceeded", "")
+        lines += _row("last fault", "none recovered: the job failed as said above" if has_fault else "none")
     else:
         lines += _row("last fault", f"{_when(last.started_at, now)}: {_what(last)}   (number {last.id})")
         lines += _row("culprit", culprit(last))
         lines += _row("done", done(last, job))
-    return lines + _steps(next_steps(job))
+    return lines + _steps(next_steps(job, now))
 
 
 def headline(job: JobRecord) -> str:
     """Return whether it trains, as the first words of everything."""
+    if job.deleting:
+        return f"BEING DELETED {job.deleting}. What follows was written before"
     if job.stale and job.state not in ("Complete", "Failed"):
         return f"UNKNOWN: {job.stale}. What follows was written before"
     because = f": {job.message}" if job.message else ""
@@ -84,7 +88,7 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
     for phase, seconds in phases_of(fault):
         lines += _row("", f"{phase:<15} {seconds:9.3f} s")
     is_last = bool(job.faults) and fault is job.faults[-1]
-    steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job) if is_last else ())]))
+    steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job, now) if is_last else ())]))
     return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
 
 
@@ -178,12 +182,14 @@ def clock(text: str) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S}" if then is not None else f"{'?':<19}"
 
 
-def _ranks(job: JobRecord) -> str:
+def _ranks(job: JobRecord, now: datetime) -> str:
     ettr = "" if job.ettr is None else f", ETTR {job.ettr:.2f}"
     counts = f"{job.active_ranks} active, {job.spare_ranks} spare"
-    # A job that never started has lost nothing.
-    counts += f", {job.lost_ranks} lost" if job.iteration >= 0 else ""
-    return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{ettr}"
+    # A job that never started has lost nothing, and one that is suspended or over wants no ranks.
+    counts += f", {job.lost_ranks} lost" if job.iteration >= 0 and job.state not in _WITHOUT_RANKS else ""
+    recent = len(recent_faults(job, now))
+    lately = f" ({recent} in the last {STORM_S // 60} min)" if recent >= MIN_FAULTS_OF_A_STORM else ""
+    return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{lately}{ettr}"
 
 
 def _fault_line(fault: FaultSummary, job: JobRecord) -> str:

@@ -221,7 +221,7 @@ class ParserTarget(Target):
             status: JobStatus = wire.decode(text, JobStatus)
             job = job_from_status(status)
             at = datetime(2026, 1, 1, tzinfo=timezone.utc)
-            lines = [printable(line) for line in chain(status_lines(job, at), next_steps(job))]
+            lines = [printable(line) for line in chain(status_lines(job, at), next_steps(job, at))]
             shown = "".join((*lines, json.dumps(printable_value(json.loads(text)))))
             if "\x1b" in shown + html_report(job, at):
                 raise AssertionError("an escape sequence is shown")

@@ -48,10 +48,8 @@ def complain(prog: str, error: object) -> None:
     print(printable(f"{prog}: {error}"), file=sys.stderr)
 
 
-def make_parser(
-    name: str, text: str, is_job_optional: bool = False, is_in_cluster: bool = False
-) -> argparse.ArgumentParser:
-    """Return a parser with the options that all commands take; `is_in_cluster`: without those for a rendezvous."""
+def make_parser(name: str, text: str, is_job_optional: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with the options that all commands take."""
     parser = argparse.ArgumentParser(prog=f"unbroken {name}", description=text)
     parser.add_argument(
         "job", metavar="JOB", nargs="?", help="name of the job" + (" (all, if left out)" * is_job_optional)
@@ -61,15 +59,14 @@ def make_parser(
     places.add_argument("-A", "--all-namespaces", action="store_true", help="look in all namespaces")
     parser.add_argument("--kubeconfig", metavar="FILE", help="($KUBECONFIG, else ~/.kube/config)")
     parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    if not is_in_cluster:
-        parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
-        parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
-        parser.add_argument(
-            "--ca-file",
-            type=Path,
-            metavar="FILE",
-            help="the job's authority (ca.crt of its Secret), for a --url of https",
-        )
+    parser.add_argument("--url", help="ask the job's rendezvous here instead of the API server")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="the job's token, for --url")
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="the job's authority (ca.crt of its Secret), for a --url of https",
+    )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="(%(default)s)")
     return parser
 

@@ -7,15 +7,17 @@ import argparse
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from unbroken_cli.commands.framework import connect, find_job, make_parser, now, run
+from unbroken_cli.commands.framework import connect, find_job, make_parser, now, read_job_status, run
 from unbroken_cli.errors import CommandError
 from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
+from unbroken_cli.sources.from_rendezvous import job_from_status
+from unbroken_cli.sources.processes import choose_pod, hit
 from unbroken_cli.text import why_lines
 from unbroken_core.errors import InputError
 
@@ -35,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
     kinds = "; ".join(f"{kind.name}: {kind.help}" for kind in KINDS.values())
-    made = make_parser("inject", "Break a running job on purpose, to see it recover.", is_in_cluster=True)
+    made = make_parser("inject", "Break a running job on purpose, to see it recover.")
     made.add_argument("--fault", required=True, choices=tuple(KINDS), metavar="KIND", help=kinds)
     made.add_argument("--pod", help="the pod to hit (the last active pod)")
     made.add_argument("--local-rank", type=int, default=0, metavar="N", help="which of its workers (%(default)s)")
@@ -50,6 +52,8 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     kind = KINDS[arguments.fault]
     if arguments.wait is not None and kind.component != "trainer":
         raise InputError(f"--wait: {kind.name} interrupts nothing that would recover")
+    if arguments.url is not None:
+        return _break_run(arguments, kind)
     cluster = connect(arguments)
     item = find_job(cluster, arguments)
     check_state(item)
@@ -63,7 +67,31 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     lines = [f"{kind.name}: {target} on node {victim.node or '?'}" + f", process {pid}" * bool(pid)]
     if arguments.wait is None:
         return [*lines, f"  see: unbroken status {name} -n {namespace}"], value
-    job, fault = _wait_for_recovery(cluster, before, arguments.wait)
+
+    def look() -> JobRecord:
+        return job_from_objects(cluster.job(namespace, name))
+
+    job, fault = _wait_for_recovery(look, before, arguments.wait)
+    return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
+
+
+def _break_run(arguments: argparse.Namespace, kind: FaultKind) -> tuple[list[str], Any]:
+    """Break a job of `unbroken run` on this machine."""
+    status = read_job_status(arguments)
+    before = job_from_status(status)
+    if not before.is_training:
+        raise InputError(f"job {before.name}: must be Running, is {before.state}; `unbroken status` says why")
+    pod = choose_pod(kind, status, arguments.pod)
+    part = "the rendezvous" if pod is None else f"pod {pod.pod}"
+    target = f"worker {arguments.local_rank} of {part}" if kind.signal else part
+    if not arguments.yes:
+        raise InputError(f"it would hit {target} with {kind.name} ({kind.help}); nothing was done. Add --yes")
+    pid = hit(kind, arguments.url, pod, arguments.local_rank)
+    lines = [f"{kind.name}: {target}, process {pid}"]
+    value = {"job": before.name, "fault": kind.name, "pod": "" if pod is None else pod.pod, "pid": pid}
+    if arguments.wait is None:
+        return lines, value
+    job, fault = _wait_for_recovery(lambda: job_from_status(read_job_status(arguments)), before, arguments.wait)
     return [*lines, *why_lines(job, fault, now())], value | {"recovery": asdict(fault)}
 
 
@@ -105,12 +133,14 @@ def _kubectl(arguments: Sequence[str]) -> int:
     return int(done.stdout)
 
 
-def _wait_for_recovery(cluster: "Cluster", before: JobRecord, limit_s: float) -> tuple[JobRecord, FaultSummary]:
+def _wait_for_recovery(
+    look: Callable[[], JobRecord], before: JobRecord, limit_s: float
+) -> tuple[JobRecord, FaultSummary]:
     """Return the first recovery that was not there before, as soon as it is over. Raises CommandError."""
     known = {fault.started_at for fault in before.faults}
     deadline_s = time.monotonic() + limit_s
     while True:
-        job = job_from_objects(cluster.job(before.namespace, before.name))
+        job = look()
         for fault in job.faults:
             if fault.started_at not in known and fault.is_recovered:
                 return job, fault

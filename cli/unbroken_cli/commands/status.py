@@ -26,4 +26,4 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
         lines += sorted({f"NOT UP TO DATE: {job.stale}" for job in jobs if job.stale})
         return lines, [as_json(job) for job in jobs]
     job = read_job(arguments)
-    return status_lines(job, now()), as_json(job) | {"next": list(next_steps(job))}
+    return status_lines(job, now()), as_json(job) | {"next": list(next_steps(job, now()))}

@@ -29,7 +29,7 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
     if not job.faults and arguments.fault is None:
         return (
             [f"{job.title}: no fault so far; {headline(job)}"],
-            {"job": job.name, "fault": None, "next": list(next_steps(job))},
+            {"job": job.name, "fault": None, "next": list(next_steps(job, now()))},
         )
     fault = find_fault(job, arguments.fault)
     return why_lines(job, fault, now()), {"job": job.name, "fault": asdict(fault), "next": fault_steps(job, fault)}

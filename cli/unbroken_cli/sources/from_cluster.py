@@ -21,7 +21,8 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
         state=state,
-        is_training=_is_training(state, conditions),
+        # Nobody keeps the status of a job up to date that is being deleted: its pods end at some time.
+        is_training=None if metadata.get("deletionTimestamp") else _is_training(state, conditions),
         reason=reason,
         message=message,
         iteration=status.get("iteration", -1),
@@ -35,7 +36,23 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         faults=_faults(status, notes),
         notes=notes,
         stale=stale,
+        deleting=_deleting(metadata),
     )
+
+
+def _deleting(metadata: JsonObject) -> str:
+    """Return since when the object is being deleted, and what keeps it; an object without finalizers goes at once."""
+    since = metadata.get("deletionTimestamp")
+    if not since:
+        return ""
+    holders = [str(holder) for holder in metadata.get("finalizers") or ()]
+    if "foregroundDeletion" in holders:
+        return f"since {since}; its pods end first (--cascade=foreground)"
+    if not holders:
+        return f"since {since}"
+    # Its pods go when the object has gone, and the operator looks after no job that is to go.
+    held = f"held by the finalizer {', '.join(holders[:5])}: until it is removed, the pods stay as they are"
+    return f"since {since}; {held}, and lost ones are not replaced"
 
 
 def _container(item: JsonObject) -> str:

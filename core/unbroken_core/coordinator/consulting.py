@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Union
 
+from unbroken_core.coordinator.adoption.previous_world import hold_back
 from unbroken_core.coordinator.decisions import Ask, Consultable, CutPlan, Decision, EndJob, Learn, Replace, Wait
-from unbroken_core.coordinator.previous_world import hold_back
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection

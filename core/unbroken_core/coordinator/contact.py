@@ -9,9 +9,9 @@ they are in, as they do to a new rendezvous, and when all of its ranks are there
 import math
 from dataclasses import replace
 
+from unbroken_core.coordinator.adoption.previous_world import first_world, note_lost
 from unbroken_core.coordinator.ending import note_gone
 from unbroken_core.coordinator.faults import take_fault
-from unbroken_core.coordinator.previous_world import first_world, note_lost
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Outage, Planned, Running

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Union
 
+from unbroken_core.coordinator.adoption.previous_world import first_world
 from unbroken_core.coordinator.copying import settle_copies
 from unbroken_core.coordinator.events import (
     Action,
@@ -30,7 +31,6 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
-from unbroken_core.coordinator.previous_world import first_world
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers

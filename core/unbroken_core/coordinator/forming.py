@@ -9,6 +9,7 @@ from unbroken_core.coordinator.ending import decide_unheard_end, was_ending
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Adoption, Forming
 from unbroken_core.messages import Plan
+from unbroken_core.plurals import agreed
 from unbroken_core.ranks.worlds import Shortage, Worker
 from unbroken_core.reasons import JobPhase, Reason, Rung
 from unbroken_core.recovery.ladder import shorten_names
@@ -150,7 +151,9 @@ def _is_hopeless(job: JobState) -> bool:
 
 def _count_text(job: JobState) -> str:
     members, settings = job.members, job.settings
-    return f"{len(members.ready)} of {settings.replicas} pods are ready, {len(members.by_uid)} have joined"
+    joined = len(members.by_uid)
+    have = agreed(joined, "has", "have")
+    return f"{len(members.ready)} of {settings.replicas} pods are ready, {joined} {have} joined"
 
 
 def _hint(job: JobState) -> str:

@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from unbroken_core.coordinator.adoption.previous_world import new_world
 from unbroken_core.coordinator.decisions import Decision, Learn, NoteProgress, Order, ReleaseAll, TakeFaults, Wait
-from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.phases import Awaited, Planned, PlannedMove, Running
 from unbroken_core.coordinator.state.places import Member

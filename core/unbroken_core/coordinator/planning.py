@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from unbroken_core.checkpoints import MAX_SOURCES, Candidate, Restore
+from unbroken_core.coordinator.adoption.previous_world import new_world
 from unbroken_core.coordinator.decisions import BeginRunning, CutPlan, Decision, Wait, replace_late
 from unbroken_core.coordinator.ending import finish
 from unbroken_core.coordinator.memory.choosing import Ended, recall
 from unbroken_core.coordinator.memory.holders import Run, named_fetches
 from unbroken_core.coordinator.memory.table import StepKey
-from unbroken_core.coordinator.previous_world import new_world
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Planned

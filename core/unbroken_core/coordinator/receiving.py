@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.checkpoints import Held
+from unbroken_core.coordinator.adoption.previous_world import note_back
+from unbroken_core.coordinator.adoption.taking_over import name_lost, note_ages
 from unbroken_core.coordinator.cluster import observe_cluster
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import is_superseded, lose, start_over
@@ -17,12 +19,10 @@ from unbroken_core.coordinator.limits import check_hello, check_report, most_pod
 from unbroken_core.coordinator.memory.table import Teller
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
-from unbroken_core.coordinator.previous_world import note_back
 from unbroken_core.coordinator.script import receive_exits, receive_script
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Ending, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.state.places import Member, new_member, refusal
-from unbroken_core.coordinator.taking_over import name_lost, note_ages
 from unbroken_core.messages import (
     PROTOCOL,
     Heartbeat,

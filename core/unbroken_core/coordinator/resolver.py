@@ -13,6 +13,8 @@ that: a fault ends it (`faults`), so does lost contact (`contact`), and a pod th
 import math
 from dataclasses import replace
 
+from unbroken_core.coordinator.adoption.previous_world import adopted_world
+from unbroken_core.coordinator.adoption.taking_over import entered_s, loss_s, with_name
 from unbroken_core.coordinator.cluster import run_pod_clock
 from unbroken_core.coordinator.consulting import ask
 from unbroken_core.coordinator.contact import lose_overdue
@@ -42,13 +44,11 @@ from unbroken_core.coordinator.forming import decide_forming
 from unbroken_core.coordinator.interruption import charge, decide_interrupted
 from unbroken_core.coordinator.moves import begin_running, decide_running, note_halted
 from unbroken_core.coordinator.planning import cut_plan, decide_planned, note_seats
-from unbroken_core.coordinator.previous_world import adopted_world
 from unbroken_core.coordinator.receiving import bring_up_to_date, lacks_plan
 from unbroken_core.coordinator.respawning import replace_process, respawn
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Over, Planned, Running
-from unbroken_core.coordinator.taking_over import entered_s, loss_s, with_name
 from unbroken_core.errors import assert_never
 from unbroken_core.reasons import Cause, Reason, Rung
 from unbroken_core.recovery.history import FaultRecord

@@ -33,6 +33,10 @@ class LaunchConfig:
     """Seconds for which the launcher waits for its agent at the start."""
     environment: Mapping[str, str]
     """What the workers inherit."""
+    is_supervised: bool
+    """Whether who started the launcher says itself that it waits, and how the job ended."""
+    does_name_processes: bool
+    """Whether each worker's process is named when it starts."""
     preimport: tuple[str, ...] | None
     """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
@@ -45,6 +49,8 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
     )
     parser.add_argument("--grace", type=float, default=DEFAULT_GRACE_S, metavar="SECONDS")
     parser.add_argument("--agent-timeout", type=float, default=DEFAULT_AGENT_TIMEOUT_S, metavar="SECONDS")
+    parser.add_argument("--supervised", action="store_true", help="leave the ends of the job to who started this")
+    parser.add_argument("--name-processes", action="store_true", help="name each worker's process when it starts")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the worker's command and its arguments")
     parsed = parser.parse_args(list(arguments))
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
@@ -65,6 +71,8 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         drain_s=_seconds(source, "UNBROKEN_DRAIN"),
         agent_timeout_s=parsed.agent_timeout,
         environment=source,
+        is_supervised=parsed.supervised,
+        does_name_processes=parsed.name_processes,
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
 

@@ -44,7 +44,7 @@ class Launcher:
         """When workers that still run after Shutdown are ended."""
         now_s = time.monotonic()
         self._give_up_at_s: float | None = now_s + config.agent_timeout_s
-        self._complain_at_s: float | None = now_s + _COMPLAIN_AFTER_S
+        self._complain_at_s = None if config.is_supervised else now_s + _COMPLAIN_AFTER_S
 
     def run(self) -> int:
         """Run until the agent or a signal ends it and no worker is left; return the exit code."""
@@ -190,7 +190,8 @@ class Launcher:
                 self._workers.inspect(order)
             case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
                 if self._exit_code is None:
-                    complain(self._stderr, f"the {'training' if exit_code == 0 else 'job'} is over: {message}")
+                    if not self._config.is_supervised:
+                        complain(self._stderr, f"the {'training' if exit_code == 0 else 'job'} is over: {message}")
                     self._exit_code, self._end_at_s = exit_code, now_s + max(grace_s, 0.0)
                     self._workers.cancel_starts()
                     self._workers.expect_ends()

@@ -186,6 +186,8 @@ class Workers:
         process.pid = pid
         log = process.log = Log(self._open_log(worker), self._stderr)
         prefix = f"[{self._config.pod}/{worker.local_rank}] ".encode()
+        if self._config.does_name_processes:
+            self._stderr.put(prefix + f"process {pid}\n".encode())
         for descriptor, console in zip(output, (self._stdout, self._stderr), strict=True):
             process.streams.append(Stream(descriptor, prefix, console, log))
         self._new_streams += process.streams

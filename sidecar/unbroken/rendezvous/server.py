@@ -187,6 +187,9 @@ class Server:
             detail = f"observation: want all of it within {_BODY_TIMEOUT_S:g} s"
             self._refuse(Refusal.SILENT, request, detail)
             return web.Response(status=408, text=f"{detail}\n")
+        except ConnectionError:
+            # Who sent it has gone in the middle: there is nobody to answer.
+            return web.Response(status=400)
         except WireError as error:
             self._refuse(Refusal.MALFORMED, request, str(error))
             return web.Response(status=400, text=f"{error}\n")

@@ -5,17 +5,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
 from unbroken.run.memory_folder import memory_folder
-from unbroken.run.options import RunOptions, read_options
+from unbroken.run.options import STDIN, RunOptions, read_options
 from unbroken.run.supervisor import Supervisor
 from unbroken_core.conventions.printable import printable
 from unbroken_core.errors import InputError
 
 _MAX_FOLDER_CHARACTERS = 70
+_MAX_SCRIPT_BYTES = 1 << 20
 
 
 def run(arguments: Sequence[str] | None) -> int:
@@ -29,6 +31,9 @@ def run(arguments: Sequence[str] | None) -> int:
     # Readable by this user only: it holds the token and the sockets.
     folder = Path(tempfile.mkdtemp(prefix="unbroken-", dir=_short_folder()))
     try:
+        if options.command[1:2] == (STDIN,):
+            script = _script_from_stdin(folder)
+            options = replace(options, command=(options.command[0], str(script), *options.command[2:]))
         with memory_folder("--memory", options.memory_bytes is not None) as memory:
             return asyncio.run(_supervise(options, folder, block, memory))
     except InputError as error:
@@ -37,6 +42,17 @@ def run(arguments: Sequence[str] | None) -> int:
     finally:
         block.release()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _script_from_stdin(folder: Path) -> Path:
+    """Return a file with what stands on standard input: every worker reads it, and each again when it restarts."""
+    text = sys.stdin.buffer.read(_MAX_SCRIPT_BYTES + 1)
+    if not text.strip() or len(text) > _MAX_SCRIPT_BYTES:
+        seen = f"more than {_MAX_SCRIPT_BYTES} bytes" if text.strip() else "nothing"
+        raise InputError(f"script on standard input: want at most {_MAX_SCRIPT_BYTES} bytes of Python, got {seen}")
+    path = folder / "stdin.py"
+    path.write_bytes(text)
+    return path
 
 
 def _short_folder() -> str:

@@ -4,6 +4,12 @@ from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import Cause, JobPhase
 
+_WAITING = (JobPhase.FORMING, JobPhase.INTERRUPTED, JobPhase.ENDING)
+_FIRST_WORD_S = 1.0
+_EACH_S = 10.0
+_LONG_S = 30.0
+_SHORTEST_S = 0.05
+
 
 def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
     """Return the lines that lead from one status to the next."""
@@ -13,12 +19,38 @@ def narrate(before: JobStatus | None, after: JobStatus) -> list[str]:
         spares = f", {after.spare_ranks} spare" if after.spare_ranks else ""
         lost = f", {after.lost_ranks} lost" if after.lost_ranks else ""
         lines.append(f"training: iteration {after.iteration}, {counted(after.world_size, 'rank')}{spares}{lost}")
-    elif after.phase is JobPhase.FORMING:
-        if before is None or (before.phase, before.message) != (after.phase, after.message):
-            lines.append(f"{after.phase}: {after.message}")
     elif after.phase in (JobPhase.COMPLETE, JobPhase.FAILED) and has_moved:
         lines.append(f"{after.phase}: {after.message}")
     return lines
+
+
+class Waits:
+    """What a job waits for: said once it has stood for a second, and then every ten with how long it waits."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._since_s = self._next_s = 0.0
+
+    def tell(self, status: JobStatus | None, now_s: float) -> str | None:
+        """Return what is to be said now, if anything."""
+        if status is None or status.phase not in _WAITING:
+            self._text = ""
+            return None
+        text = f"{status.phase}: {status.message}" if status.phase is JobPhase.FORMING else status.message
+        if text != self._text:
+            # Most waits are over before a person could read what for.
+            self._since_s = self._since_s if self._text else now_s
+            self._text, self._next_s = text, now_s + _FIRST_WORD_S
+            return None
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + _EACH_S
+        waited_s = now_s - self._since_s
+        return text if waited_s < _EACH_S else f"{text} (for {waited_s:.0f} s)"
+
+    def due_s(self, now_s: float) -> float:
+        """Return in how many seconds there may be something to say, if nothing changes until then."""
+        return max(self._next_s - now_s, _SHORTEST_S) if self._text else _LONG_S
 
 
 def _recoveries(before: JobStatus | None, after: JobStatus) -> list[str]:

@@ -18,6 +18,8 @@ from unbroken_core.reasons import Rung
 from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget, Timeouts
 
 MAX_LOCAL_PODS = 250
+STDIN = "-"
+"""In the place of a script: it is read from standard input."""
 _EPILOG = """
 examples:
   unbroken run --pods 4 --spares 1 --ranks-per-pod 2 train.py --epochs 3
@@ -98,6 +100,19 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    for add in (_add_shape, _add_recovery, _add_times, _add_other):
+        add(parser)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run this module")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="script.py ...",
+        help="script or command, with arguments; -: a script on standard input, without the modules beside it",
+    )
+    return parser
+
+
+def _add_shape(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_argument_group("shape of the job")
     shape.add_argument("--pods", type=int, default=1, metavar="N", help="active pods (1)")
     shape.add_argument("--min-pods", type=int, metavar="N", help="go on with as few as this (default: all)")
@@ -120,6 +135,9 @@ def make_parser() -> argparse.ArgumentParser:
     shape.add_argument(
         "--domains", default="", metavar="A/B,...", help="domains of each pod, one name a layer: r1/h1,r1/h2"
     )
+
+
+def _add_recovery(parser: argparse.ArgumentParser) -> None:
     recovery = parser.add_argument_group("recovery")
     recovery.add_argument(
         "--rungs",
@@ -144,12 +162,18 @@ def make_parser() -> argparse.ArgumentParser:
     recovery.add_argument(
         "--grow-back", type=float, metavar="S", help="take in pods that are ready for missing ranks after so long"
     )
+
+
+def _add_times(parser: argparse.ArgumentParser) -> None:
     times = parser.add_argument_group("time limits in seconds")
     times.add_argument("--soft-timeout", type=float, metavar="S", help="no progress: interrupt (60)")
     times.add_argument("--hard-timeout", type=float, metavar="S", help="no progress: end the process (1.5 x soft)")
     times.add_argument("--barrier-timeout", type=float, metavar="S", help="everyone ready after an interruption")
     for name, default in _OTHER_TIMEOUTS.items():
         times.add_argument(f"--{name}", type=float, default=default, metavar="S", help=f"({default:g})")
+
+
+def _add_other(parser: argparse.ArgumentParser) -> None:
     other = parser.add_argument_group("other")
     other.add_argument("--job", default="", metavar="NAME", help="name of the job (default: the script's)")
     other.add_argument("--log-dir", metavar="DIR", help="keep DIR/<pod>/rank-<local>/<incarnation>.log")
@@ -157,12 +181,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--memory", metavar="SIZE", help="keep checkpoints in memory (unbroken.memory), at most SIZE a pod: 2Gi"
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
-    other.add_argument("--quiet", action="store_true", help="say nothing about the job itself")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run this module")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="script.py ...", help="script or command, with arguments"
-    )
-    return parser
+    other.add_argument("--quiet", action="store_true", help="say nothing but why a job failed")
 
 
 _DEFAULT = Timeouts()
@@ -245,6 +264,8 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if not words:
         raise InputError("script: want `unbroken run [options] script.py [arguments]`, got no script")
     first = words[0]
+    if first == STDIN:
+        return (sys.executable, *words)
     if first.startswith("-") and first != "-m":
         raise InputError(f"unknown option {first}; `unbroken run --help` lists all")
     if first == "-m":

@@ -126,7 +126,8 @@ class Recipes:
         # The launcher must not import from the user's folder; the workers' command sets its own sys.path.
         safe = ["-P"] if sys.version_info >= (3, 11) else []
         grace = f"{self.options.settings.timeouts.termination_grace_s:g}"
-        return [sys.executable, *safe, "-m", "unbroken.launch", "--grace", grace, "--", *self.options.command]
+        said = ["--supervised"] if self.options.is_quiet else ["--supervised", "--name-processes"]
+        return [sys.executable, *safe, "-m", "unbroken.launch", "--grace", grace, *said, "--", *self.options.command]
 
     def launcher_environment(self, pod: Pod) -> dict[str, str]:
         """Environment of a pod's launcher, and so of its workers."""

@@ -15,7 +15,7 @@ from unbroken.run.children import Child, Children
 from unbroken.run.client import StatusClient
 from unbroken.run.flags import in_flags
 from unbroken.run.loopback_block import LoopbackBlock
-from unbroken.run.narration import narrate
+from unbroken.run.narration import Waits, narrate
 from unbroken.run.options import RunOptions
 from unbroken.run.pods import Pod, make_recipes
 from unbroken_core.conventions.printable import printable
@@ -27,7 +27,6 @@ from unbroken_core.pod.liveness import ending_limit_s
 from unbroken_core.reasons import JobPhase, Role
 
 _RETRY_S = 0.1
-_PATIENCE_S = 1.0
 _BAD_INPUT = 2
 _STORM_STARTS = 5
 _STORM_S = 30.0
@@ -89,8 +88,8 @@ class Supervisor:
         self._say(f"job {settings.job}: {pods} x {ranks}{spares}")
         self._say(f"see it live: {shlex.join(self._recipes.page_command)}")
         self._say("`unbroken status` and `unbroken why` take the same options")
-        if self._options.log_dir is not None:
-            self._say(f"logs: {self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log")
+        kept = f"{self._options.log_dir}/<pod>/rank-<local rank>/<incarnation>.log"
+        self._say(f"logs: {kept if self._options.log_dir is not None else 'here only; --log-dir DIR keeps them'}")
         try:
             self._keep(self._keep_rendezvous())
             for index in range(settings.replicas + settings.spares):
@@ -102,7 +101,7 @@ class Supervisor:
             if self._is_over:
                 await self._wait_for_workers()
             for line in self._last_words:
-                self._say(line)
+                self._say(line, is_bad=code != 0)
             return code if code != 1 else self._failed_code()
         finally:
             await self._clean_up()
@@ -153,7 +152,10 @@ class Supervisor:
                 self._finish(1)
                 return
             if _is_storm(starts_s):
-                self._say(f"rendezvous ended {_STORM_STARTS} times within {_STORM_S:g} s ({_ending(code)}): giving up")
+                self._say(
+                    f"rendezvous ended {_STORM_STARTS} times within {_STORM_S:g} s ({_ending(code)}): giving up",
+                    is_bad=True,
+                )
                 self._finish(1)
                 return
             self._say(f"rendezvous {_ending(code)}: started again")
@@ -172,19 +174,18 @@ class Supervisor:
 
     async def _follow(self) -> None:
         """Show what the job does, until it is over."""
-        shown = ""
+        waits = Waits()
         while True:
-            is_stuck = self._status is not None and self._status.phase in (JobPhase.INTERRUPTED, JobPhase.ENDING)
-            is_news = is_stuck and self._status is not None and self._status.message != shown
-            status = await self._client.newer_status(self._status, _PATIENCE_S if is_news else 30.0)
+            status = await self._client.newer_status(self._status, waits.due_s(time.monotonic()))
             if status is None:
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if is_news and self._status is not None and status.message == self._status.message:
-                # Most interruptions are over before a person could read what they wait for.
-                shown = status.message
-                self._say(shown)
+            if self._num_interrupts:
+                # What ends now is meant to end: no faults.
+                return
             lines = narrate(self._status, status)
+            wait = waits.tell(status, time.monotonic())
+            lines += [wait] if wait is not None else []
             self._status = status
             if status.phase in (JobPhase.COMPLETE, JobPhase.FAILED):
                 # After all that the workers still write: it is what a person looks for at the end.
@@ -260,7 +261,7 @@ class Supervisor:
             return
         if self._num_replaced >= self._options.max_replacements:
             replaced = counted(self._num_replaced, "pod was", "pods were")
-            self._say(f"{pod.name} {_ending(code)}; {replaced} replaced, no more (--max-replacements)")
+            self._say(f"{pod.name} {_ending(code)}; {replaced} replaced, no more (--max-replacements)", is_bad=True)
             if sum(not other.is_over for other in self._pods) < self._options.settings.minimum_replicas:
                 self._finish(1)
             return
@@ -307,8 +308,8 @@ class Supervisor:
         await self._client.close()
         await self._children.kill_leftovers()
 
-    def _say(self, text: str) -> None:
-        if not self._options.is_quiet:
+    def _say(self, text: str, *, is_bad: bool = False) -> None:
+        if is_bad or not self._options.is_quiet:
             since_s = time.monotonic() - self._started_s
             print(f"unbroken {since_s:7.2f}s  {printable(in_flags(text))}", file=sys.stderr, flush=True)
 

@@ -342,3 +342,74 @@ def test_bad_options_say_what_was_seen_and_wanted(start_job: Start, options: lis
     job = start_job(workload="wrapped", command=options)
     assert job.wait_for_exit() == 2
     assert wanted in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_a_quiet_run_that_completes_says_nothing_of_its_own(start_job: Start, tmp_path: Path) -> None:
+    script = tmp_path / "quiet.py"
+    script.write_text("print('a word of the script')\n")
+    job = start_job("--pods", "2", "--quiet", command=[str(script)])
+    assert job.wait_for_exit() == 0
+    said = sorted(job.text().splitlines())
+    assert said == ["[quiet-0/0] a word of the script", "[quiet-1/0] a word of the script"]
+    failing = tmp_path / "failing.py"
+    failing.write_text("raise SystemExit(7)\n")
+    failed = start_job("--pods", "1", "--quiet", "--max-replacements", "0", command=[str(failing)])
+    assert failed.wait_for_exit() != 0
+    assert "failed: " in failed.text(), "why it failed is said all the same"
+
+
+@pytest.mark.timeout(200)
+def test_each_worker_is_named_with_its_process_and_ctrl_c_is_no_fault(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2")
+    pids = job.wait_started(0, 4)
+    for pid in pids.values():
+        assert re.search(rf"^\[sidecar-workload-[01]/[01]\] process {pid}$", job.text(), re.MULTILINE)
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait_for_exit() == 130
+    assert "SIGINT: ending the job" in job.text()
+    assert "fault " not in job.text()
+    assert "Traceback" not in job.text()
+
+
+@pytest.mark.timeout(200)
+def test_a_script_on_standard_input_runs_on_each_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unbroken", "run", "--quiet", "--pods", "2", "--rungs", "process", "-", "x"]
+    script = "import sys; print('got', *sys.argv[1:])\n"
+    done = subprocess.run(command, input=script, capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[job-0/0] got x", "[job-1/0] got x"]
+    empty = subprocess.run(command, input="", capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path)
+    assert empty.returncode == 2
+    assert empty.stderr == "unbroken run: script on standard input: want at most 1048576 bytes of Python, got nothing\n"
+
+
+def inject(job: Any, *options: str) -> subprocess.CompletedProcess[str]:
+    """Break a run, as its first lines say how it is reached."""
+    words = shlex.split(re.findall(r"see it live: unbroken page (.*)", job.text())[0])
+    code = "import sys; from unbroken_cli.commands.inject import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words, *options], capture_output=True, text=True, timeout=150, check=False
+    )
+
+
+@pytest.mark.timeout(250)
+def test_inject_breaks_a_run_on_this_machine_and_shows_its_recovery(start_job: Start) -> None:
+    job = start_job("--pods", "2", "--ranks-per-pod", "2")
+    pids = job.wait_started(0, 4)
+    asked = inject(job, "--fault", "kill")
+    assert (asked.returncode, "nothing was done. Add --yes" in asked.stderr) == (2, True)
+    nobody = inject(job, "--fault", "kill", "--yes", "--pod", "others-0")
+    assert (nobody.returncode, "needs pod 'others-0' that is connected" in nobody.stderr) == (2, True)
+    done = inject(job, "--fault", "kill", "--local-rank", "1", "--yes", "--wait", "100")
+    assert done.returncode == 0, done.stderr
+    assert f"process {pids[3]}" in done.stdout
+    assert "process-signal" in done.stdout
+    job.wait_started(1, 4)
+    lost = inject(job, "--fault", "lose-pod", "--yes", "--wait", "100")
+    assert lost.returncode == 0, lost.stderr
+    assert "was killed by SIGKILL: replaced by" in job.text()
+    rendezvous = job.parts("unbroken.rendezvous")[0].pid
+    away = inject(job, "--fault", "lose-rendezvous", "--yes")
+    assert (away.returncode, away.stdout) == (0, f"lose-rendezvous: the rendezvous, process {rendezvous}\n")
+    assert job.complete() == 0

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.install import install
 from unbroken.run.flags import in_flags
-from unbroken.run.narration import narrate
+from unbroken.run.narration import Waits, narrate
 from unbroken.run.options import read_options
 from unbroken_core.errors import InputError
 from unbroken_core.messages import PROTOCOL, JobStatus, Recovery
@@ -155,3 +155,26 @@ def test_install_into_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
     path.touch()
     with pytest.raises(InputError, match=r"file cannot be written: "):
         install(path)
+
+
+def test_a_wait_is_said_when_it_lasts_and_then_every_ten_seconds_with_how_long() -> None:
+    waits = Waits()
+    first = replace(STATUS, phase=JobPhase.FORMING, message="0 of 2 pods are ready")
+    second = replace(STATUS, phase=JobPhase.FORMING, message="1 of 2 pods are ready")
+    running = replace(STATUS, phase=JobPhase.RUNNING, message="the job is running")
+    assert [waits.tell(first, at_s) for at_s in (0.0, 0.9)] == [None, None]
+    assert waits.due_s(0.9) == pytest.approx(0.1)
+    assert [waits.tell(second, at_s) for at_s in (0.95, 1.9)] == [None, None], "the first was over before it was read"
+    assert waits.tell(second, 2.0) == "forming: 1 of 2 pods are ready"
+    assert [waits.tell(second, at_s) for at_s in (2.1, 11.9)] == [None, None]
+    assert waits.tell(second, 12.0) == "forming: 1 of 2 pods are ready (for 12 s)"
+    assert waits.tell(second, 22.0) == "forming: 1 of 2 pods are ready (for 22 s)"
+    assert waits.tell(running, 22.5) is None
+    assert waits.due_s(22.5) == 30.0
+    stuck = replace(STATUS, phase=JobPhase.INTERRUPTED, message="waits for p1")
+    assert [waits.tell(stuck, at_s) for at_s in (30.0, 31.0)] == [None, "waits for p1"], "a new wait, from its start"
+
+
+def test_a_script_on_standard_input_keeps_its_arguments() -> None:
+    options = read_options(["--pods", "2", "-", "--epochs", "3"])
+    assert (options.command, options.settings.job) == ((sys.executable, "-", "--epochs", "3"), "job")

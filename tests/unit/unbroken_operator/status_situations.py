@@ -76,15 +76,15 @@ def phase(kind: JobPhase, reason: Reason, message: str, **fields: Any) -> World:
     return world
 
 
-def recovering(cause: Cause, rung: Rung | None, detail: str, message: str) -> World:
+def recovering(cause: Cause, rung: Rung | None, detail: str, message: str, rank: int = 3) -> World:
     """A recovery is under way."""
-    fault = a_recovery(cause=cause, rung=rung, detail=detail, ended_at="", started_at="2026-01-01T00:00:00Z")
+    fault = a_recovery(cause=cause, rung=rung, detail=detail, rank=rank, ended_at="", started_at="2026-01-01T00:00:00Z")
     return phase(JobPhase.INTERRUPTED, Reason.RECOVERING, message, recoveries=(fault,))
 
 
-def recovered(cause: Cause, rung: Rung, detail: str) -> World:
+def recovered(cause: Cause, rung: Rung, detail: str, **fields: Any) -> World:
     """It trains again after a fault."""
-    fault = a_recovery(cause=cause, rung=rung, detail=detail)
+    fault = a_recovery(cause=cause, rung=rung, detail=detail, **fields)
     return phase(JobPhase.RUNNING, Reason.TRAINING, "iteration 1 runs with 4 ranks", recoveries=(fault,), iteration=1)
 
 
@@ -98,7 +98,7 @@ def edited(**spec: Any) -> World:
 
 def failed(reason: Reason, message: str, **fields: Any) -> World:
     """The job has failed."""
-    return phase(JobPhase.FAILED, reason, message, **fields)
+    return phase(JobPhase.FAILED, reason, message, **{"world_size": 0, "spare_ranks": 0, **fields})
 
 
 def relabelled() -> World:
@@ -126,6 +126,103 @@ def restored(**fields: Any) -> World:
     return world
 
 
+def orphaned() -> World:
+    """A job was deleted with --cascade=orphan, and applied again under its name."""
+    world = running_world()
+    for pod in world.pods.values():
+        pod["metadata"]["ownerReferences"] = []
+    world.job = a_job()
+    world.job["metadata"]["uid"] = "uid-of-the-next"
+    world.report, world.is_reachable = None, False
+    return world
+
+
+def deleted(*finalizers: str) -> World:
+    """Somebody has deleted the job while it trained."""
+    world = running_world()
+    world.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:04:50Z", "finalizers": list(finalizers)}
+    return world
+
+
+def quarantined() -> World:
+    """The operator itself keeps pods off the node that they would need."""
+    world = pending("0/1 nodes are available: 1 node(s) had untolerated taint {unbroken.dev/quarantine: }")
+    world.nodes["a"]["spec"] = {"taints": [{"key": "unbroken.dev/quarantine", "effect": "NoSchedule"}]}
+    return world
+
+
+def drained(*, has_room: bool) -> World:
+    """Somebody drains the node of all pods, and a PodDisruptionBudget refuses to evict them."""
+    world = running_world()
+    world.nodes["a"]["spec"] = {"unschedulable": True}
+    world.nodes["b"] = a_node("b", rack="r1", nvlink="n2")
+    world.settle()
+    if not has_room:
+        for name in ("digits-3", "digits-rendezvous-1"):
+            text = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) were unschedulable"
+            lacks_node = {"type": "PodScheduled", "status": "False", "message": text}
+            world.pods[name]["status"] = {"phase": "Pending", "conditions": [lacks_node]}
+    return world
+
+
+def unlucky_replacement() -> World:
+    """A pod is lost, and the image of the one in its place cannot be pulled any more."""
+    world = formed()
+    waiting = {"reason": "ErrImagePull", "message": "toomanyrequests"}
+    world.pods["digits-2"]["status"] = {
+        "phase": "Pending",
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": waiting}}],
+    }
+    world.rendezvous_says(
+        JobPhase.RUNNING, ACTIVE[:1], [], message="iteration 1 runs with 2 ranks, 2 fewer than wanted", lost_ranks=2
+    )
+    return world
+
+
+def storm() -> World:
+    """Faults come faster than anybody reads of them, now here and now there."""
+    nodes = ["a", "b", "c"]
+    faults = [
+        a_recovery(
+            number,
+            cause=Cause.PROCESS_SIGNAL,
+            rung=Rung.PROCESS,
+            detail="killed by signal 9 (SIGKILL)",
+            rank=number % 4,
+            node=nodes[number % 3],
+            started_at=f"2026-01-01T00:03:{10 * number - 10:02d}Z",
+            ended_at=f"2026-01-01T00:03:{10 * number - 9:02d}Z",
+            iteration_after=number,
+        )
+        for number in range(1, 7)
+    ]
+    message = "iteration 6 runs with 4 ranks"
+    return phase(
+        JobPhase.RUNNING,
+        Reason.TRAINING,
+        message,
+        recoveries=tuple(faults),
+        restarts_by_rung={"process": 6},
+        restarts_by_cause={"process-signal": 6},
+        iteration=6,
+    )
+
+
+def grown() -> World:
+    """Pods came back, and the job took them in by itself."""
+    growth = a_recovery(
+        cause=Cause.CAPACITY_RETURNED,
+        rung=Rung.WORLD,
+        rank=None,
+        pod="",
+        node="",
+        domain="",
+        detail="pods are ready for 2 of the ranks that are missing",
+        world_size_before=2,
+    )
+    return phase(JobPhase.RUNNING, Reason.TRAINING, "iteration 1 runs with 4 ranks", recoveries=(growth,), iteration=1)
+
+
 def _settled(world: World) -> World:
     world.settle()
     return world
@@ -138,7 +235,7 @@ def _forming(message: str) -> World:
 
 
 def _numbers(**fields: Any) -> World:
-    return phase(JobPhase.RUNNING, Reason.TRAINING, "it trains", **fields)
+    return phase(JobPhase.RUNNING, Reason.TRAINING, **{"message": "it trains", **fields})
 
 
 def _refused_report() -> World:
@@ -154,6 +251,8 @@ def _late() -> World:
 
 
 PROGRESS = "exception: ValueError: bad batch"
+HANG = "rank 2 hung for 60 s in its own code (train.py:41 load_batch) while ranks 0, 1, 3 waited in all_reduce"
+NOBODY = "rank not known: ranks 0-3 waited in all_reduce"
 SITUATIONS: dict[str, Situation] = {
     "No operator has looked at it": lambda: World(a_job()),
     "First start: pods are being made": lambda: _settled(World(a_job())),
@@ -166,8 +265,14 @@ SITUATIONS: dict[str, Situation] = {
     ),
     "The quota is used up": refused,
     "A queue holds the pods back": gated,
+    "The node is in quarantine": quarantined,
     "The spec contradicts itself": lambda: World(a_job(minReplicas=9)),
+    "The job before it was deleted with --cascade=orphan": orphaned,
     "It trains": running_world,
+    "The operator is away": running_world,
+    "The operator was uninstalled": running_world,
+    "It was deleted while it trained": lambda: deleted("foregroundDeletion"),
+    "It was deleted, and a finalizer holds it": lambda: deleted("example.com/backup"),
     "The rendezvous does not answer": silent,
     "The rendezvous has no node": lambda: silent(
         "",
@@ -185,6 +290,9 @@ SITUATIONS: dict[str, Situation] = {
     "A spare takes over a lost pod": lambda: recovering(
         Cause.POD_LOST, Rung.POD, "its connection broke", "iteration 0: pod-lost of digits-1"
     ),
+    "A hang is being repaired": lambda: recovering(
+        Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, HANG, f"iteration 0: {HANG}; waits for digits-1 to leave", rank=2
+    ),
     "Too few pods are left": lambda: phase(
         JobPhase.INTERRUPTED,
         Reason.BELOW_MINIMUM,
@@ -198,8 +306,22 @@ SITUATIONS: dict[str, Situation] = {
     "It trained again after a hang": lambda: recovered(
         Cause.HARD_TIMEOUT, Rung.PROCESS, "no progress for 90 s; its process was ended"
     ),
+    "It trained again after a hang that nobody can be blamed for": lambda: recovered(
+        Cause.SOFT_TIMEOUT, Rung.IN_PROCESS, NOBODY, rank=None, pod="", node="", domain=""
+    ),
     "It trained again after a planned deletion": lambda: recovered(Cause.POD_LEAVING, Rung.POD, "deleted"),
     "It trained again after a node was lost": lambda: recovered(Cause.NODE_LOST, Rung.POD, "node a is NotReady"),
+    "Faults come again and again": storm,
+    "A node is drained, and a spare elsewhere starts": lambda: drained(has_room=True),
+    "A node is drained, and no other node has room": lambda: drained(has_room=False),
+    "It trains with fewer ranks, and the new pod cannot start": unlucky_replacement,
+    "Ranks that were missing are about to join": lambda: _numbers(
+        message="iteration 1 runs with 2 ranks, 2 fewer than wanted; more join after step 120",
+        world_size=2,
+        lost_ranks=2,
+        spare_ranks=2,
+    ),
+    "Ranks that were missing have joined": grown,
     "It trains with fewer ranks": lambda: _numbers(world_size=3, lost_ranks=1, spare_ranks=0),
     "Ranks are missing and spares are ready": lambda: _numbers(world_size=2, lost_ranks=2, spare_ranks=2),
     "A node of its pods is NotReady": node_lost,

@@ -60,4 +60,6 @@ def test_the_pods_of_a_gang_bear_its_name_and_the_job_can_train_with_its_number(
         assert pod["metadata"]["labels"][GROUP_LABEL] == group["metadata"]["name"]
         assert pod["spec"]["schedulerName"] == job["spec"]["template"]["spec"]["schedulerName"]
     rendezvous = world.pods["digits-rendezvous-0"]
+    num_left, num_free = job["spec"]["replicas"] - 2, 1
+    assert num_left + num_free >= group["spec"]["minMember"], "two nodes lost, one free: its pod must not wait"
     assert GROUP_LABEL not in rendezvous["metadata"]["labels"], "it must run before, and goes by itself"

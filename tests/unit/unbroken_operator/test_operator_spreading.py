@@ -148,7 +148,7 @@ def test_no_room_is_said_and_taken_back_when_a_spare_could_be_placed() -> None:
         "one is made there"
     )
     (event,) = [item for item in world.events.values() if item["reason"] == "SparesNotSpread"]
-    assert event["type"] == "Warning"
+    assert event["type"] == "Normal"
     # The administrator adds a node to each rack and deletes the spares.
     world.nodes |= {"r1-2": a_node("r1-2", rack="r1", nvlink="n1-0"), "r2-2": a_node("r2-2", rack="r2", nvlink="n2-0")}
     for name in ("digits-4", "digits-5"):

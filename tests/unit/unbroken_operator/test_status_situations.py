@@ -3,10 +3,12 @@
 import os
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken_cli.advice import next_steps
+from unbroken_cli.freshness import why_stale
 from unbroken_cli.job import JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
 from unbroken_cli.text import status_lines
@@ -24,6 +26,15 @@ and compares them with this page: `UNBROKEN_UPDATE_SNAPSHOTS=1` writes it anew.
 
 """
 UNTOUCHED = "No operator has looked at it"
+LEASE = "unbroken-system/unbroken"
+SERVER_DATE = "Thu, 01 Jan 2026 00:05:00 GMT"
+LEASES: dict[str, dict[str, Any] | None] = {
+    "The operator is away": {
+        "spec": {"holderIdentity": "pod-1", "leaseDurationSeconds": 8, "renewTime": "2026-01-01T00:01:00Z"}
+    },
+    "The operator was uninstalled": None,
+}
+"""What the command line finds in the place of the operator's Lease; it reads none of the other situations."""
 
 
 def settled(name: str) -> tuple[World, JobRecord]:
@@ -31,7 +42,8 @@ def settled(name: str) -> tuple[World, JobRecord]:
     world = SITUATIONS[name]()
     if name != UNTOUCHED:
         world.settle()
-    return world, job_from_objects(world.job, list(world.events.values()))
+    stale = why_stale(LEASE, LEASES[name], SERVER_DATE) if name in LEASES else ""
+    return world, job_from_objects(world.job, list(world.events.values()), stale)
 
 
 def said(name: str) -> list[str]:
@@ -57,8 +69,11 @@ def test_status_says_training_where_a_rendezvous_says_so_and_nowhere_else(name: 
     report = world.report
     trains = report is not None and report.phase is JobPhase.RUNNING and world.is_reachable
     over = job.state in ("Suspended", "Failed")
-    assert job.is_training is (None if job.state == "Unknown" else trains and not over)
+    is_known = job.state != "Unknown" and not job.deleting
+    assert job.is_training is (trains and not over if is_known else None)
     head, *rest = said(name)
+    is_claimed = head.startswith("digits in namespace ml: TRAINING, ")
+    assert is_claimed is (job.is_training is True and not job.stale)
     assert head.startswith("digits in namespace ml: ")
     assert any(line.startswith("  next  ") for line in rest)
 
@@ -69,6 +84,7 @@ def test_who_must_act_is_told_how(name: str) -> None:
         "It trains",
         "It is complete",
         "It trained again after a planned deletion",
+        "Ranks that were missing have joined",
         "A node of its pods is NotReady",  # Its agent is heard: only the API server cannot reach the node.
     )
-    assert (next_steps(settled(name)[1]) == ("nothing",)) is (name in calm)
+    assert (next_steps(settled(name)[1], NOW) == ("nothing",)) is (name in calm)

@@ -8,6 +8,7 @@ from unbroken_core.messages import JobStatus
 from unbroken_core.plurals import counted
 from unbroken_core.ranks.tree import Misplaced
 from unbroken_core.reasons import JobPhase, Reason
+from unbroken_operator.api import layout
 from unbroken_operator.api.status_models import ConditionType
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec
 from unbroken_operator.decisions.assessment import Assessment
@@ -64,9 +65,15 @@ def _admitted(snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> Finding:
     named = [("Secret", item) for item in snapshot.secrets] + [("Service", snapshot.service)]
     names = [f"{kind} {item.name}" for kind, item in named if item is not None and item.owner_uid != snapshot.uid]
     if names:
+        left = [
+            pod.name
+            for pod in snapshot.pods
+            if pod.owner_uid != snapshot.uid and pod.component == layout.TRAINER and not pod.is_terminal
+        ]
+        running = f"; {counted(len(left), 'pod')} of an earlier job may still train ({listed(left)})" if left else ""
         message = (
             f"{' and '.join(names)} exist and do not belong to this job: delete them, or give this job another "
-            "name (those of a deleted job of the same name go within seconds, but not after --cascade=orphan)"
+            f"name (those of a deleted job of the same name go within seconds, but not after --cascade=orphan){running}"
         )
         return Finding(ConditionType.ADMITTED, False, Reason.NAME_TAKEN, message)
     settings = verdict.settings

@@ -19,10 +19,11 @@ _WARNINGS = {
     ("TopologyKnown", "False"),
     ("Degraded", "True"),
     ("SparesExhausted", "True"),
-    ("SparesSpread", "False"),
     ("Failed", "True"),
     ("Throttled", "True"),
 }
+_ADVICE = {("SparesSpread", "False")}
+"""Nothing is wrong, and something could be better."""
 _GOOD_NEWS = ("Complete", "Suspended")
 _ORDINARY_WAITS = (
     Reason.WAITING_FOR_PODS.value,
@@ -43,7 +44,8 @@ def events(snapshot: Snapshot, status: Mapping[str, Any]) -> Iterator[dict[str, 
             condition["reason"] == Reason.INVALID_SPEC.value and stored.get("message") != condition["message"]
         )
         if (is_new or is_changed_spec) and _is_notable(condition, stored):
-            kind = "Normal" if condition["type"] in _GOOD_NEWS else "Warning"
+            sign = (condition["type"], condition["status"])
+            kind = "Normal" if condition["type"] in _GOOD_NEWS or sign in _ADVICE else "Warning"
             key = (condition["type"], condition["reason"], condition["observedGeneration"], _moment(stored))
             yield event(snapshot, key, condition["reason"], kind, condition["message"])
 
@@ -61,7 +63,7 @@ def _is_notable(condition: Mapping[str, Any], stored: Mapping[str, Any]) -> bool
     if condition["type"] == "SparesExhausted" and stored.get("reason") in (None, Reason.SUSPENDED.value):
         # Right after the start, or the next one, the spares are on their way: no Event for that.
         return False
-    return sign in _WARNINGS or sign == ("Complete", "True")
+    return sign in _WARNINGS or sign in _ADVICE or sign == ("Complete", "True")
 
 
 def _moment(stored: Mapping[str, Any]) -> str:

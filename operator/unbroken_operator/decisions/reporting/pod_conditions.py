@@ -33,7 +33,10 @@ def pods_ready(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
         pod for pod in (assessment.rendezvous, *assessment.alive) if pod is not None and pod.problem is not None
     ]
     if troubled:
-        return finding(*_trouble(snapshot, troubled))
+        reason, text = _trouble(snapshot, troubled)
+        leaving = _leaving(assessment)
+        # Those that wait are to take the place of pods that run: that is what somebody who drains a node waits for.
+        return finding(reason, f"{text}; {leaving}" if leaving else text)
     # Those that are to take the place of others come on top.
     useless = _useless(snapshot, assessment, is_short=running < wanted or bool(assessment.outdated))
     if useless is not None:

@@ -80,6 +80,8 @@ def _with_lifecycle(status: dict[str, Any], snapshot: Snapshot, assessment: Asse
     status["replicas"] = sum(assessment.role(pod) is Role.ACTIVE for pod in present)
     if outcome is not None:
         status["completionTime"] = snapshot.now
+        if outcome.is_ours and "ranks" in status:
+            status["ranks"] = {"active": 0, "spare": 0, "lost": 0}
     elif not assessment.is_suspended:
         status.setdefault("startTime", snapshot.now)
     else:

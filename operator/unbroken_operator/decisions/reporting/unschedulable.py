@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from unbroken_operator.api import layout
 from unbroken_operator.api.quantities import quantity
+from unbroken_operator.decisions.reporting.finding import listed
 from unbroken_operator.decisions.snapshot import NodeView
 
 _MAX_SEEN = 5
@@ -20,7 +22,8 @@ def missing_on_nodes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView],
     """
     if not nodes:
         return "the cluster has no nodes"
-    return "; ".join((*_labels(pod_spec, nodes), *_sizes(pod_spec, nodes, checkpoints), *_readiness(nodes)))
+    sizes = _sizes(pod_spec, nodes, checkpoints)
+    return "; ".join((*_labels(pod_spec, nodes), *sizes, *_readiness(nodes), *_held(nodes)))
 
 
 def _labels(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView]) -> Iterator[str]:
@@ -45,8 +48,18 @@ def _sizes(pod_spec: Mapping[str, Any], nodes: Mapping[str, NodeView], checkpoin
 def _readiness(nodes: Mapping[str, NodeView]) -> Iterator[str]:
     away = sorted(node.name for node in nodes.values() if not node.is_ready)
     if away:
-        more = f" and {len(away) - _MAX_SEEN} more" if len(away) > _MAX_SEEN else ""
-        yield f"not ready: {', '.join(away[:_MAX_SEEN])}{more}"
+        yield f"not ready: {listed(away)}"
+
+
+def _held(nodes: Mapping[str, NodeView]) -> Iterator[str]:
+    """Say which nodes the operator itself keeps pods off, and which a person does."""
+    keys = {name: {key for key, _effect in node.taints} for name, node in nodes.items()}
+    quarantined = sorted(name for name in nodes if layout.QUARANTINE in keys[name])
+    if quarantined:
+        yield f"in quarantine ({layout.QUARANTINE}): {listed(quarantined)}"
+    cordoned = sorted(node.name for node in nodes.values() if node.is_cordoned)
+    if cordoned:
+        yield f"cordoned: {listed(cordoned)}"
 
 
 def _requests(pod_spec: Mapping[str, Any]) -> dict[str, Fraction]:

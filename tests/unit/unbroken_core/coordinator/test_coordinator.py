@@ -188,7 +188,7 @@ def test_the_startup_timeout_says_who_is_missing() -> None:
     actions = bench.live(601)
     finish = sent(actions, Finish)["p0"]
     assert (finish.outcome, finish.reason) == (JobPhase.FAILED, Reason.STARTUP_TIMEOUT)
-    assert finish.message == "after 600 s 1 of 2 pods are ready, 1 have joined; not joined: p1, p2"
+    assert finish.message == "after 600 s 1 of 2 pods are ready, 1 has joined; not joined: p1, p2"
 
 
 def test_a_script_that_never_gets_ready_is_told_what_makes_it_ready() -> None:

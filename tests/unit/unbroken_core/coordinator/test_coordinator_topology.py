@@ -25,7 +25,7 @@ def test_a_pod_with_another_number_of_workers_is_named_until_it_is_gone_or_mende
     assert status.refused == (f"p1: {REFUSED}",)
     assert (status.reason, status.message) == (
         Reason.WAITING_FOR_PODS,
-        f"1 of 2 pods are ready, 1 have joined; refused: p1: {REFUSED}",
+        f"1 of 2 pods are ready, 1 has joined; refused: p1: {REFUSED}",
     )
     revision = status.revision
     bench.join("p1", ranks_per_pod=4)
