@@ -18,6 +18,7 @@ from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
 from unbroken_operator.api import layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
+from unbroken_operator.api.template_shapes import misshapen
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
 from unbroken_operator.decisions.limits.refusals import Refusal
 
@@ -259,6 +260,7 @@ def _template_violations(spec: Spec) -> Iterator[str]:
             f"{where}.containers[0].command: is required: the command that starts the training "
             "(an image's own entrypoint cannot be put under the launcher)"
         )
+    yield from (f"{where}.{found}" for found in misshapen(_as_json(spec)))
     yield from (f"{where}.{found}" for found in template_rules.refusals(_as_json(spec)))
     names = [container.name for container in pod.containers]
     if len(set(names)) != len(names):

@@ -31,7 +31,7 @@ from unbroken_operator.decisions.actions import (
     PushObservation,
     WriteStatus,
 )
-from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit, admit_images
+from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
 from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended, without_agent
@@ -40,7 +40,7 @@ from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended
 from unbroken_operator.decisions.limits.retry import retry_delay_s
 from unbroken_operator.decisions.memory import STAND_BACK_S
 from unbroken_operator.decisions.moves import moves, num_extra
-from unbroken_operator.decisions.objects.affinity import Preference
+from unbroken_operator.decisions.objects.affinity import AvoidedNodes, Preference
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod, secret, service, tokens_secret
 from unbroken_operator.decisions.objects.network_policy import has_network_policy, network_policy
 from unbroken_operator.decisions.objects.training_pods import training_pod
@@ -55,6 +55,8 @@ from unbroken_operator.decisions.updates import not_started
 
 LEAD_S = 1.0
 """Until a rendezvous that did not take the word to lead is told again."""
+_ANY = (Preference((("kubernetes.io/hostname", "any"),), 1),)
+_SOME = AvoidedNodes(("any",), ("any",))
 
 
 def plan(snapshot: Snapshot) -> Decision:
@@ -92,9 +94,28 @@ def _rivalry(snapshot: Snapshot) -> Iterator[PostEvent]:
         yield PostEvent(manifest)
 
 
+def _tried(verdict: ValidSpec | InvalidSpec, snapshot: Snapshot) -> ValidSpec | InvalidSpec:
+    """Return the verdict, or that no pod can be made of the template: a check must have let something past.
+
+    Else planning would fail for as long as the template stays, and no status, no Event would say so.
+    """
+    if isinstance(verdict, InvalidSpec):
+        return verdict
+    try:
+        training_pod(
+            verdict.spec, verdict.settings, 0, Role.SPARE, snapshot.options, preferences=_ANY, avoided_nodes=_SOME
+        )
+        avoided_nodes(snapshot, _node_selector(verdict))
+    except Exception as error:  # whatever it is: the template is the user's
+        return InvalidSpec(
+            (f"spec.template: no pod can be made of it: {type(error).__name__}: {error}"[:MAX_VIOLATION],)
+        )
+    return verdict
+
+
 def _in_force(snapshot: Snapshot) -> tuple[Snapshot, ValidSpec | InvalidSpec]:
     """Return the spec to act on: the job's own if it is sound, else the last sound one, for a job that goes on."""
-    verdict = admit_images(admit(snapshot.job), snapshot.options.rendezvous_images)
+    verdict = _tried(admit_images(admit(snapshot.job), snapshot.options.rendezvous_images), snapshot)
     if isinstance(verdict, ValidSpec) or snapshot.memory.sound_spec is None:
         return snapshot, verdict
     job = {**snapshot.job, "spec": snapshot.memory.sound_spec}

@@ -325,12 +325,17 @@ class Snapshot:
     def next_pod_ordinal(self) -> int:
         """The lowest ordinal that no training pod ever had, as far as status, pods, memory and report tell.
 
-        After a restore of etcd the status may not know the last ones; nor does an operator that was started since. The
-        rendezvous knows them, and is believed up to a bound: its image is the user's.
+        After a restore of etcd the status may not know the last ones; nor does an operator that was started since. Pods
+        and the rendezvous know them, and are believed up to a bound: anybody who may create pods in the namespace can
+        make one that looks like the job's, and the image of the rendezvous is the user's.
         """
         told = max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
-        pods = (pod.ordinal for pod in self.pods if pod.component == layout.TRAINER)
-        known = max([told, *(ordinal + 1 for ordinal in pods)])
+        pods = (
+            pod.ordinal
+            for pod in self.pods
+            if pod.component == layout.TRAINER and pod.name == layout.training_pod_name(self.name, pod.ordinal)
+        )
+        known = max([told, *(ordinal + 1 for ordinal in pods if ordinal < told + MAX_AHEAD)])
         members = () if self.report is None else self.report.pods
         ordinals = {pod.pod: layout.pod_ordinal(pod.pod) for pod in members}
         own = (number for name, number in ordinals.items() if name == layout.training_pod_name(self.name, number))

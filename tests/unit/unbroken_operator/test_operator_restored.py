@@ -11,6 +11,7 @@ from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import WatchEvent
 from unbroken_operator.adapters.stores import PodStore, ServiceStore
+from unbroken_operator.api import layout
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.snapshot import MAX_AHEAD
 
@@ -220,3 +221,16 @@ def test_a_report_that_names_pods_of_the_far_future_or_of_other_jobs_moves_no_or
         pods = (dataclasses.replace(world.report.pods[0], pod=name),)
         world.report = dataclasses.replace(world.report, pods=pods)
         assert world.snapshot().next_pod_ordinal == before
+
+
+@pytest.mark.parametrize("name", ["x-9", f"x-{'9' * 240}", "digits-2147483646", f"digits-{'9' * 60}"])
+def test_a_pod_that_somebody_else_made_burns_no_ordinals(name: str) -> None:
+    """It needs only the labels of a training pod. Before, one of 2 s made the job's next pod the 2^53th for good."""
+    world = running_world()
+    before = world.snapshot().next_pod_ordinal
+    stranger = dataclasses.replace(
+        world.snapshot().pods[0], name=name, uid="s", owner_uid="", ordinal=layout.pod_ordinal(name)
+    )
+    snapshot = dataclasses.replace(world.snapshot(), pods=(*world.snapshot().pods, stranger))
+    assert stranger.component == layout.TRAINER
+    assert snapshot.next_pod_ordinal == before

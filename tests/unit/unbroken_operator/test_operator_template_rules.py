@@ -9,6 +9,7 @@ from celpy.adapter import json_to_cel
 from unbroken_core.reasons import Role
 from unbroken_operator.api import layout, template_rules
 from unbroken_operator.api.pod_models import Volume
+from unbroken_operator.decisions import plan
 from unbroken_operator.decisions.admission import MAX_WARNINGS, InvalidSpec, ValidSpec, admit
 from unbroken_operator.decisions.objects.manifests import rendezvous_pod
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
@@ -253,6 +254,45 @@ def test_nonsense_in_a_template_is_left_to_the_api_server(spec: JsonObject) -> N
     verdict = admit(a_job(template={"spec": spec}))
     assert isinstance(verdict, ValidSpec)
     assert verdict.warnings == ()
+
+
+MISSHAPEN = {
+    "terminationGracePeriodSeconds: must be a whole number, got 'x'": pod(terminationGracePeriodSeconds="x"),
+    "terminationGracePeriodSeconds: must be a whole number, got True": pod(terminationGracePeriodSeconds=True),
+    "containers[0].resources: must be an object": pod(container={"resources": "x"}),
+    "containers[0].resources.limits: must be an object, got 5": pod(container={"resources": {"limits": 5}}),
+    "containers[0].resources.requests": pod(container={"resources": {"requests": ["x"]}}),
+    "affinity: must be an object": pod(affinity="x"),
+    "affinity.nodeAffinity: must be an object": pod(affinity={"nodeAffinity": ["x"]}),
+    "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution: must be a list": pod(
+        affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": "x" * 1000}}
+    ),
+    "nodeSelectorTerms[1]: must be an object, got 'x'": pod(
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, "x"]}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("words", MISSHAPEN)
+def test_a_field_of_another_type_is_refused_with_its_place(words: str) -> None:
+    """Before, planning failed on it for ever, and a status of long ago stayed."""
+    verdict = admit(a_job(template={"spec": MISSHAPEN[words]}))
+    assert isinstance(verdict, InvalidSpec)
+    assert any(words in text for text in verdict.violations), verdict.violations
+    assert max(map(len, verdict.violations)) < 400
+    world = World(a_job(template={"spec": MISSHAPEN[words]}))
+    world.settle()
+    assert (world.created, world.condition("Admitted")) == ([], ("False", "InvalidSpec"))
+
+
+def test_a_template_of_which_no_pod_can_be_made_is_told_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: Any, **_named: Any) -> None:
+        raise KeyError("something that no check knows")
+
+    monkeypatch.setattr(plan, "training_pod", fail)
+    world = World(a_job())
+    world.settle()
+    assert (world.created, world.condition("Admitted")) == ([], ("False", "InvalidSpec"))
 
 
 def test_every_name_of_the_operator_is_in_the_schemas_rules() -> None:
