@@ -262,7 +262,7 @@ class JobWorker:
             service=shared.services.of_job(self.key) or self._executor.foreign_service,
             now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             options=shared.options,
-            num_ended=shared.pods.num_ended(self.uid),
+            num_ended=shared.pods.num_ended(self.key, self.uid),
             report=self._poller.report,
             report_from=self._poller.report_from,
             is_reachable=self._poller.is_reachable,

@@ -18,6 +18,8 @@ from unbroken_operator.decisions.snapshot import NodeView, PodView, ServiceView,
 
 JobKey = tuple[str, str]
 """Namespace and name."""
+_Owner = tuple[str, str]
+"""Namespace and uid of a job: a pod elsewhere may bear the uid, too."""
 
 MAX_TOMBSTONES = 20_000
 MAX_PAST_HOSTS = 128
@@ -75,11 +77,11 @@ class PodStore:
         """By uid, versions at which pods left the watch, None where the pod itself is known to be gone; and marks."""
         self._vanished: defaultdict[JobKey, dict[str, PodView]] = defaultdict(dict)
         """By name: pods that left the watch without being deleted. They may only have lost the job's label."""
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._ended: OrderedDict[str, _Owner] = OrderedDict()
         """Owners of deleted training pods that were seen to end, by uid of the pod."""
-        self._num_ended: Counter[str] = Counter()
-        self._hosts: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
-        """By uid of the job: nodes on which its pods ran, the last one last."""
+        self._num_ended: Counter[_Owner] = Counter()
+        self._hosts: OrderedDict[_Owner, OrderedDict[str, None]] = OrderedDict()
+        """By job: nodes on which its pods ran, the last one last."""
 
     def hosts(self, key: JobKey, owner_uid: str) -> frozenset[str]:
         """Return the nodes on which pods of this very job were seen to run, lately or now."""
@@ -87,15 +89,17 @@ class PodStore:
 
     def held(self, key: JobKey, owner_uid: str) -> "HeldPods":
         """Return what is known of a job's pods at this moment; a thread may look at it."""
-        return HeldPods(owner_uid, tuple(self._pods.get(key, {}).values()), tuple(self._hosts.get(owner_uid, ())))
+        return HeldPods(
+            owner_uid, tuple(self._pods.get(key, {}).values()), tuple(self._hosts.get((key[0], owner_uid), ()))
+        )
 
     def num_of_job(self, key: JobKey) -> int:
         """Return how many pods bear the job's label."""
         return len(self._pods.get(key, ()))
 
-    def num_ended(self, owner_uid: str) -> int:
+    def num_ended(self, key: JobKey, owner_uid: str) -> int:
         """Return how many deleted training pods of a job were seen to end."""
-        return self._num_ended[owner_uid]
+        return self._num_ended[key[0], owner_uid]
 
     def of_job(self, key: JobKey) -> tuple[PodView, ...]:
         """Return the pods that bear the job's label, by name."""
@@ -152,14 +156,14 @@ class PodStore:
         if not self._is_back(view.uid, version, mark):
             return
         self._pods[key][view.name] = Known(version, view, self._mark)
-        self._note_host(view)
+        self._note_host(key, view)
         if before is None or before.view != view:
             self._on_change(key)
 
     def remove(self, item: dict[str, Any]) -> None:
         """See Store."""
         key, view = _job_key(item), pod_view(item)
-        self._note_end(view)
+        self._note_end(key, view)
         if not view.is_deleting and view.component == layout.TRAINER:
             self._vanished[key][view.name] = view
         self._forget(key, view.name, view.uid, version_of(item))
@@ -188,29 +192,30 @@ class PodStore:
             self._gone.popitem(last=False)
         pods = self._pods.get(key, {})
         if name in pods and pods[name].view.uid == uid:
-            self._note_end(pods[name].view)
+            self._note_end(key, pods[name].view)
             del pods[name]
             if not pods:
                 self._pods.pop(key, None)
             self._on_change(key)
 
-    def _note_host(self, view: PodView) -> None:
+    def _note_host(self, key: JobKey, view: PodView) -> None:
         if not view.has_run or not view.owner_uid:
             return
-        nodes = self._hosts.setdefault(view.owner_uid, OrderedDict())
+        owner = (key[0], view.owner_uid)
+        nodes = self._hosts.setdefault(owner, OrderedDict())
         nodes[view.node] = None
         nodes.move_to_end(view.node)
-        self._hosts.move_to_end(view.owner_uid)
+        self._hosts.move_to_end(owner)
         if len(nodes) > MAX_PAST_HOSTS:
             nodes.popitem(last=False)
         if len(self._hosts) > MAX_HOSTED_JOBS:
             self._hosts.popitem(last=False)
 
-    def _note_end(self, view: PodView) -> None:
+    def _note_end(self, key: JobKey, view: PodView) -> None:
         if view.component != layout.TRAINER or not view.has_ended or view.uid in self._ended:
             return
-        self._ended[view.uid] = view.owner_uid
-        self._num_ended[view.owner_uid] += 1
+        self._ended[view.uid] = (key[0], view.owner_uid)
+        self._num_ended[key[0], view.owner_uid] += 1
         if len(self._ended) > MAX_TOMBSTONES:
             _, owner = self._ended.popitem(last=False)
             self._num_ended[owner] -= 1

@@ -58,7 +58,21 @@ def test_pods_that_were_seen_to_end_are_counted_once_and_others_are_not() -> Non
     store.remove(a_pod("seen", "Running", ENDED))
     store.remove(a_pod("forced", "Running", RUNNING))
     store.remove(a_pod("told at the end", "Running", ENDED))
-    assert (store.num_ended("uid-of-digits"), store.num_ended("another")) == (2, 0)
+    key = ("ml", "digits")
+    assert (store.num_ended(key, "uid-of-digits"), store.num_ended(key, "another")) == (2, 0)
+
+
+def test_a_pod_of_another_namespace_that_bears_the_jobs_uid_is_none_of_its_pods() -> None:
+    store = PodStore(lambda _key: None)
+    for name, container in (("a", ENDED), ("b", RUNNING)):
+        stranger = a_pod(name, "Running", container)
+        stranger["metadata"]["namespace"] = "evil"
+        store.upsert(stranger)
+        assert store.hosts(("evil", "digits"), "uid-of-digits")
+        store.remove(stranger)
+    assert store.num_ended(("evil", "digits"), "uid-of-digits") == 1
+    assert store.num_ended(("ml", "digits"), "uid-of-digits") == 0
+    assert not store.hosts(("ml", "digits"), "uid-of-digits")
 
 
 def pushed(world: World) -> Observation:

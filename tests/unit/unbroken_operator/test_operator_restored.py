@@ -71,9 +71,9 @@ def test_a_pod_that_is_back_counts_no_more_as_one_that_ended() -> None:
     ended = an_ended_pod("a", "Running", ENDED)
     store.upsert(ended)
     store.remove(ended)
-    assert store.num_ended("uid-of-digits") == 1
+    assert store.num_ended(("ml", "digits"), "uid-of-digits") == 1
     listed(store, [ended], 60)
-    assert store.num_ended("uid-of-digits") == 0
+    assert store.num_ended(("ml", "digits"), "uid-of-digits") == 0
 
 
 def test_no_ordinal_of_pods_that_a_backup_lacks_is_used_again() -> None:
