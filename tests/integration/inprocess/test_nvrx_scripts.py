@@ -35,7 +35,7 @@ def run(job: Job, name: str, num_workers: int, *words: str, codes: tuple[int, ..
 
 def iterations(output: str, num_workers: int) -> int:
     """Return the iteration in which all ranks were done."""
-    done = re.findall(rf"^rank (\d) of {num_workers} done in (\d+)$", output, re.MULTILINE)
+    done = re.findall(rf"rank (\d) of {num_workers} done in (\d+)", output)
     assert sorted(rank for rank, _ in done) == [str(rank) for rank in range(num_workers)], output
     (last,) = {int(iteration) for _, iteration in done}
     return last

@@ -90,7 +90,8 @@ def test_a_step_that_is_slow_only_once_is_the_machines(capsys: pytest.CaptureFix
     assert " 1 slow only once" in capsys.readouterr().out
 
 
-def test_a_coordinator_keeps_no_more_after_twice_as_many_messages() -> None:
+@pytest.mark.timeout(400)
+def test_a_coordinator_keeps_no_more_after_more_messages() -> None:
     """Of 1,000 and 2,000 messages it kept 106 and 110 KiB; in 400,000 of them the process grew by 0.7 MiB."""
     target = CoordinatorTarget(Random(1))
 
@@ -103,7 +104,9 @@ def test_a_coordinator_keeps_no_more_after_twice_as_many_messages() -> None:
 
     tracemalloc.start()
     try:
+        hear()
         first = hear()
-        assert hear() - first < MAX_GROWTH_BYTES
+        # What it keeps goes up and down by a long text or two; what it never gives back only goes up.
+        assert min(hear() for _ in range(3)) - first < MAX_GROWTH_BYTES
     finally:
         tracemalloc.stop()
