@@ -193,7 +193,7 @@ class Memory(Model):
     replicas: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 0
     """On so many other pods each pod's checkpoints are copied, so that they outlive its host. Their memory is that of
     sizeLimit, too: it must be 1 + replicas times as large."""
-    across: Annotated[str, Field(max_length=63)] = ""
+    across: Annotated[str, Field(max_length=63)] | None = None
     """Layer of topology.layers whose domains shall not hold two copies of one checkpoint, or host. Empty means the
     outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
 

@@ -186,7 +186,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
         "copies": 0 if spec.memory is None else spec.memory.replicas,
-        "across": "" if spec.memory is None else spec.memory.across,
+        "across": "" if spec.memory is None else spec.memory.across or "",
     }
 
 
