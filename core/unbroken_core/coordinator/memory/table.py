@@ -513,8 +513,16 @@ class Checkpoints:
             for uid, digests in step.holders.get(rank, {}).items()
             if digests.data and (keeping is None or not digests.owner or digests.owner in keeping.get(uid, ()))
         }
-        num_domains = len({self.domains.get(uid, ()) for uid in homes})
-        return min(len({self._places[uid].arena for uid in homes}), num_domains)
+        # One failure takes an arena, or a domain; what shares either with another goes with it.
+        groups: list[set[object]] = []
+        for uid in homes:
+            domain = self.domains.get(uid, ())
+            if "" in domain:
+                continue  # It may be any of the others.
+            marks: set[object] = {("arena", self._places[uid].arena), ("domain", domain)}
+            joined = [group for group in groups if group & marks]
+            groups = [group for group in groups if not group & marks] + [marks.union(*joined)]
+        return max(len(groups), min(len(homes), 1))
 
     # ------------------------------------------------------------------------------------------------------- loads
 

@@ -56,7 +56,8 @@ class _DeviceCheck(HealthCheck):
         return state
 
     def _look(self) -> None:
-        raise NotImplementedError
+        """Look at the device: each kind of check has its own. Raises NotCheckedError, DeviceError."""
+        raise NotImplementedError(f"{type(self).__name__} looks at nothing")
 
     def _say_not_checked(self, reason: Exception) -> None:
         if not self._has_said:

@@ -166,6 +166,29 @@ def test_a_step_is_protected_once_every_shard_has_enough_copies_in_other_domains
     assert told.table.newest_protected(1) is None, "all in one rack"
 
 
+def test_a_pod_whose_rack_is_not_known_may_stand_in_any_and_protects_nothing() -> None:
+    told = all_copied(10)
+    assert told.table.newest_protected(1) == key(10)
+    told.table.assign({}, RACKS | {"b": ("",)})
+    assert told.table.newest_protected(1) is None
+
+
+def test_homes_that_share_a_memory_or_a_rack_are_lost_together() -> None:
+    """By the number of memories and of racks alone these would be three; two failures take all."""
+    told = Told(is_assigned=False)
+    homes = {"a": ("m1", "r1"), "b": ("m1", "r2"), "c": ("m1", "r3"), "d": ("m2", "r1"), "e": ("m3", "r1")}
+    told.table.begin(0, {0: "a"})
+    told.table.assign({uid: ["a"] for uid in "bcde"}, {uid: (rack,) for uid, (_memory, rack) in homes.items()})
+    shards = ((0, "1a", "d"),)
+    for uid, (memory, _rack) in homes.items():
+        teller = Teller(uid, f"pod-{uid}", 9, 64, lambda other: other in told.living)
+        holdings = (Holding("a", 1, 0, 10, 1, shards),) if uid == "a" else ()
+        copies = () if uid == "a" else (Copy("a", 1, 0, 10, 1, shards),)
+        told.table.receive(teller, Held({"m1": "01", "m2": "02", "m3": "03"}[memory], holdings, (), copies, "h", 7))
+    assert told.table.newest_complete() == key(10, world_size=1)
+    assert not told.table.is_protected(key(10, world_size=1), 2)
+
+
 def test_the_loss_of_a_pod_ends_the_protection_and_not_the_step() -> None:
     told = all_copied(10)
     told.lose("b")
