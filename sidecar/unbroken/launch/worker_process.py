@@ -27,6 +27,7 @@ class WorkerProcess:
     error: str = ""
     streams: list[Stream] = field(default_factory=list)
     kill_at_s: float | None = None
+    is_told_to_end: bool = False
     log: Log | None = None
     log_stack_at_s: float | None = None
     is_forked: bool = False

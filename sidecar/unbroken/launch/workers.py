@@ -237,15 +237,19 @@ class Workers:
     @staticmethod
     def _end(process: WorkerProcess, number: int, grace_s: float, now_s: float) -> None:
         # A stopped process takes no signal but SIGKILL until it is continued; it must do nothing else then.
+        process.is_told_to_end = True
         signal_group(process.pid, number)
         signal_group(process.pid, signal.SIGCONT)
         due_s = now_s + max(grace_s, 0.0)
         process.kill_at_s = due_s if process.kill_at_s is None else min(process.kill_at_s, due_s)
 
     def expect_ends(self) -> None:
-        """From now on processes are to end by themselves, and well; those that were told to end are not among them."""
-        alive = (worker for worker in self._workers if worker.is_alive and worker.process.kill_at_s is None)
-        self._expected = {worker.local_rank: worker.process.incarnation for worker in alive}
+        """From now on processes are to end by themselves, and well; those that were told to end are not among them.
+
+        A released worker may have ended before this launcher heard that the job is over: it counts, too.
+        """
+        own = (worker for worker in self._workers if not worker.process.is_told_to_end)
+        self._expected = {worker.local_rank: worker.process.incarnation for worker in own}
 
     @property
     def failed_end(self) -> int:

@@ -361,6 +361,27 @@ def test_shutdown_lets_workers_end_and_gives_the_exit_code(start: Begin) -> None
     assert "the job is over: all done" in agent.text()
 
 
+def test_bad_end_is_the_exit_code_also_when_it_came_before_the_word_that_training_is_over(start: Begin) -> None:
+    """The agent releases workers and launcher at once: a worker may be the quicker one."""
+    agent = start(["sleep", "1000"])
+    agent.spawn()
+    os.kill(agent.wait_for(lambda said: said.processes[0].pid).processes[0].pid, signal.SIGKILL)
+    assert agent.wait_exit().exit_code == -9
+    agent.say(Shutdown(0, 30.0, "done"))
+    assert agent.process.wait(LIMIT_S) == 137
+
+
+def test_end_that_the_agent_wanted_is_not_the_exit_code(start: Begin) -> None:
+    stubborn = "import signal,time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(1000)"
+    agent = start(python(stubborn))
+    agent.spawn()
+    agent.wait_output("on")
+    agent.say(End(0, 0, 0.1))
+    assert agent.wait_exit().exit_code == -9
+    agent.say(Shutdown(0, 30.0, "done"))
+    assert agent.process.wait(LIMIT_S) == 0
+
+
 def test_flood_of_output_is_complete_on_console_and_in_the_log(start: Begin, tmp_path: Path) -> None:
     """4.9, 4.11"""
     code = "import sys; sys.stdout.write(''.join(f'line {i} ' + 'x' * 80 + '\\n' for i in range(50000)))"
