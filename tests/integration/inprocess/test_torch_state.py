@@ -1,8 +1,11 @@
 """What torch keeps of a former rank, in one process with groups that are made up: rank 1 becomes rank 0."""
 
+import functools
 import gc
 import logging
 import pickle
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -129,6 +132,19 @@ def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
 def test_every_name_of_the_list_is_in_this_torch() -> None:
     slow, missing = caches.empty_all()
     assert (slow, missing) == ([], [])
+
+
+def test_singletons_of_accelerate_are_emptied_where_it_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    names = ("AcceleratorState", "PartialState", "GradientState")
+    module = types.ModuleType("accelerate.state")
+    for name in names:
+        setattr(module, name, types.SimpleNamespace(_reset_state=functools.partial(emptied.append, name)))
+    monkeypatch.setitem(sys.modules, "accelerate.state", module)
+    assert caches.empty_all() == ([], [])
+    assert emptied == list(names)
+    del module.GradientState._reset_state
+    assert caches.empty_all() == ([], ["accelerate.state.GradientState._reset_state"])
 
 
 def test_process_that_writes_checkpoints_is_handed_over_to_be_ended() -> None:

@@ -132,4 +132,8 @@ MEMORIES: tuple[Memory, ...] = (
     # Groups of the compiler's own.
     Memory("torch._dynamo.distributed", "_COMPILE_PG", _forget),
     Memory("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
+    # Singletons of Accelerate, which Hugging Face's Trainer uses: a new Accelerator has the former rank and world size.
+    Memory("accelerate.state", "AcceleratorState._reset_state", _call),
+    Memory("accelerate.state", "PartialState._reset_state", _call),
+    Memory("accelerate.state", "GradientState._reset_state", _call),
 )
