@@ -31,10 +31,10 @@ class Model(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Failing(TrainerCallback):  # type: ignore[misc]
+class Failing(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """Fails once."""
 
-    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]  # as transformers names them
         """Raise on rank 1 after step 7."""
         if (args.process_index, state.global_step) == (1, 7):
             raise RuntimeError("rank 1 fails once")

@@ -72,7 +72,7 @@ def _refuse(trainer: Trainer) -> None:
         raise ValueError("transformers: want a release whose Trainer has _load_from_checkpoint, got one without it")
 
 
-class _Callback(TrainerCallback):  # type: ignore[misc]
+class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """What the Trainer calls, for one iteration."""
 
     def __init__(self, trainer: Trainer, call: inprocess.CallWrapper, every: int | None) -> None:

@@ -10,7 +10,7 @@ from unbroken import inprocess
 from unbroken.integrations import huggingface
 
 
-class AfterStep(TrainerCallback):  # type: ignore[misc]
+class AfterStep(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
     """Calls `after_step`."""
 
     def __init__(self, call: inprocess.CallWrapper) -> None:

@@ -1,4 +1,4 @@
-"""What training frameworks keep for the whole process, by doubles with their names: Accelerate's states, a rank."""
+"""Singletons of training frameworks, by doubles with their names: Accelerate's states, Lightning's rank."""
 
 import sys
 from types import ModuleType, SimpleNamespace
