@@ -22,7 +22,7 @@ from unbroken_cli.text import why_lines
 from unbroken_core.errors import InputError
 
 if TYPE_CHECKING:
-    from unbroken_cli.sources.kube import Cluster
+    from unbroken_cli.sources.kube import ClusterClient
 
 _EXEC_TIMEOUT_S = 60.0
 _LOOK_S = 1.0
@@ -101,7 +101,7 @@ def _result(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> d
 
 
 def _inject(
-    cluster: "Cluster", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
+    cluster: "ClusterClient", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
 ) -> int | None:
     """Return the process that was hit, None for a pod."""
     if not kind.signal:

@@ -24,7 +24,7 @@ Domains = defaultdict[Domain, list[str]]
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CopyHolder:
     """A pod that can keep copies."""
 
     uid: str
@@ -53,7 +53,7 @@ class Ring:
 class _Draft:
     """Rings in the making."""
 
-    keepers: dict[str, Keeper]
+    keepers: dict[str, CopyHolder]
     copies: int
     rings: list[list[str]] = field(default_factory=list)
 
@@ -72,7 +72,7 @@ class _Draft:
         return next(depth for depth in range(least, deepest + 1) if depth == deepest or self.are_apart(uids, depth))
 
 
-def assign_buddies(keepers: Iterable[Keeper], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
+def assign_buddies(keepers: Iterable[CopyHolder], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
     """Return the rings; an active pod in none of them has nobody who could keep its copies.
 
     `depth` is the index of the layer of which the members shall be in different domains. Rings of `previous` stay as

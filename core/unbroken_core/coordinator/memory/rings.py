@@ -8,7 +8,7 @@ from unbroken_core.coordinator.memory.holders import Run
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.messages import Buddies
 from unbroken_core.plurals import counted
-from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies
+from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Arrangement:
     """In words, what a protected step outlives."""
 
 
-def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
+def arrange(keepers: Iterable[CopyHolder], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
     """Return the rings; those of before stay where they still do."""
     keepers = list(keepers)
     rings = assign_buddies(keepers, wish.copies, wish.depth, previous)
@@ -69,7 +69,7 @@ def _in_words(wish: Wish, depth: int, num_alone: int) -> str:
 
 
 @dataclass
-class Copying:
+class CopyRings:
     """What is in force, and what pods were told of it. Changed in place."""
 
     arrangement: Arrangement = field(default_factory=Arrangement)
