@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from unbroken_operator.adapters.backoff import after_failure_s
-from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable
+from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable, NotLeading
 from unbroken_operator.adapters.executor import Executor, Services
 from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
@@ -340,7 +340,9 @@ class JobWorker:
         if self.is_gone:
             return
         delay_s = after_failure_s(error, num_errors, random.random())
-        logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
+        # Of the lease one line tells, for all jobs.
+        level = logging.DEBUG if isinstance(error, NotLeading) else logging.WARNING
+        logger.log(level, "plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
         await asyncio.sleep(delay_s)
 
     async def check_existence(self) -> None:
