@@ -56,13 +56,12 @@ class BoundedAnswer(ResponseHandler):
             if not self._has_head:
                 self._num_head_bytes += min(len(data) - start, SLICE_BYTES)
                 if self._num_head_bytes > MAX_HEAD_BYTES:
-                    return self._refuse(f"the head of its answer has more than {MAX_HEAD_BYTES} bytes")
+                    self._refuse(f"the head of its answer has more than {MAX_HEAD_BYTES} bytes")
         if 0 < len(data) < SMALL_BYTES:
             self._num_small += 1
             if self._num_small > NUM_SMALL and self._resting is None and self.transport is not None:
                 self.transport.pause_reading()
                 self._resting = self._loop.call_later(REST_S, self._go_on)
-        return None
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Go on reading, which each read of the body asks for, but not while it rests."""
