@@ -92,7 +92,7 @@ class Reader:
         shutil.copytree(ROOT / "examples", folder / "examples")
         (folder / "crds").symlink_to(ROOT / "crds")
         (folder / "state").mkdir()
-        self._change("digits.yaml", {**SMALLER, "/tmp/unbroken-digits": str(folder / "data")})
+        self._change("digits.yaml", SMALLER)
         with (folder / "examples" / "nodes-10.yaml").open("a") as nodes:
             nodes.write(f"- name: {NEW_NODE}\n")
 
