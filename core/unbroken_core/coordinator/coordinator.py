@@ -89,6 +89,11 @@ class Coordinator:
         """State of the job."""
         return self._job.phase.kind
 
+    def is_named(self, uid: str, pod: str) -> bool:
+        """Return whether the operator says that the pod of this name has this uid."""
+        seen = self._job.cluster.pods.get(uid)
+        return seen is not None and seen.pod == pod
+
     def next_deadline_s(self) -> float | None:
         """Return when a Tick is due, unless another event comes first; None when only an event can change anything."""
         return None if self._deadline_s == math.inf else self._deadline_s

@@ -117,13 +117,17 @@ class Server:
         can_halt = CAN_HALT in request.headers.get(FEATURES_HEADER, "").split(",")
         peer = self._service.join(hello, transport, can_halt)
         budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        wanted: CertificateRequest | None = None
         try:
             with self._token_guard.held(request, peer.close):
                 while (message := await self._next_message(connection, _OF_MEMBERS, None)) is not None:
                     if isinstance(message, CertificateRequest):
-                        await self._certify(peer, hello, message)
+                        wanted = self._checked(peer, message)
                     else:
                         self._service.receive(peer, message)
+                    if wanted is not None and self._service.is_named(hello):
+                        await self._certify(peer, hello, wanted)
+                        wanted = None
                     wait_s = budget.take(self._loop.time())
                     if wait_s > 0:
                         # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
@@ -132,10 +136,18 @@ class Server:
         finally:
             self._service.leave(peer)
 
-    async def _certify(self, peer: Peer, hello: Hello, message: CertificateRequest) -> None:
-        """Vouch for the key of a member's keeper: for that of its own pod alone, whatever the request names."""
+    def _checked(self, peer: Peer, message: CertificateRequest) -> CertificateRequest:
+        """Return the request of a member. Raises MessageRefused."""
         if not self._service.is_member(peer):
             raise MessageRefused(Refusal.OUT_OF_PLACE, "CertificateRequest: want it of a member, got it before Welcome")
+        return message
+
+    async def _certify(self, peer: Peer, hello: Hello, message: CertificateRequest) -> None:
+        """Vouch for the key of a keeper: for that of its own pod alone, whatever the request names.
+
+        The token proves the name of the pod, and the operator has told the uid of that name. Until it does, the request
+        waits for it, and for the next heartbeat: other pods would believe the certificate for as long as the job lives.
+        """
         # In a thread: it loads a package, and signs.
         vouch = self._vouching.certificate
         self._service.certify(peer, await asyncio.to_thread(vouch, message.request, hello.pod_uid, self._service.term))

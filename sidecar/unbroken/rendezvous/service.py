@@ -96,6 +96,10 @@ class Service:
         """Return whether this connection is the one over which its pod is in the job."""
         return peer.is_member and peer.session in self._peers
 
+    def is_named(self, hello: Hello) -> bool:
+        """Return whether the operator says the same of this pod as its agent."""
+        return self._coordinator.is_named(hello.pod_uid, hello.pod)
+
     def certify(self, peer: Peer, certificate: Certificate) -> None:
         """Answer a member's request."""
         self._perform([Send(peer.session, certificate)])

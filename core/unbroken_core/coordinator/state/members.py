@@ -98,6 +98,8 @@ class Members:
         self._minimum_ranks_per_pod = rules.minimum_ranks_per_pod
         self.ranking = Ranking(rules)
         self.by_uid: dict[str, Member] = {}
+        self.by_pod: dict[str, Member] = {}
+        """By the names of their pods."""
         self.by_session: dict[str, Member] = {}
         # Ordered: the first of a dict is far to seek once many before it were taken out.
         self.heard: OrderedDict[str, None] = OrderedDict()
@@ -251,6 +253,7 @@ class Members:
         if member.session is not None:
             self.by_session.pop(member.session, None)
         self.by_uid[member.uid] = member
+        self.by_pod[member.pod] = member
         self.absent.pop(member.uid, None)
         self.by_session[session] = member
         member.session = session
@@ -274,6 +277,8 @@ class Members:
         """Forget a member."""
         self._unbind(member, 0.0)
         del self.by_uid[member.uid]
+        if self.by_pod.get(member.pod) is member:
+            del self.by_pod[member.pod]
         if member.uid in self._expected:
             self.absent[member.uid] = self._expected[member.uid]
         member.seat({}, {})

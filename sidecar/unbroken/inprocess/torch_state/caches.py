@@ -3,8 +3,8 @@
 torch's caches compare two meshes by their ranks and layout, not by the rank that asks: to one of them, the mesh of
 the iteration that has ended *is* the new one, and its offsets are those of the former rank. A checkpoint written with
 them reads back wrong, without an error. The list was made by reading torch 2.13; for each entry, what it does when
-stale was tried. A name that the torch at hand does not have is reported, not skipped: nobody knows then what took its
-place.
+stale was tried. Accelerate's states are on it as well. A name that the torch at hand does not have is reported, not
+skipped: nobody knows then what took its place.
 """
 
 import logging
@@ -132,4 +132,8 @@ MEMORIES: tuple[Memory, ...] = (
     # Groups of the compiler's own.
     Memory("torch._dynamo.distributed", "_COMPILE_PG", _forget),
     Memory("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
+    # Accelerate's states are shared by all objects of a process: a new Accelerator() takes rank and world from them.
+    Memory("accelerate.state", "GradientState._reset_state", _call),
+    Memory("accelerate.state", "AcceleratorState._reset_state", _call),
+    Memory("accelerate.state", "PartialState._reset_state", _call),
 )

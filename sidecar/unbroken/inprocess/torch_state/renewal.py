@@ -10,9 +10,10 @@ docs/design/0017-nothing-stale.md.
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unbroken.inprocess.exception import StaleStateError
 from unbroken.inprocess.torch_state import caches
@@ -66,6 +67,7 @@ class TorchState:
             self._compiled.drop("rank or world changed")
             self._meshes.has_changed = True
         self._layout = layout
+        _tell_lightning(layout.rank)
 
     @property
     def problem(self) -> str:
@@ -95,6 +97,15 @@ class TorchState:
             import torch  # noqa: PLC0415 - the package's import must stay cheap
 
             return (
-                f"torch {torch.__version__} lacks what empties its memory of the former one: {', '.join(self._missing)}"
+                "what empties the memory of the former one cannot be found, or fails "
+                f"(torch {torch.__version__}): {', '.join(self._missing)}"
             )
         return ""
+
+
+def _tell_lightning(rank: int | None) -> None:
+    """Set the rank that Lightning reads when it is imported: what runs before a strategy's own setup uses it."""
+    module = sys.modules.get("lightning_utilities.core.rank_zero")
+    only: Any = getattr(module, "rank_zero_only", None)
+    if rank is not None and hasattr(only, "rank"):
+        only.rank = rank
