@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from unbroken_operator.api import layout
 
 from .operator_bench import Bench, bench, operator
 from .pod_security import violations
+from .test_operator_on_api_server import report
 
 ROOT = Path(__file__).parents[3]
 DEFAULTS = yaml.safe_load((ROOT / "charts" / "unbroken" / "values.yaml").read_text())["defaults"]
@@ -74,6 +76,21 @@ async def check_accepted(made: Bench) -> None:
     assert (await made.condition("digits", "PodsReady"))["reason"] != "WriteRefused"
 
 
+async def check_ipv6(made: Bench) -> None:
+    """The operator follows a rendezvous whose pod has an IPv6 address, and nothing else."""
+    rendezvous = await made.rendezvous("limited")
+    async with rendezvous.serving("::1") as address:
+        await made.run_pod("limited-rendezvous-0", address)
+        await made.run_pod("limited-0", address)
+        pods = [await made.kube.get(made.path("pods", "limited-0"))]
+        await rendezvous.say(dataclasses.replace(report(pods, 1), job="limited"))
+
+        async def is_followed() -> bool:
+            return bool(rendezvous.observations) and (await made.condition("limited", "Running"))["status"] == "True"
+
+        await eventually(is_followed, "a job that runs")
+
+
 async def check_refused(made: Bench) -> None:
     """What has no limits is refused here: so the quota is in force, and the operator says what it wants."""
     await made.apply("loose", template={"spec": {"containers": [container({})]}})
@@ -104,6 +121,7 @@ def test_the_example_runs_under_a_quota_a_limit_range_and_the_restricted_standar
             await make_strict(made)
             with operator(made, *chart_arguments(made)):
                 await check_accepted(made)
+                await check_ipv6(made)
                 await check_refused(made)
 
     asyncio.run(scenario())
