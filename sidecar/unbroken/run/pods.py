@@ -79,7 +79,8 @@ class Recipes:
     def rendezvous_url(self) -> str:
         """URL at which agents and this run reach the rendezvous."""
         scheme = "http" if self.certificates is None else "https"
-        return f"{scheme}://{self.rendezvous_host}:{RENDEZVOUS_PORT}"
+        host = f"[{self.rendezvous_host}]" if ":" in self.rendezvous_host else self.rendezvous_host
+        return f"{scheme}://{host}:{RENDEZVOUS_PORT}"
 
     @property
     def page_command(self) -> list[str]:
