@@ -291,7 +291,7 @@ def test_pickled_mesh_is_as_torch_writes_it() -> None:
 
 
 def test_torch_that_lacks_a_name_keeps_its_rank_or_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = caches.Memory("torch.distributed.device_mesh", "_renamed.cache", caches._clear)
+    unknown = caches.TorchCache("torch.distributed.device_mesh", "_renamed.cache", caches._clear)
     monkeypatch.setattr(caches, "MEMORIES", (*caches.MEMORIES, unknown))
     state = TorchState()
     with state.watched(0):
@@ -308,7 +308,7 @@ def test_memory_that_fails_to_be_emptied_counts_as_one_that_is_full(monkeypatch:
     def fail(_holder: Any, _name: str) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(caches, "MEMORIES", (caches.Memory("torch", "compiler", fail),))
+    monkeypatch.setattr(caches, "MEMORIES", (caches.TorchCache("torch", "compiler", fail),))
     assert caches.empty_all() == ([], ["torch.compiler"])
 
 
