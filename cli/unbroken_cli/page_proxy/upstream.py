@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_cli.errors import CommandError
+from unbroken_cli.errors import CommandError, refusal_hint
 from unbroken_cli.fetching import fetch
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
@@ -120,7 +120,8 @@ class PortForward:
         if not found:
             self._end()
             text = " ".join(said) or f"no output within {_FORWARD_S:g} s"
-            raise CommandError(f"kubectl port-forward: {text}; you need create on pods/portforward")
+            hint = refusal_hint(text, "pods/portforward", "use --url with the address of the rendezvous")
+            raise CommandError(f"kubectl port-forward: {text}; {hint}")
         return found[0]
 
 

@@ -30,6 +30,7 @@ LINGER_S = 1.0
 """So long a client that was answered before it had sent its whole body may go on sending: else it sees no answer."""
 LOG_S = 60.0
 """Between two lines about connections that were closed for the same reason."""
+_ANY = "::"
 _ACCEPT_PAUSE_S = 0.5
 SMALL_BYTES, NUM_SMALL = 512, 64
 """So many pieces of a request may be small: API servers, probes and scrapers send one or two."""
@@ -149,20 +150,38 @@ def _without_chunks(on_refused: RefusalObserver) -> Middleware:
 
 
 async def _bind(address: Address) -> list[socket.socket]:
-    """Return sockets that listen. Raises InputError."""
+    """Return sockets that listen. Raises InputError.
+
+    `::` means all addresses of both families; on a machine without IPv6 those of IPv4.
+    """
     sockets: list[socket.socket] = []
+    if address.host == _ANY:
+        address = address if _has_ipv6() else Address("0.0.0.0", address.port)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, where in dict.fromkeys((item[0], item[4]) for item in found):
-            sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+            is_dual = address.host == _ANY
+            sockets.append(socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual))
             sockets[-1].setblocking(False)
     except OSError as error:
         for one in sockets:
             one.close()
         raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
     return sockets
+
+
+def _has_ipv6() -> bool:
+    """Whether the kernel lets a socket have all addresses of both families."""
+    if not socket.has_dualstack_ipv6():
+        return False
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as tried:
+        try:
+            tried.bind((_ANY, 0))
+        except OSError:
+            return False
+    return True
 
 
 class _Door:
@@ -198,7 +217,7 @@ class _Door:
                     logger.warning("cannot accept listen=%s error=%s", self._where, error)
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            host = str(peer[0])
+            host = str(peer[0]).removeprefix("::ffff:")
             num_there = len(self._open.get(host, ()))
             if num_there >= self._limits.of_one_address:
                 connection.close()

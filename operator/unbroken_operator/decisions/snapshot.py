@@ -238,6 +238,8 @@ class PlanMemory:
     """Of what there was too much lately."""
     next_pod_ordinal: int = 0
     """No lower one is free, whatever the status says: it may be that of a backup."""
+    unused_ordinals: frozenset[int] = frozenset()
+    """Reserved for training pods that were certainly never made: the API server refused them, or was not asked."""
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
@@ -324,6 +326,11 @@ class Snapshot:
         """The operator's options as they hold for this job."""
         return replace(self.options, encrypts=self.is_encrypted, has_job_key=self.has_job_key)
 
+    @property
+    def reserved_pod_ordinals(self) -> int:
+        """The lowest ordinal that was never reserved for a training pod, as far as status and memory tell."""
+        return max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
+
     @cached_property
     def next_pod_ordinal(self) -> int:
         """The lowest ordinal that no training pod ever had, as far as status, pods, memory and report tell.
@@ -332,7 +339,9 @@ class Snapshot:
         and the rendezvous know them, and are believed up to a bound: anybody who may create pods in the namespace can
         make one that looks like the job's, and the image of the rendezvous is the user's.
         """
-        told = max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
+        told = self.reserved_pod_ordinals
+        while told - 1 in self.memory.unused_ordinals:
+            told -= 1
         known = max([told, *(number + 1 for number in self._ordinals(layout.TRAINER) if number < told + MAX_AHEAD)])
         members = () if self.report is None else self.report.pods
         ordinals = {pod.pod: layout.pod_ordinal(pod.pod) for pod in members}

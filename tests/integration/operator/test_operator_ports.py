@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.web import Application
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -163,6 +164,17 @@ async def test_each_connection_serves_one_request() -> None:
         # The answer is read until the server closes: with keep-alive this would not end.
         status, text = await ask(port, json.dumps(a_review(a_job())).encode(), "Connection: keep-alive\r\n")
         assert (status, json.loads(text)["response"]["allowed"]) == (200, True)
+
+
+@in_loop
+async def test_all_addresses_of_both_families_are_served_at_one_port() -> None:
+    """`[::]`, as the chart says: the kubelet of an IPv6-only cluster comes over IPv6, all others over IPv4."""
+    async with listening(Application(), Address("::", 0)) as port:
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404"), host
+            writer.close()
 
 
 @in_loop
