@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
-FRAMEWORKS = ("fsdp2", "hf")
+FRAMEWORKS = ("fsdp2", "hf", "lightning_job")
 NUM_STEPS = 30
 TOLERANCE = 1e-5
 """Of each weight in worlds of other sizes: the sums of gradients are made in another order."""
