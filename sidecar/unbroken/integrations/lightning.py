@@ -209,11 +209,11 @@ class Resume(Callback):  # type: ignore[misc]  # the package brings no types her
             checkpoint[type(trainer.precision_plugin).__qualname__] = progress["precision"]
 
     def _samples(self) -> dict[str, Any]:
-        return {} if self._batches is None else self._batches.state_dict()
+        return {} if self._batches is None else self._batches.describe()
 
     def _refuse_samples(self, before: dict[str, Any]) -> None:
         if self._batches is not None and before:
-            self._batches.load_state_dict(before)
+            self._batches.check(before)
 
 
 class _FromFile:
