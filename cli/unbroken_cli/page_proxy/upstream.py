@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_cli.errors import CommandError
+from unbroken_cli.errors import CommandError, refusal_hint
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import checked_secret
@@ -136,7 +136,8 @@ class PortForward:
         if not found:
             self._end()
             text = " ".join(said) or f"no output within {_FORWARD_S:g} s"
-            raise CommandError(f"kubectl port-forward: {text}; you need create on pods/portforward")
+            hint = refusal_hint(text, "pods/portforward", "use --url with the address of the rendezvous")
+            raise CommandError(f"kubectl port-forward: {text}; {hint}")
         return found[0]
 
 

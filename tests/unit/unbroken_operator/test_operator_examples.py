@@ -12,6 +12,9 @@ from unbroken_operator.decisions.admission import ValidSpec, admit
 from .operator_world import World
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+KNOWN = (layout.KIND, "PersistentVolumeClaim", "ClusterRole", "ClusterRoleBinding")
+"""These are there where the operator is."""
+FOREIGN = {"PodGroup": "podgroups.scheduling.x-k8s.io", "AppWrapper": "appwrappers.workload.codeflare.dev"}
 GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 
 
@@ -32,6 +35,15 @@ def world_of(job: dict[str, Any]) -> World:
 @pytest.mark.parametrize("name", ["digits.yaml", "digits-coscheduling.yaml"])
 def test_the_job_of_an_example_is_admitted(name: str) -> None:
     assert world_of(objects(name)[layout.KIND]).condition("Admitted")[0] == "True"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("digits*.yaml")))
+def test_an_example_creates_nothing_where_a_kind_of_others_is_missing(name: str) -> None:
+    """kubectl creates what it knows and fails at the rest: a job without its group would be left."""
+    wanted = [FOREIGN[kind] for kind in objects(name) if kind not in KNOWN]
+    header = (EXAMPLES / name).read_text()
+    checks = "".join(f"kubectl get crd {crd} && " for crd in wanted)
+    assert f"#   {checks}kubectl apply -f examples/{name}\n" in header
 
 
 def test_kueue_is_told_of_as_many_pods_as_the_job_makes() -> None:

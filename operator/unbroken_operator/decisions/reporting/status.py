@@ -49,7 +49,8 @@ def next_status(
     report = snapshot.report
     if isinstance(verdict, ValidSpec):
         status.setdefault("accepted", accepted_facts(verdict.spec))
-        status["nextPodOrdinal"] = ordinals.pod
+        # Not lower than before: those that were reserved and not used are in this operator's memory alone.
+        status["nextPodOrdinal"] = max(ordinals.pod, snapshot.reserved_pod_ordinals)
         status["nextRendezvousOrdinal"] = ordinals.rendezvous
         status["selector"] = (
             f"{layout.JOB_LABEL}={snapshot.name},{layout.COMPONENT_LABEL}={layout.TRAINER},"
