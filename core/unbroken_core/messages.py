@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held, MemoryStatus, Peer, Restore
+from unbroken_core.findings import Health
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
@@ -219,6 +220,8 @@ class Hello:
     """Seconds since workers of this pod entered the plan's iteration, as far as this agent saw it; 0: not known."""
     over_ago_s: float = 0.0
     """Seconds since this agent knows that the plan's iteration is over; 0: it does not."""
+    health: Health | None = None
+    """What the checks of devices and links say; None: nothing yet, or there is no watch."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,8 @@ class Report:
     """Seconds since the last of the workers that this shows in a new iteration was told to enter it."""
     memory: Held | None = None
     """What its keeper has; None: as this connection told last."""
+    health: Health | None = None
+    """What the checks of devices and links say; None: as this connection told last."""
 
 
 @dataclass(frozen=True)

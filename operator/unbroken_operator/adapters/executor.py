@@ -18,6 +18,7 @@ from unbroken_operator.adapters.errors import (
     KubeNotServed,
     KubeRefused,
     KubeUnavailable,
+    NotLeading,
     RendezvousUnreachable,
 )
 from unbroken_operator.adapters.job_secret import JobSecret
@@ -173,7 +174,7 @@ class Executor:
 
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
-            raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
+            raise NotLeading
         self.attempts[type(action)] += 1
         await self._dispatch(action)
         self.num_done += 1

@@ -53,7 +53,7 @@ class OperatorMetrics:
             ["because"],
             registry=self.registry,
         )
-        for closed_because in ("too-many", "handshake", "slow"):
+        for closed_because in ("too-many", "handshake", "slow", "in-pieces"):
             self.refused_connections.labels(closed_because)
         self.quarantine_withheld = Counter(
             "unbroken_operator_quarantine_withheld",

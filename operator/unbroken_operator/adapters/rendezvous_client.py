@@ -17,6 +17,7 @@ from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, Earlier, JobStatus, Observation
 from unbroken_core.wire import encode
+from unbroken_operator.adapters.bounded_answer import bounded_connector
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 from unbroken_operator.api import layout
@@ -77,7 +78,7 @@ class RendezvousApi:
     async def _open(self) -> None:
         # A long poll per job: the number of connections is the number of jobs. A few bytes may unpack to gigabytes.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=bounded_connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from unbroken.launch.config import LaunchConfig
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
@@ -45,6 +45,8 @@ class Workers:
         self._is_log_refused = False
         self._new_streams: list[Stream] = []
         self._forking: Forking | None = None
+        self.note_other_end: Callable[[int], None] = lambda _pid: None
+        """Called with the number of each reaped process that was no worker."""
         self._expected: dict[int, int] = {}
         """Incarnations that are to end by themselves, and well, by local rank: the training is over."""
 
@@ -324,8 +326,10 @@ class Workers:
             if worker is not None:
                 # Before it is reaped: until then its group's number cannot be reused.
                 signal_group(pid, signal.SIGKILL)
-            elif self._forking is not None:
-                self._forking.note_end(pid)
+            else:
+                if self._forking is not None:
+                    self._forking.note_end(pid)
+                self.note_other_end(pid)
             _, status = os.waitpid(pid, 0)
             if worker is not None:
                 self._note_exit(worker, os.waitstatus_to_exitcode(status))

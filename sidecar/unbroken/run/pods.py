@@ -116,7 +116,7 @@ class Recipes:
             **trust,
             "UNBROKEN_TOKEN_FILE": str(pod.token_file),
             "UNBROKEN_PRIVATE_DIR": str(pod.private_folder),
-            **self._memory(),
+            **self._memory(pod),
             "UNBROKEN_RENDEZVOUS_URL": self.rendezvous_url,
             "UNBROKEN_METRICS_LISTEN": f"{pod.address}:{AGENT_METRICS_PORT}",
             "UNBROKEN_DOMAINS": "/".join(pod.domains),
@@ -147,11 +147,18 @@ class Recipes:
         """Return the user's environment without variables of another job."""
         return {name: value for name, value in self.base.items() if not name.startswith("UNBROKEN_") or name in _USERS}
 
-    def _memory(self) -> dict[str, str]:
+    def memory_of(self, pod: Pod) -> Path | None:
+        """Return the folder with the memory of this pod alone, which ends with it; None: all pods share theirs.
+
+        With copies a pod is to lose what a host would. Without them pods of one machine read each other's memory.
+        """
+        return None if self.memory is None or not self.options.settings.copies else self.memory / pod.folder.name
+
+    def _memory(self, pod: Pod) -> dict[str, str]:
         if self.memory is None:
             return {}
         return {
-            "UNBROKEN_MEMORY_DIR": str(self.memory),
+            "UNBROKEN_MEMORY_DIR": str(self.memory_of(pod) or self.memory),
             "UNBROKEN_MEMORY_LIMIT": str(self.options.memory_bytes),
             "UNBROKEN_MEMORY_PORT": str(COPIES_PORT),
         }

@@ -1,9 +1,17 @@
-"""A training of Hugging Face's Trainer: with evaluations, a schedule of learning rates, clipping and dropout."""
+"""A training of Hugging Face's Trainer: with evaluations, a schedule of learning rates and clipping."""
 
-import os
 from typing import Any
 
-from tests.integrations.jobs.training import NUM_STEPS, OUT, after_step, finish, make_model, make_samples, share
+from tests.integrations.jobs.training import (
+    NUM_STEPS,
+    OUT,
+    after_step,
+    finish,
+    make_model,
+    make_samples,
+    share,
+    started,
+)
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from unbroken import inprocess
@@ -35,8 +43,7 @@ def train(call: inprocess.CallWrapper) -> None:
         eval_strategy="steps",
         eval_steps=3,
         logging_steps=2,
-        save_strategy=os.environ.get("TEST_SAVE", "no"),
-        save_steps=4,
+        save_strategy="no",
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=True,
@@ -49,4 +56,5 @@ def train(call: inprocess.CallWrapper) -> None:
 
 
 if __name__ == "__main__":
+    started()
     train()

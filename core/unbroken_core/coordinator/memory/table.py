@@ -111,8 +111,7 @@ class Checkpoints:
         self.num_reached = 0
         """Rises whenever another pod's keeper is reached, or somewhere else, or no more."""
         self.domains: dict[str, tuple[str, ...]] = {}
-        """Of each pod, from the outermost layer to that of which copies are in different ones. Those of which it is not
-        known are all in one."""
+        """From the outermost layer to that of which copies are in different ones. A pod not in it may be in any."""
         self._protected: tuple[int, int, StepKey | None] = (-1, 0, None)
         """(version, copies, newest step) of the last answer."""
         self._version = 0
@@ -516,8 +515,8 @@ class Checkpoints:
         # One failure takes an arena, or a domain; what shares either with another goes with it.
         groups: list[set[object]] = []
         for uid in homes:
-            domain = self.domains.get(uid, ())
-            if "" in domain:
+            domain = self.domains.get(uid)
+            if domain is None:
                 continue  # It may be any of the others.
             marks: set[object] = {("arena", self._places[uid].arena), ("domain", domain)}
             joined = [group for group in groups if group & marks]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held
+from unbroken_core.findings import Health
 from unbroken_core.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
 from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
@@ -59,6 +60,18 @@ class WorkerDied:
 
     local_rank: int
     incarnation: int
+
+
+@dataclass(frozen=True)
+class WatchReported:
+    """The watch on devices and links says what it sees."""
+
+    message: Health
+
+
+@dataclass(frozen=True)
+class WatchLost:
+    """The watch's connection closed."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +137,8 @@ Event = Union[
     WorkerReported,
     WorkerLost,
     WorkerDied,
+    WatchReported,
+    WatchLost,
     Connected,
     RendezvousSent,
     Disconnected,

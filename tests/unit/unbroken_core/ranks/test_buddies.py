@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,12 @@ def some_keepers(draw: st.DrawFn) -> list[Keeper]:
     return [Keeper(f"pod-{number}", (rack, host), active) for number, (rack, host, active) in enumerate(places)]
 
 
+def are_surely_apart(one: Keeper, other: Keeper, depth: int) -> bool:
+    """Whether they differ in a layer in which both are known."""
+    names = zip(one.domains[: depth + 1], other.domains, strict=False)
+    return any("" not in (mine, others) and mine != others for mine, others in names)
+
+
 def check(pods: list[Keeper], rings: list[Ring], copies: int) -> None:
     """What holds of every assignment."""
     by_uid = {pod.uid: pod for pod in pods}
@@ -41,8 +48,8 @@ def check(pods: list[Keeper], rings: list[Ring], copies: int) -> None:
     for ring in rings:
         assert copies < len(ring.members) <= 2 * copies + 1
         assert active & set(ring.members)
-        domains = {(*by_uid[uid].domains[: ring.depth + 1], uid if ring.depth == POD else "") for uid in ring.members}
-        assert len(domains) == len(ring.members), "two of one domain"
+        for one, other in combinations([by_uid[uid] for uid in ring.members], 2):
+            assert ring.depth == POD or are_surely_apart(one, other, ring.depth), "two that may be of one domain"
         kept = Counter(holder for uid in ring.members for holder in ring.holders(uid, copies))
         assert set(kept.values()) == {copies}, "one keeps more copies than it has"
         assert all(uid not in ring.holders(uid, copies) for uid in ring.members)
@@ -129,6 +136,18 @@ def test_pods_of_one_host_are_the_last_resort() -> None:
 def test_unknown_domains_are_not_taken_for_different_ones() -> None:
     pods = [Keeper("pod-0", ("", "host-0")), Keeper("pod-1", ("", "host-1"))]
     assert assign_buddies(pods, 1, RACK) == [Ring(("pod-0", "pod-1"), HOST)]
+
+
+def test_a_rack_that_is_not_known_may_be_that_of_the_others() -> None:
+    pods = [Keeper("pod-0", ("rack-1", "host-0")), Keeper("pod-1", ("", "host-1"))]
+    assert assign_buddies(pods, 1, RACK) == [Ring(("pod-1", "pod-0"), HOST)]
+    others = [Keeper(f"pod-{number}", (f"rack-{number}", f"host-{number}")) for number in (2, 3)]
+    assert assign_buddies([*pods, *others], 1, RACK) == [Ring(("pod-0", "pod-2"), RACK), Ring(("pod-3", "pod-1"), HOST)]
+
+
+def test_one_host_name_in_a_known_and_an_unknown_rack_may_be_one_host() -> None:
+    pods = [Keeper("pod-0", ("rack-1", "host-0")), Keeper("pod-1", ("", "host-0"))]
+    assert assign_buddies(pods, 1, HOST) == [Ring(("pod-1", "pod-0"), POD)]
 
 
 def test_racks_of_one_name_in_two_zones_are_two_racks() -> None:
