@@ -13,6 +13,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, admit
 from . import bad_manifests
 from .operator_bench import install_crd
 
+
 async def refusal(kube: Kube, job: bad_manifests.JsonObject) -> str:
     """Return what the API server says against a job, "" for nothing; the job is not made."""
     path = collection_path(layout.PLURAL, "default", layout.API_VERSION)
