@@ -8,7 +8,8 @@ from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
+from unbroken_core.findings import MAX_FINDINGS
+from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus
 from unbroken_core.reasons import JobPhase, Spent
 
 
@@ -54,6 +55,7 @@ def build_status(
         gained_s=gained_s,
         ran_for_s=ran_for_s,
         time=job.progress.account.spent(now_s),
+        health=_health_status(job) if job.health.by_uid else None,
     )
 
 
@@ -78,6 +80,17 @@ def _memory_status(job: JobState) -> MemoryStatus:
     return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
 
 
+def _health_status(job: JobState) -> HealthStatus:
+    table, members = job.health, job.members
+    found = [(uid, finding) for uid, finding in table.findings() if uid in members.by_uid]
+    found.sort(key=lambda item: (-item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity))
+    shown = (
+        PodFinding(members.by_uid[uid].pod, members.by_uid[uid].node, finding) for uid, finding in found[:MAX_FINDINGS]
+    )
+    unchecked = tuple(sorted(table.unchecked.items())[:MAX_FINDINGS])
+    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.assessment.held)
+
+
 def _clock(time: str) -> str:
     """Return a time without parts of a second: they would differ each time."""
     whole, dot, _parts = time.partition(".")
@@ -94,4 +107,5 @@ def _pod_status(job: JobState, member: Member) -> PodStatus:
         domains=job.members.ranking.names(member.uid),
         workers=tuple(place.state.phase for place in member.places.values()),
         is_connected=member.session is not None,
+        unfit=member.unfit,
     )

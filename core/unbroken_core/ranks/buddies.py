@@ -24,12 +24,12 @@ Domains = defaultdict[Domain, list[str]]
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CopyHolder:
     """A pod that can keep copies."""
 
     uid: str
     domains: tuple[str, ...]
-    """One a layer, outermost first, the host last; "" is unknown. All pods have as many."""
+    """One a layer, outermost first, the host last; "" is unknown, and may be any. All pods have as many."""
     is_active: bool = True
     """Whether it has shards of its own. Spares keep copies only where active pods do not suffice."""
 
@@ -49,22 +49,46 @@ class Ring:
         return tuple(self.members[(start + step) % len(self.members)] for step in range(copies))
 
 
+def known_domains(keepers: Collection[CopyHolder], depth: int) -> dict[str, Domain]:
+    """Return the domain of this layer of each pod of which it is known; those of two pods, if they differ, are two.
+
+    Each pod is a domain of the layer below the last. A pod whose name in this layer is not known may be in the domain
+    of any other; one with a name, but not in a layer further out, only in those of the same name.
+    """
+    found: dict[str, Domain] = {}
+    by_name: defaultdict[str, set[Domain]] = defaultdict(set)
+    for one in keepers:
+        domain = one.domains[: depth + 1]
+        if depth >= len(one.domains):
+            found[one.uid] = (*domain, one.uid)
+        elif domain[-1]:
+            found[one.uid] = domain
+            by_name[domain[-1]].add(domain)
+    if depth < min((len(one.domains) for one in keepers), default=0):
+        found = {uid: one for uid, one in found.items() if "" not in one or len(by_name[one[-1]]) == 1}
+    return found
+
+
 @dataclass
 class _Draft:
     """Rings in the making."""
 
-    keepers: dict[str, Keeper]
+    keepers: dict[str, CopyHolder]
     copies: int
     rings: list[list[str]] = field(default_factory=list)
+    known: dict[int, dict[str, Domain]] = field(default_factory=dict)
+    """By layer."""
 
-    def domain(self, uid: str, depth: int) -> Domain:
-        """Return the pod's domain of this layer; each pod is one of the layer below the last."""
-        keeper = self.keepers[uid]
-        return (*keeper.domains[: depth + 1], uid) if depth >= len(keeper.domains) else keeper.domains[: depth + 1]
+    def domain(self, uid: str, depth: int) -> Domain | None:
+        """Return the pod's domain of this layer; None where it is not known."""
+        if depth not in self.known:
+            self.known[depth] = known_domains(self.keepers.values(), depth)
+        return self.known[depth].get(uid)
 
     def are_apart(self, uids: Collection[str], depth: int) -> bool:
-        """Return whether all are in different domains of this layer; the unknown domain is one for all."""
-        return len({self.domain(uid, depth) for uid in uids}) == len(uids)
+        """Return whether all are in different domains of this layer, for sure."""
+        found = {self.domain(uid, depth) for uid in uids}
+        return None not in found and len(found) == len(uids)
 
     def depth(self, uids: Sequence[str], least: int) -> int:
         """Return the outermost layer, from `least` on, of which all are in different domains."""
@@ -72,7 +96,7 @@ class _Draft:
         return next(depth for depth in range(least, deepest + 1) if depth == deepest or self.are_apart(uids, depth))
 
 
-def assign_buddies(keepers: Iterable[Keeper], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
+def assign_buddies(keepers: Iterable[CopyHolder], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
     """Return the rings; an active pod in none of them has nobody who could keep its copies.
 
     `depth` is the index of the layer of which the members shall be in different domains. Rings of `previous` stay as
@@ -119,13 +143,18 @@ def _form(draft: _Draft, free: Sequence[str], depth: int) -> list[str]:
     """Form rings across domains of one layer; return who is in none."""
     active: Domains = defaultdict(list)
     spares: Domains = defaultdict(list)
+    left = set()
     for uid in reversed(free):
-        (active if draft.keepers[uid].is_active else spares)[draft.domain(uid, depth)].append(uid)
+        domain = draft.domain(uid, depth)
+        if domain is None:
+            left.add(uid)
+        else:
+            (active if draft.keepers[uid].is_active else spares)[domain].append(uid)
     _form_evenly(draft, active)
     _form_with_spares(draft, active, spares)
     for domain, uids in active.items():
         _join(draft, uids, domain, depth)
-    left = {uid for domains in (active, spares) for uids in domains.values() for uid in uids}
+    left |= {uid for domains in (active, spares) for uids in domains.values() for uid in uids}
     return [uid for uid in free if uid in left]
 
 

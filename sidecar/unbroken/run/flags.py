@@ -16,6 +16,8 @@ _FLAGS = {
     "restart.maxFaultsPerRank": "--max-faults-per-rank",
     "maxFaultsPerRank": "--max-faults-per-rank",
     "restart.growBackSeconds": "--grow-back",
+    "memory.replicas": "--memory-replicas",
+    "memory.across": "--memory-across",
     "timeouts.softSeconds": "--soft-timeout",
     "timeouts.hardSeconds": "--hard-timeout",
     "timeouts.barrierSeconds": "--barrier-timeout",

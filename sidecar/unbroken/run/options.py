@@ -15,7 +15,7 @@ from unbroken.run.memory_folder import read_size
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget, Timeouts
+from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, Timeouts
 
 MAX_LOCAL_PODS = 250
 STDIN = "-"
@@ -73,6 +73,9 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         no_progress_limit=parsed.no_progress_limit,
         grow_back_s=parsed.grow_back,
         timeouts=_timeouts(parsed),
+        copies=_copies(parsed),
+        across=parsed.memory_across,
+        health=HealthMode(parsed.health),
     )
     return RunOptions(
         settings=settings,
@@ -180,6 +183,22 @@ def _add_other(parser: argparse.ArgumentParser) -> None:
     other.add_argument(
         "--memory", metavar="SIZE", help="keep checkpoints in memory (unbroken.memory), at most SIZE a pod: 2Gi"
     )
+    other.add_argument(
+        "--memory-replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="copy them to N other pods; a pod's memory is then its own, and lost with it (0)",
+    )
+    other.add_argument(
+        "--memory-across", default="", metavar="LAYER", help="copies lie in different domains of it (the outermost)"
+    )
+    other.add_argument(
+        "--health",
+        choices=[mode.value for mode in HealthMode],
+        default=HealthMode.OFF.value,
+        help="look after devices and links: Observe tells, Act moves ranks (Off)",
+    )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing but why a job failed")
 
@@ -212,6 +231,18 @@ def _timeouts(parsed: argparse.Namespace) -> Timeouts:
         last_call_s=parsed.last_call,
         drain_s=parsed.drain_timeout,
     )
+
+
+def _copies(parsed: argparse.Namespace) -> int:
+    for option, is_given in (
+        ("--memory-replicas", parsed.memory_replicas != 0),
+        ("--memory-across", bool(parsed.memory_across)),
+    ):
+        if is_given and not parsed.memory:
+            raise InputError(f"{option}: want --memory SIZE as well, got no size")
+    if parsed.memory_across and not parsed.memory_replicas:
+        raise InputError("--memory-across: want --memory-replicas N as well, got no copies")
+    return int(parsed.memory_replicas)
 
 
 def _rungs(text: str) -> tuple[RungBudget, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -257,6 +258,9 @@ class Supervisor:
         self._is_news.set()
         if pod.agent is not None:
             await self._children.stop([pod.agent], _GRACE_S)
+        if (memory := self._recipes.memory_of(pod)) is not None:
+            # As that of a lost host: nobody reads it any more, and it is free for the next pod.
+            shutil.rmtree(memory, ignore_errors=True)
         if self._end.done() or await self._is_job_over():
             return
         if self._num_replaced >= self._options.max_replacements:

@@ -4,12 +4,15 @@
 
 WHAT is `raise`, `kill` (this process), `kill-pod` (its launcher), `kill-agent`, `kill-keeper`, or a point of the next
 save at which this process is killed: `begun`, `copied`, `half-sealed`, `sealed`; or of the load of that iteration (any
-STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and raises.
+STEP): `found`, `verified`, `half-read`, `read`; `corrupt` flips a bit of what was saved last and raises; `hold` says so
+in FOLDER/held, and waits in that step to be killed.
 Each rank writes a line a step to FOLDER/losses: "ITERATION RANK STEP LOSS", the loss as bits; and "restored ITERATION
-RANK STEP" to FOLDER/restored.
+RANK STEP" to FOLDER/restored. With TEST_STATE=1 the first rank writes "ITERATION SAVED-OR-LOADED STEP DIGEST" of the
+whole state to FOLDER/states. With TEST_INSIST=1 a save that is skipped is tried again.
 """
 
 import contextlib
+import hashlib
 import os
 import signal
 import socket
@@ -18,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,12 @@ from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from unbroken import inprocess, memory
 from unbroken.keeper.digests import read_digests, read_slot_head
-from unbroken.memory.arena import Arena
+from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.reading import Contents
 from unbroken.memory.slots import Slot
@@ -44,11 +49,11 @@ EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
 LIMIT_S = 60.0
 LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
-    "found": (Arena, "find", True),
+    "found": (WorkerSlots, "find", True),
     "verified": (Contents, "verify", True),
     # After the first tensor, where the others are still as the script has made them.
     "half-read": (DefaultLoadPlanner, "commit_tensor", True),
-    "read": (Arena, "restored", False),
+    "read": (WorkerSlots, "restored", False),
 }
 """Points of a load: the owner of the function that is called there, and whether it is over by then."""
 
@@ -104,6 +109,9 @@ def break_if_due(iteration: int, step: int) -> None:
             signal.pause()
         if what in ("kill-agent", "kill-keeper"):
             kill_part(f"unbroken.{what.removeprefix('kill-')}")
+        if what == "hold":
+            note("held", iteration, dist.get_rank(), os.environ["UNBROKEN_POD"])
+            signal.pause()
         if what == "corrupt":
             corrupt()
         if what in ("begun", "copied", "half-sealed", "sealed"):
@@ -226,6 +234,20 @@ def die_in_load_if_due(iteration: int) -> None:
         setattr(owner, name, die)
 
 
+def note_state(iteration: int, what: str, step: int | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Note the digest of all that is saved, put together from all ranks, so that worlds of all sizes have the same."""
+    if os.environ.get("TEST_STATE") != "1":
+        return
+    digest = hashlib.sha256()
+    moments = [optimizer.state[one] for one in model.parameters() if one in optimizer.state]
+    values = [*model.parameters(), *(moment[name] for moment in moments for name in sorted(moment))]
+    for value in values:
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        digest.update(whole.detach().numpy().tobytes())
+    if dist.get_rank() == 0:
+        note("states", iteration, what, step, digest.hexdigest())
+
+
 @inprocess.Wrapper()
 def train(call: inprocess.CallWrapper) -> None:
     """Train to the last step."""
@@ -242,6 +264,7 @@ def train(call: inprocess.CallWrapper) -> None:
     die_in_load_if_due(call.iteration)
     done = checkpointer.load(state)
     note("restored", call.iteration, rank, world_size, done)
+    note_state(call.iteration, "loaded", done, saved, optimizer)
     for step in range(0 if done is None else done + 1, NUM_STEPS):
         break_if_due(call.iteration, step)
         data = torch.rand(8, 6, generator=torch.Generator().manual_seed(step))[rank::world_size]
@@ -251,7 +274,13 @@ def train(call: inprocess.CallWrapper) -> None:
         optimizer.step()
         bits = struct.pack("<f", loss.item()).hex()
         note("losses", call.iteration, rank, step, bits)
-        checkpointer.save(state, step)
+        saved_or_skipped = checkpointer.save(state, step)
+        if step % EVERY == 0:
+            if os.environ.get("TEST_INSIST") == "1" and isinstance(saved_or_skipped, memory.Skipped):
+                # What is being copied to another pod is not overwritten.
+                save_again = partial(checkpointer.save, state, step)
+                wait_for(lambda: isinstance(save_again(), memory.Saved), f"a save of step {step}")  # noqa: B023
+            note_state(call.iteration, "saved", step, saved, optimizer)
         call.ping(step=step)
     dist.barrier()
 

@@ -38,7 +38,11 @@ def declared(extra: str) -> set[str]:
         pytest.param("core/unbroken_core", set(), id="core: nothing"),
         pytest.param("sidecar/unbroken/inprocess", {"torch"}, id="worker library: torch"),
         pytest.param("sidecar/unbroken/launch", set(), id="launcher: nothing"),
-        pytest.param("sidecar/unbroken", {"torch", *declared("sidecar"), *declared("tls")}, id="sidecar: its extras"),
+        pytest.param(
+            "sidecar/unbroken",
+            {"torch", *declared("sidecar"), *declared("tls"), "transformers", "lightning"},
+            id="sidecar: its extras, and the frameworks of its integrations",
+        ),
         pytest.param("operator/unbroken_operator", declared("operator"), id="operator: its extra"),
         pytest.param("local/unbroken_local", declared("local"), id="local: its extra"),
         pytest.param("cli/unbroken_cli", {*declared("cli"), *declared("size")}, id="command line: its extras"),

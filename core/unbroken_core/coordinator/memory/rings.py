@@ -1,6 +1,6 @@
 """Who keeps whose copies: rings of pods, and what each of them is told. Pure, but for what is remembered between."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from unbroken_core.checkpoints import MAX_COPIES_TOLD
@@ -8,7 +8,7 @@ from unbroken_core.coordinator.memory.holders import Run
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.messages import Buddies
 from unbroken_core.plurals import counted
-from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies
+from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies, known_domains
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Arrangement:
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By holder."""
     domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of each pod, of the layer that all rings keep to."""
+    """Of the layer that all rings keep to, of each pod of which it is known."""
     across: str = ""
     """In words, what a protected step outlives."""
 
 
-def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
+def arrange(keepers: Iterable[CopyHolder], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
     """Return the rings; those of before stay where they still do."""
     keepers = list(keepers)
     rings = assign_buddies(keepers, wish.copies, wish.depth, previous)
@@ -51,25 +51,30 @@ def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> 
                 for holder in holders[uid]:
                     owners.setdefault(holder, []).append(uid)
     depth = max((ring.depth for ring in rings if active.intersection(ring.members)), default=wish.depth)
-    domains = {
-        one.uid: (*one.domains[: depth + 1], *([one.uid] if depth == len(wish.layers) else [])) for one in keepers
-    }
-    across = _in_words(wish, depth, len(active) - len(holders))
-    return Arrangement(tuple(rings), holders, {uid: tuple(found) for uid, found in owners.items()}, domains, across)
+    across = _in_words(wish, depth, len(active) - len(holders), [one for one in keepers if one.is_active])
+    return Arrangement(
+        tuple(rings),
+        holders,
+        {uid: tuple(found) for uid, found in owners.items()},
+        known_domains(keepers, depth),
+        across,
+    )
 
 
-def _in_words(wish: Wish, depth: int, num_alone: int) -> str:
+def _in_words(wish: Wish, depth: int, num_alone: int, active: Collection[CopyHolder]) -> str:
     asked = wish.layers[wish.depth]
     if num_alone:
         verb = "has" if num_alone == 1 else "have"
         return f"{counted(num_alone, 'pod')} {verb} too few others to keep copies, want {wish.copies}"
     if depth == wish.depth:
         return f"across {asked}"
-    return f"no other {asked}: across {wish.layers[depth] if depth < len(wish.layers) else 'pod'}"
+    num_unknown = len(active) - len(known_domains(active, wish.depth))
+    why = f"{asked} of {counted(num_unknown, 'pod')} is not known" if num_unknown else f"no other {asked}"
+    return f"{why}: across {wish.layers[depth] if depth < len(wish.layers) else 'pod'}"
 
 
 @dataclass
-class Copying:
+class CopyRings:
     """What is in force, and what pods were told of it. Changed in place."""
 
     arrangement: Arrangement = field(default_factory=Arrangement)

@@ -172,6 +172,17 @@ def test_one_rack_alone_is_told_with_what_is_left() -> None:
     assert (memory.protected_step, memory.across) == (10, "no other rack: across host")
 
 
+def test_a_rack_that_is_not_known_is_told_and_its_copies_are_promised_across_hosts() -> None:
+    """It may be the rack of whoever keeps its copies."""
+    bench = CopyBench(replace(SETTINGS, spares=0))
+    bench.racks = RACKS | {"digits-0": ""}
+    told = bench.run_job(*PODS[:4])
+    bench.save(0, 10, told, *PODS[:4])
+    memory = bench.status().memory
+    assert memory is not None
+    assert (memory.protected_step, memory.across) == (10, "rack of 1 pod is not known: across host")
+
+
 def test_the_status_names_a_pod_that_cannot_be_copied() -> None:
     bench = CopyBench()
     bench.run_job(*PODS)

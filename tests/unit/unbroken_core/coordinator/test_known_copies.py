@@ -169,7 +169,7 @@ def test_a_step_is_protected_once_every_shard_has_enough_copies_in_other_domains
 def test_a_pod_whose_rack_is_not_known_may_stand_in_any_and_protects_nothing() -> None:
     told = all_copied(10)
     assert told.table.newest_protected(1) == key(10)
-    told.table.assign({}, RACKS | {"b": ("",)})
+    told.table.assign({}, {pod: rack for pod, rack in RACKS.items() if pod != "b"})
     assert told.table.newest_protected(1) is None
 
 

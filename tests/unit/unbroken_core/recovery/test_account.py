@@ -53,7 +53,7 @@ def test_each_stretch_is_in_the_term_that_it_was_for() -> None:
         },
         abs=1e-9,
     )
-    assert (found.progress_rank_s, found.held_rank_s) == (30.0 * 4, pytest.approx(172.0 * 6))
+    assert (found.progress_rank_s, found.held_rank_s) == pytest.approx((30.0 * 4, 172.0 * 6))
     assert ratios(found) == pytest.approx(
         {"ettr": 30 / 172, "ettr_capacity": 30 / 172, "goodput_allocated": 30 * 4 / (172 * 6)}
     )
