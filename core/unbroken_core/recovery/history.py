@@ -307,8 +307,8 @@ class Progress:
 
     Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
     first time. It begins with the step before in the same iteration, or when all workers were known to have entered.
-    Steps that a restart repeats do not count; neither does the time between the last new step and a fault. Without
-    steps, all running time counts.
+    Steps that a restart repeats do not count, nor their share of a stretch that ends with a new one; neither does the
+    time between the last new step and a fault. Without steps, all running time counts.
 
     What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
 
@@ -434,8 +434,10 @@ class Progress:
         """A worker has reported a step."""
         if step <= self._iteration_step:
             return  # Another worker was faster.
-        self._iteration_step = step
+        before, self._iteration_step = self._iteration_step, step
         is_first_time = step > self.max_step
+        if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:
+            self._repeat((self.max_step - before) / (step - before), now_s)
         self.max_step = max(self.max_step, step)
         if self._mark_s is None:
             return
@@ -445,6 +447,16 @@ class Progress:
         else:
             self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = now_s
+
+    def _repeat(self, share: float, now_s: float) -> None:
+        """So much of the stretch until now was work that is done again: agents tell steps once in a while."""
+        mark_s = self._mark_s
+        if mark_s is None:
+            return
+        until_s = mark_s + (now_s - mark_s) * share
+        self.account.judge(until_s, Spent.REDO)
+        self._lost_rank_s += (until_s - mark_s) * self._world_size
+        self._mark_s = until_s
 
     def gained_s(self, now_s: float) -> float:
         """Return the seconds of first-time progress; never falls."""

@@ -59,6 +59,20 @@ def test_each_stretch_is_in_the_term_that_it_was_for() -> None:
     )
 
 
+def test_of_a_stretch_that_ends_with_a_new_step_the_share_of_steps_that_were_there_is_done_again() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2)
+    progress.step(20, 20.0)
+    progress.stop(20.0)
+    progress.run(30.0, world_size=2)
+    progress.step(1, 31.0)  # The first step is told at once, others with heartbeats.
+    progress.step(25, 55.0)
+    found = spent(progress, 55.0)
+    assert (found.progress_s, found.redo_s, found.restart_s) == pytest.approx((25.0, 20.0, 10.0))
+    assert progress.gained_s(55.0) == pytest.approx(25.0)
+    assert progress.lost_rank_s(55.0) == pytest.approx(2 * 30.0)
+
+
 def test_a_world_that_has_shrunk_counts_less() -> None:
     progress = Progress()
     progress.run(0.0, world_size=2)
