@@ -28,6 +28,7 @@ class JobState(str, Enum):
     UNKNOWN = "Unknown"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    DELETING = "Deleting"
 
 
 class ConditionStatus(str, Enum):
