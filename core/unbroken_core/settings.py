@@ -11,13 +11,24 @@ from typing import Generic, TypeVar
 from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.reasons import Cause, Rung, Word
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
+
+
+class HealthMode(Word):
+    """What becomes of findings on devices, links and nodes."""
+
+    OFF = "Off"
+    """Nothing is looked at."""
+    OBSERVE = "Observe"
+    """They are told, and change nothing."""
+    ACT = "Act"
+    """Ranks move away from what is broken."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ class JobSettings:
     grow_back_s: float | None = None
     """A job that shrank takes in what is ready after so long, between two steps; None: with the next recovery."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    health: HealthMode = HealthMode.OBSERVE
     copies: int = 0
     """On so many other pods each pod's checkpoints in memory are copied; 0: on none."""
     across: str = ""

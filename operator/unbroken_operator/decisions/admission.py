@@ -20,7 +20,7 @@ from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -57,11 +57,12 @@ class InvalidSpec:
     violations: tuple[str, ...]
 
     @property
-    def counted(self) -> frozenset[Refusal]:
+    def counted(self) -> frozenset[OperatorRefusal]:
         """What of it is counted."""
-        signs = ((Refusal.RESERVED_KEYS, layout.RESERVED_KEYS), (Refusal.IMAGE, NOT_ALLOWED))
+        signs = ((OperatorRefusal.RESERVED_KEYS, layout.RESERVED_KEYS), (OperatorRefusal.IMAGE, NOT_ALLOWED))
         found = (
-            next((what for what, sign in signs if sign in violation), Refusal.SPEC) for violation in self.violations
+            next((what for what, sign in signs if sign in violation), OperatorRefusal.SPEC)
+            for violation in self.violations
         )
         return frozenset(found)
 
