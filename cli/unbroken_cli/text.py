@@ -33,7 +33,7 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     last = job.faults[-1] if job.faults else None
     lines = [f"{job.title}: {headline(job)}"]
     if job.stale or job.deleting:
-        lines += _row("it said", f"{job.state or 'nothing'}{job.message and f': {job.message}'}")
+        lines += _row("it said", _said_before(job))
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
@@ -49,6 +49,12 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
         lines += _row("culprit", culprit(last))
         lines += _row("done", done(last, job))
     return lines + _steps(next_steps(job, now))
+
+
+def _said_before(job: JobRecord) -> str:
+    # That it is being deleted says the first line; its condition is of before.
+    words = ["" if job.state == "Deleting" else job.state, job.message]
+    return ": ".join(filter(None, words)) or "nothing"
 
 
 def headline(job: JobRecord) -> str:

@@ -29,6 +29,7 @@ class JobStateWord(str, Enum):
     UNKNOWN = "Unknown"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    DELETING = "Deleting"
 
 
 class ConditionStatus(str, Enum):
