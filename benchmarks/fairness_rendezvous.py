@@ -127,12 +127,27 @@ async def chunks() -> AsyncIterator[bytes]:
     yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 100_000
 
 
+async def interim() -> AsyncIterator[bytes]:
+    """Say that the answer is to come, without end."""
+    while True:
+        yield INTERIM
+
+
+async def drip() -> AsyncIterator[bytes]:
+    """Send a byte as often as can be, for which somebody has to wake up."""
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    while True:
+        yield b" "
+        await asyncio.sleep(MAX_REQUESTS_S)
+
+
 async def redirects() -> AsyncIterator[bytes]:
     """Send the operator elsewhere."""
     yield b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
 
 
 MANY, FOUR, ONE = _ok(_large(11_000 * 400)), _ok(_large((4 << 20) - 1000)), _ok(_large(1 << 20))
+INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n" * 1000
 KINDS: tuple[Callable[[], AsyncIterator[bytes]], ...] = (
     instant,
     events,
@@ -144,6 +159,8 @@ KINDS: tuple[Callable[[], AsyncIterator[bytes]], ...] = (
     slow,
     chunks,
     redirects,
+    interim,
+    drip,
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from unbroken.run.options import make_parser
-from unbroken_cli.commands import inject, page, status, timeline, topology, why
+from unbroken_cli.commands import inject, page, size, status, timeline, topology, why
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 HEADER = """\
@@ -27,7 +27,7 @@ def render(parsers: Iterable[ArgumentParser]) -> str:
 
 def main() -> int:
     """Write the page; return the exit code."""
-    commands = [command.parser() for command in (status, why, timeline, topology, page, inject)]
+    commands = [command.parser() for command in (status, why, timeline, topology, page, inject, size)]
     PAGE.write_text(render([make_parser(), *commands]), encoding="utf-8")
     return 0
 

@@ -4,8 +4,9 @@
 
 pip resolves pyproject's [dev] and what torch needs; torch itself stays out, because a machine may bring its own build
 (tools/setup.sh chooses). uv adds the hashes of all files of each version, for every platform. What each image needs of
-it goes to images/*/requirements.lock. --check changes nothing and fails when a lock does not hold all that is asked
-for, or an image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
+it goes to images/*/requirements.lock, and what the frameworks of unbroken.integrations need beside it to
+requirements-integrations.lock. --check changes nothing and fails when a lock does not hold all that is asked for, or an
+image's lock says something else. --keep chooses no versions: it writes hashes and the images' locks again.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -25,12 +27,16 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements-dev.lock"
 TORCH = "torch==2.13.0+cpu"
+INTEGRATIONS_LOCK = ROOT / "requirements-integrations.lock"
 LEFT_OUT = {"torch", "unbroken", "pip"}
 HEADER = """\
 # Every package of the development environment but torch, exact; made by `make lock`. tools/setup.sh installs it.
 """
 IMAGE_HEADER = """\
 # Every package of this image, exact, and setuptools, which builds ours; `make lock` makes it of requirements-dev.lock.
+"""
+INTEGRATIONS_HEADER = """\
+# What the tests of unbroken.integrations need beside requirements-dev.lock, exact; made by `make lock`.
 """
 IMAGES: Mapping[str, tuple[str, ...]] = {
     "operator": ("unbroken[operator]", "setuptools"),
@@ -184,6 +190,47 @@ def _write(pinned: Mapping[str, str]) -> None:
         _lock_of(image).write_text(_image_lock(image, pinned, hashes), encoding="utf-8")
 
 
+def _write_integrations(pinned: Mapping[str, str], keep: bool) -> None:
+    """Write the lock of the frameworks, beside these packages. Without `keep` it chooses the newest versions."""
+    before = parse_lock(INTEGRATIONS_LOCK.read_text(encoding="utf-8")) if keep and INTEGRATIONS_LOCK.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        constraints, overrides = Path(folder, "constraints"), Path(folder, "overrides")
+        lines = [f"{name}=={version}\n" for name, version in {**before, **pinned}.items()]
+        constraints.write_text("".join(lines), encoding="utf-8")
+        # A condition that never holds: neither torch nor what its build for GPUs needs.
+        overrides.write_text("torch; sys_platform == 'none'\n", encoding="utf-8")
+        command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--generate-hashes", "--quiet"]
+        command += ["--no-header", "--no-annotate", "--constraint", str(constraints), "--override", str(overrides)]
+        wanted = "\n".join(str(requirement) for requirement in _of_integrations())
+        done = subprocess.run(
+            [*command, "--python", sys.executable, "-"], input=wanted, check=True, stdout=subprocess.PIPE, text=True
+        )
+    seen = parse_lock(done.stdout)
+    beside = {name: version for name, version in seen.items() if name not in pinned and name not in LEFT_OUT}
+    text = render_lock(INTEGRATIONS_HEADER, beside, parse_hashes(done.stdout))
+    INTEGRATIONS_LOCK.write_text(text, encoding="utf-8")
+
+
+def _of_integrations() -> list[Requirement]:
+    """Return what pyproject's [integrations] asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [Requirement(text) for text in project["optional-dependencies"]["integrations"]]
+
+
+def of_frameworks(pinned: Mapping[str, str], text: str, wanted: Iterable[Requirement]) -> list[str]:
+    """Return one message for each thing that the frameworks' lock lacks, or says beside the main one."""
+    beside = parse_lock(text)
+    problems = unhashed(text) + [
+        f"{name}: want it in {LOCK.name} alone" for name in sorted(pinned.keys() & beside.keys())
+    ]
+    both = {**beside, **pinned}
+    for one in wanted:
+        seen = both.get(canonicalize_name(one.name))
+        if canonicalize_name(one.name) not in LEFT_OUT and (seen is None or not one.specifier.contains(seen)):
+            problems.append(f"{one.name}: want {one}, got {seen or 'nothing'}")
+    return [f"{INTEGRATIONS_LOCK.name}: {problem}" for problem in problems]
+
+
 def _lock_of(image: str) -> Path:
     return ROOT / "images" / image / "requirements.lock"
 
@@ -233,12 +280,15 @@ def main() -> int:
     if not options.check:
         before = parse_lock(text)
         _write(before if options.keep else _newest())
+        _write_integrations(parse_lock(LOCK.read_text(encoding="utf-8")), options.keep)
         for line in changes(before, parse_lock(LOCK.read_text(encoding="utf-8"))):
             print(f"lock: {line}")
         return 0
     pinned = parse_lock(text)
     problems = [f"{LOCK.name}: {message}" for message in unhashed(text)]
     problems += violations(pinned, _direct()) + _not_installed(pinned) + _of_images(text) + _of_build(pinned)
+    frameworks = INTEGRATIONS_LOCK.read_text(encoding="utf-8") if INTEGRATIONS_LOCK.exists() else ""
+    problems += of_frameworks(pinned, frameworks, _of_integrations())
     for problem in problems:
         print(f"lock: {problem}", file=sys.stderr)
     return 1 if problems else 0

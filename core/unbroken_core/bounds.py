@@ -23,6 +23,7 @@ from unbroken_core.checkpoints import (
     MAX_PINNED,
     MAX_SOURCES,
 )
+from unbroken_core.findings import MAX_FINDINGS
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 
 MAX_NUMBER = (1 << 53) - 1
@@ -211,6 +212,15 @@ BOUNDS: dict[str, Bound] = {
     "stack_signal": _SIGNAL,
     "signal": _SIGNAL,
     "checks": Items(256, _NAME),
+    # What checks of devices find.
+    "findings": Items(MAX_FINDINGS),
+    "num_dropped": _COUNT,
+    "check": Text(40, r"[a-z0-9_-]*", "small letters, digits, - and _"),
+    "entity": Text(128),
+    "Finding.code": Text(64, r"[A-Za-z0-9_.-]*", "letters, digits, -, _ and ."),
+    "action": Text(100),
+    "Finding.message": Text(300),
+    "seen": Number(1, 3),
     # What scripts ask for. Whether it makes sense in the job is said by `ranks.rules`, for people.
     "max_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
     "min_ranks": Number(-MAX_NUMBER, MAX_NUMBER),
@@ -270,7 +280,7 @@ BOUNDS: dict[str, Bound] = {
 }
 _OWN_CHECKS = frozenset(("JobSettings", "Timeouts", "RungBudget", "NodeReport", "Standing", "Rejected", "Limits"))
 """Whose values are checked elsewhere, in the words of who gave them."""
-_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus", "MemoryStatus"))
+_REPORTS = frozenset(("JobStatus", "Recovery", "PodStatus", "MemoryStatus", "HealthStatus", "PodFinding"))
 """What a rendezvous reports: the operator bounds it by the job's spec, and cuts off what is too much."""
 
 

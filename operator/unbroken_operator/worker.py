@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from unbroken_operator.adapters.backoff import after_failure_s
-from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable
+from unbroken_operator.adapters.errors import KubeError, KubeNotFound, KubeUnavailable, NotLeading
 from unbroken_operator.adapters.executor import Executor, Services
 from unbroken_operator.adapters.job_secret import JobSecret
 from unbroken_operator.adapters.poller import Poller
@@ -45,12 +45,12 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.circles import NUM_FREE
 from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.limits.rollouts import RETRY_S
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
-from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.snapshot import PodView, Snapshot, is_named_as
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ MIN_HELD_S = 0.2
 """Shortest wait for a budget."""
 NUM_QUICK = 256
 """Pods of a job whose plan takes 20 ms at most. All that grows with the pods of larger jobs is done in a thread."""
+NUM_MORE = 64
+"""Training pods that a job may have for a moment beside those that it wants: more are not looked at for tokens."""
 PEAK_S = 600.0
 """So long a job counts as having been as large as it was."""
 
@@ -92,7 +94,7 @@ class JobWorker:
         self._memory = JobMemory()
         self._has_new_spec = False
         """Since the last look."""
-        refused = partial(shared.metrics.count_refusal, Refusal.REPORT)
+        refused = partial(shared.metrics.count_refusal, OperatorRefusal.REPORT)
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key), refused)
         self._plans = full(PLANS, time.monotonic())
         self._peak = (0, 0.0)
@@ -222,7 +224,7 @@ class JobWorker:
             self._memory.note_posted(name)
         waits = [] if decision.check_after_s is None else [decision.check_after_s]
         for budget, number in found.held.items():
-            metrics.count_refusal(Refusal[budget.name], number)
+            metrics.count_refusal(OperatorRefusal[budget.name], number)
             if budget is not Budget.EVENTS:
                 waits.append(max(MIN_HELD_S, self._memory.wait_s(budget, now_s)))
             if self._memory.note_held(budget, now_s):
@@ -250,7 +252,7 @@ class JobWorker:
             await self._executor.look_for_unsure_pods()
             await self._executor.look_for_released_pods()
         secret = self._secret
-        found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid)))
+        found = await self._aside(partial(_look, shared.pods.held(self.key, self.uid), self.key[1]))
         now_s = time.monotonic()
         self._poller.limits = self._report_limits(found.num_trainers, now_s)
         self._poller.follow(self._target(found.rendezvous))
@@ -283,7 +285,7 @@ class JobWorker:
         num_circles = self._memory.circles.num_rounds
         snapshot = await self._aside(partial(self._remember, snapshot, now_s))
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
-            shared.metrics.count_refusal(Refusal.CIRCLE)
+            shared.metrics.count_refusal(OperatorRefusal.CIRCLE)
         return snapshot
 
     def _remember(self, snapshot: Snapshot, now_s: float) -> Snapshot:
@@ -310,7 +312,8 @@ class JobWorker:
         elif self._shared.client.is_token_old(self._poller.target):
             secret_age_s = min(secret_age_s, STARTING_SECRET_S)
         await self._secret.refresh(secret_age_s)
-        blocks, starting = await self._aside(partial(_token_blocks, self._shared.pods.held(self.key, self.uid)))
+        held, num_most = self._shared.pods.held(self.key, self.uid), wanted_pods(self.job.get("spec")) + NUM_MORE
+        blocks, starting = await self._aside(partial(_token_blocks, held, self.key[1], num_most))
         await self._secret.refresh_tokens(blocks, FRESH_SECRET_S if self._secret.is_foreign else TOKENS_AGE_S)
         await self._secret.refresh_tokens(starting, STARTING_SECRET_S)
 
@@ -337,7 +340,9 @@ class JobWorker:
         if self.is_gone:
             return
         delay_s = after_failure_s(error, num_errors, random.random())
-        logger.warning("plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
+        # Of the lease one line tells, for all jobs.
+        level = logging.DEBUG if isinstance(error, NotLeading) else logging.WARNING
+        logger.log(level, "plan failed, trying again job=%s/%s in_s=%.1f error=%s", *self.key, delay_s, error)
         await asyncio.sleep(delay_s)
 
     async def check_existence(self) -> None:
@@ -367,9 +372,9 @@ class _Look:
     """Whether a pod is starting on its node."""
 
 
-def _look(held: HeldPods) -> _Look:
+def _look(held: HeldPods, job: str) -> _Look:
     pods = held.by_name()
-    owned = [pod for pod in pods if pod.owner_uid == held.owner_uid]
+    owned = [pod for pod in pods if pod.owner_uid == held.owner_uid and is_named_as(pod, pod.component, job)]
     return _Look(
         pods,
         held.hosts(),
@@ -383,23 +388,19 @@ def _look(held: HeldPods) -> _Look:
             and not pod.is_deleting
             and not pod.is_standby
         ),
-        any(
-            pod.node and pod.phase == "Pending" and not pod.is_deleting
-            for pod in owned
-            if pod.component in (layout.TRAINER, layout.RENDEZVOUS)
-        ),
+        any(pod.node and pod.phase == "Pending" and not pod.is_deleting for pod in owned),
     )
 
 
-def _token_blocks(held: HeldPods) -> tuple[set[int], set[int]]:
-    """Return the blocks of tokens of all training pods, and those of pods that are starting on their nodes."""
-    trainers = [
-        known.view
-        for known in held.known
-        if known.view.component == layout.TRAINER
-        and known.view.owner_uid == held.owner_uid
-        and not known.view.is_terminal
-    ]
+def _token_blocks(held: HeldPods, job: str, num_most: int) -> tuple[set[int], set[int]]:
+    """Return the blocks of tokens of all training pods, and those of pods that are starting on their nodes.
+
+    Each costs a request. More pods than the job may have are not all its own, and the plan deletes what is too much.
+    """
+    pods = (known.view for known in held.known if known.view.owner_uid == held.owner_uid)
+    trainers = [pod for pod in pods if not pod.is_terminal and is_named_as(pod, layout.TRAINER, job)]
+    if len(trainers) > num_most:
+        trainers = sorted(trainers, key=lambda pod: pod.ordinal)[:num_most]
     blocks = {layout.token_block(pod.ordinal) for pod in trainers}
     return blocks, {layout.token_block(pod.ordinal) for pod in trainers if pod.node and pod.phase == "Pending"}
 

@@ -17,21 +17,24 @@ PROFILES = ("local", "full", "modern")
 _WITH_CLUSTER = re.compile(rf"\[({'|'.join(PROFILES)})\b")
 
 
-class OneClusterAtATime(LoadScopeScheduling):  # type: ignore[misc] # it has no types
-    """Gives all tests with a cluster to one process, one after the other.
+class TwoClustersAtATime(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    """Gives all tests with our own cluster to one process, and all with a real API server to another.
 
-    Two would run two kubelets for the same nodes, and these jobs want the machine for themselves. What else is here
-    has no cluster, waits most of the time, and runs beside them. (The marks of `--dist loadgroup` come to nothing with
-    pytest 9.2.)
+    Each cluster has its own block of loopback addresses; two kubelets for the nodes of one API server would be one too
+    many, and these jobs wait more than they work. What else is here has no cluster, and runs beside them. (The marks
+    of `--dist loadgroup` come to nothing with pytest 9.2.)
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "with a cluster" if _WITH_CLUSTER.search(nodeid) else nodeid
+        found = _WITH_CLUSTER.search(nodeid)
+        if found is None:
+            return nodeid
+        return "our own cluster" if found[1] == "local" else "real API servers"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneClusterAtATime:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TwoClustersAtATime:
     """Choose it, whatever `--dist` says."""
-    return OneClusterAtATime(config, log)
+    return TwoClustersAtATime(config, log)
 
 
 @pytest.fixture(

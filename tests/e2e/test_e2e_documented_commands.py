@@ -1,5 +1,7 @@
 """What the documents tell a reader to type works: on a cluster on this machine, made by their own commands."""
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,6 +18,7 @@ from tests.integration.cli import kubectl_standin
 from tests.integration.operator.operator_bench import free_port
 from tests.waiting import LIMIT_S, wait_until
 
+from unbroken_local.demo.processes import read_processes
 from unbroken_local.demo.tools import BIN
 
 from .documented_commands import ROOT, commands, pages
@@ -34,7 +37,6 @@ NOT_HERE = {
     r"unbroken run ": "tests/e2e/test_e2e_run.py runs it, with faults",
     r"unbroken inject ": "needs pods/exec, which the local cluster lacks: tests/integration/cli/test_inject_script.py",
     r"unbroken page ": "needs pods/portforward, which the local cluster lacks: tests/integration/cli/test_live_page.py",
-    r"kubectl logs .*--previous": "needs a container that has been restarted",
 }
 """Commands that cannot run here, as regular expressions at their beginning, each with the reason."""
 
@@ -46,6 +48,7 @@ BEFORE = (
     "kubectl apply -f examples/digits.yaml",
 )
 AFTER = (
+    "kubectl delete pod POD",
     "kubectl delete node NODE",
     "unbroken local node fail node-a1",
     """kubectl patch rtj NAME --type merge -p '{"spec":{"suspend":true}}'""",
@@ -55,7 +58,9 @@ FIRST_PAGE = "docs/quickstart.md"
 """It makes the fault that other pages look at."""
 
 NEW_NODE = "node-new"
-WORDS = {"NAMESPACE": "default", "NAME": "digits", "JOB": "digits", "POD": "digits-0", "NODE": NEW_NODE}
+RELEASE = "release"
+PLACES = {"NAMESPACE": "default", "NODE": NEW_NODE, "RELEASE": RELEASE}
+WORDS = {"NAME": "digits", "JOB": "digits", "POD": "digits-0", **PLACES}
 SMALLER = {
     "replicas: 4": "replicas: 2",
     "count: 2": "count: 1",
@@ -92,7 +97,7 @@ class Reader:
         shutil.copytree(ROOT / "examples", folder / "examples")
         (folder / "crds").symlink_to(ROOT / "crds")
         (folder / "state").mkdir()
-        self._change("digits.yaml", {**SMALLER, "/tmp/unbroken-digits": str(folder / "data")})
+        self._change("digits.yaml", SMALLER)
         with (folder / "examples" / "nodes-10.yaml").open("a") as nodes:
             nodes.write(f"- name: {NEW_NODE}\n")
 
@@ -109,6 +114,26 @@ class Reader:
         else:
             return self._run(text)
         return ""
+
+    def restart_rendezvous(self) -> None:
+        """Kill the rendezvous, whose container is started again; a Deployment named as a release finds it, too."""
+        is_rendezvous = "unbroken.dev/job=digits,unbroken.dev/component=rendezvous"
+        look = f"kubectl get pods -l {is_rendezvous} -o jsonpath="
+        uid = self._run(f"{look}'{{.items[0].metadata.uid}}'")
+        pids = [pid for pid, found in read_processes().items() if found.environment.get("UNBROKEN_POD_UID") == uid]
+        assert pids, f"no process of pod {uid}"
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ready = f"{look}'{{.items[0].status.containerStatuses[0].restartCount}} {{.items[0].status.phase}}'"
+        wait_until(lambda: self._run(ready) == "1 Running", "a rendezvous whose container was started again")
+        container = {"name": "operator", "image": "unbroken/operator:0.1.0"}
+        labels = {"unbroken.dev/job": "digits", "unbroken.dev/component": "rendezvous"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        spec = {"selector": {"matchLabels": labels}, "template": template}
+        release = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": RELEASE}, "spec": spec}
+        (self._folder / "release.json").write_text(json.dumps(release))
+        self._run("kubectl apply -f release.json")
 
     def end(self) -> None:
         """End what runs in the background, and the cluster."""
@@ -194,6 +219,16 @@ def reader() -> Iterator[Reader]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def before(reader: Reader) -> dict[str, Callable[[], None]]:
+    """Return what happens at night before a reader types a command; it is done once for each."""
+    flapping = (
+        "kubectl logs -n NAMESPACE -l unbroken.dev/job=JOB,unbroken.dev/component=rendezvous --previous --tail=50"
+    )
+    down = "kubectl logs -n NAMESPACE deployment/RELEASE --previous --tail=50"
+    first = next(command for command in plan() if command in (flapping, down))
+    return {first: reader.restart_rendezvous}
+
+
 def waits(reader: Reader) -> dict[str, Callable[[], object]]:
     """Return what a reader sees before they type on, by the command."""
 
@@ -211,8 +246,9 @@ def waits(reader: Reader) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("cluster", ["local"])  # By that name conftest.py runs one cluster at a time.
 def test_every_command_of_the_documents_works(reader: Reader, cluster: str) -> None:
-    then = waits(reader)
+    first, then = before(reader), waits(reader)
     for command in plan():
+        first.get(command, lambda: None)()
         reader.type(command)
         then.get(command, lambda: None)()
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = (ROOT / "requirements-dev.lock", *sorted((ROOT / "tools" / "scanners").glob("*.lock")))
-"""Those of the images are parts of the first."""
+LOCKS = (*sorted(ROOT.glob("requirements-*.lock")), *sorted((ROOT / "tools" / "scanners").glob("*.lock")))
+"""Those of the images are parts of requirements-dev.lock."""
 LIMIT_S = 300
 MAX_SHOWN = 5
 

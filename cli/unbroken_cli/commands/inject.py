@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from unbroken_cli.commands.framework import connect, find_job, make_parser, now, read_job_status, run
-from unbroken_cli.errors import CommandError
+from unbroken_cli.errors import CommandError, refusal_hint
 from unbroken_cli.injection import KINDS, FaultKind, Victim, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_cli.sources.from_cluster import job_from_objects
@@ -22,9 +22,10 @@ from unbroken_cli.text import why_lines
 from unbroken_core.errors import InputError
 
 if TYPE_CHECKING:
-    from unbroken_cli.sources.kube import Cluster
+    from unbroken_cli.sources.kube import ClusterClient
 
 _EXEC_TIMEOUT_S = 60.0
+_WITHOUT_EXEC = ", ".join(kind.name for kind in KINDS.values() if not kind.signal) + " work there"
 _LOOK_S = 1.0
 """Between looks at a job that recovers."""
 
@@ -101,7 +102,7 @@ def _result(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> d
 
 
 def _inject(
-    cluster: "Cluster", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
+    cluster: "ClusterClient", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
 ) -> int | None:
     """Return the process that was hit, None for a pod."""
     if not kind.signal:
@@ -127,9 +128,8 @@ def _kubectl(arguments: Sequence[str]) -> int:
         ) from error
     if done.returncode or not done.stdout.strip().isdecimal():
         said = " ".join((done.stderr.strip() or done.stdout.strip()).split())
-        raise CommandError(
-            f"kubectl exec ended with {done.returncode}: {said}; you need create on pods/exec, and the pod needs Python"
-        )
+        hint = refusal_hint(said, "pods/exec", _WITHOUT_EXEC)
+        raise CommandError(f"kubectl exec ended with {done.returncode}: {said}; {hint}")
     return int(done.stdout)
 
 

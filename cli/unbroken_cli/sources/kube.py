@@ -29,7 +29,7 @@ JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterClient:
     """One API server as one user sees it. Make it with `connect`."""
 
     api: ApiClient
@@ -37,7 +37,7 @@ class Cluster:
     """That of the kubeconfig's context."""
 
     @classmethod
-    def connect(cls, kubeconfig: str | None, context: str | None) -> "Cluster":
+    def connect(cls, kubeconfig: str | None, context: str | None) -> "ClusterClient":
         """Read the kubeconfig ($KUBECONFIG or ~/.kube/config when None). Raises InputError that says what is wrong."""
         where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
         if not any(Path(part).expanduser().is_file() for part in where.split(os.pathsep) if part):
@@ -85,6 +85,13 @@ class Cluster:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases/{quote(name, safe='')}"
         return self._exchange("GET", path, f"Lease {name!r} in namespace {namespace!r}")
 
+    def service_text(self, namespace: str, service: str, port: str, path: str) -> str:
+        """Return what a Service answers to a GET through the API server, as text. Raises NotThere."""
+        place = f"{quote(service, safe='')}:{quote(port, safe='')}/proxy/{path}"
+        what = f"Service {service!r} in namespace {namespace!r}"
+        data, _date = self._bytes("GET", f"/api/v1/namespaces/{quote(namespace, safe='')}/services/{place}", what)
+        return data.decode(errors="replace")
+
     def delete_pod(self, namespace: str, name: str, uid: str, grace_s: int | None) -> None:
         """Delete a pod if it is still this one. `grace_s`: seconds to end in, None as the pod says, 0 at once."""
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
@@ -115,6 +122,17 @@ class Cluster:
     def _exchange(
         self, method: str, path: str, what: str, query: dict[str, str] | None = None, body: JsonObject | None = None
     ) -> tuple[JsonObject, str]:
+        data, date = self._bytes(method, path, what, query, body)
+        try:
+            answer: JsonObject = json.loads(data)
+        except ValueError as error:
+            server = self.api.configuration.host
+            raise CommandError(f"{what}: {server} answers no JSON; is it an API server?") from error
+        return answer, date
+
+    def _bytes(
+        self, method: str, path: str, what: str, query: dict[str, str] | None = None, body: JsonObject | None = None
+    ) -> tuple[bytes, str]:
         server = self.api.configuration.host
         try:
             arguments = self.api.param_serialize(
@@ -129,15 +147,12 @@ class Cluster:
             data = response.read()
             if response.status >= 400:
                 raise _refusal(response.status, data, what, server, method)
-            answer: JsonObject = json.loads(data)
         except ApiException as error:
             raise _refusal(error.status, error.body, what, server, method) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             cause = " ".join(str(getattr(error, "reason", None) or error).split())
             raise CommandError(f"{what}: the API server {server} does not answer: {cause}") from error
-        except ValueError as error:
-            raise CommandError(f"{what}: {server} answers no JSON; is it an API server?") from error
-        return answer, str(response.getheader("Date") or "")
+        return data, str(response.getheader("Date") or "")
 
 
 def _jobs_path(namespace: str | None) -> str:

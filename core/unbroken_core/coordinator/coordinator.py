@@ -31,6 +31,7 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
+from unbroken_core.coordinator.health.settling import settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
@@ -89,6 +90,11 @@ class Coordinator:
         """State of the job."""
         return self._job.phase.kind
 
+    def is_named(self, uid: str, pod: str) -> bool:
+        """Return whether the operator says that the pod of this name has this uid."""
+        seen = self._job.cluster.pods.get(uid)
+        return seen is not None and seen.pod == pod
+
     def next_deadline_s(self) -> float | None:
         """Return when a Tick is due, unless another event comes first; None when only an event can change anything."""
         return None if self._deadline_s == math.inf else self._deadline_s
@@ -111,7 +117,8 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s))
+        look_again_s = settle_health(job, now_s)
+        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s), look_again_s)
         if job.version != version:
             self._revision += 1
         return job.actions

@@ -15,6 +15,7 @@ from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.health.settling import receive_health
 from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
 from unbroken_core.coordinator.memory.table import Teller
 from unbroken_core.coordinator.moves import note_halted, send_halt
@@ -60,6 +61,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     if is_superseded(job, hello):
         start_over(job, f"pod {hello.pod} has obeyed term {hello.term}: takes over again", now_s)
         known = None
+    _forget_other_uid(job, hello, now_s)
     _fence(job, hello)
     job.previous = note_back(job, hello.pod_uid, now_s)
     if known is not None and known.session is not None and known.session != session:
@@ -71,6 +73,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _receive_memory(job, member, hello.memory)
+    receive_health(job, member, hello.health, now_s)
     note_ages(member, hello, now_s)
     _update(job, member, hello.workers, now_s)
     interval_s = heartbeat_interval_s(job.settings.timeouts)
@@ -89,11 +92,21 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
 
 
 def _foreign_uid(job: JobState, hello: Hello) -> str | None:
-    """Return what is wrong with a pod that says the uid of another one, which has yet to come."""
+    """Return what is wrong with a pod that says another uid than the operator; a token proves the name alone."""
     observed = job.cluster.pods.get(hello.pod_uid)
-    if observed is None or observed.pod == hello.pod:
-        return None
-    return f"pod_uid: {hello.pod_uid} belongs to pod {observed.pod}, got pod {hello.pod}"
+    if observed is not None and observed.pod != hello.pod:
+        return f"pod_uid: {hello.pod_uid} belongs to pod {observed.pod}, got pod {hello.pod}"
+    if observed is None and hello.pod in job.named:
+        return f"pod_uid: want that of pod {hello.pod} which the operator names, got {hello.pod_uid[:64]!r}"
+    return None
+
+
+def _forget_other_uid(job: JobState, hello: Hello, now_s: float) -> None:
+    """A pod has one uid, so that nobody counts twice. The newest counts where the operator has named none."""
+    other = job.members.by_pod.get(hello.pod)
+    if other is not None and other.uid != hello.pod_uid:
+        detail = f"it came back with another uid, {hello.pod_uid[:64]!r}"
+        lose(job, other, Cause.POD_LOST, now_s, detect_s=0.0, detail=detail)
 
 
 def _is_gone(job: JobState, hello: Hello) -> bool:
@@ -251,6 +264,8 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         member.is_leaving = True
     if message.memory is not None:
         _receive_memory(job, member, message.memory)
+    if message.health is not None:
+        receive_health(job, member, message.health, now_s)
     is_entering = member.uid in job.members.not_entered
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
@@ -310,7 +325,11 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         job.refused = {key: why for key, why in job.refused.items() if key[0] in is_there}
     for uid, pod in pods.items():
         member = job.members.by_uid.get(uid)
-        if member is not None and before.get(uid) != pod:
+        if member is not None and member.pod != pod.pod:
+            # It joined before the operator had named the pod. Nobody keeps another one's place.
+            detail = f"it has said the uid of pod {pod.pod}, as the operator tells"
+            lose(job, member, Cause.POD_LOST, now_s, detect_s=0.0, detail=detail)
+        elif member is not None and before.get(uid) != pod:
             job.members.observe(member, pod, job.script.names_domains)
             inspect(job, member, now_s)
     for uid in [uid for uid in before if uid not in pods]:

@@ -2,6 +2,7 @@
 
     agent  <-> launcher     one Unix stream socket a process, one JSON object a line
     agent  <-> worker       the same
+    agent  <-  watch        the same; Attach, then Health at each change
 
 Frozen dataclasses of JSON types only, as in `messages`.
 """
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from unbroken_core.checkpoints import Restore
+from unbroken_core.findings import Health
 from unbroken_core.messages import Answer, Fault, Halt, Halted, Policy, Question
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
 
@@ -23,7 +25,7 @@ class Attach:
 
     protocol: int
     role: str
-    """"launcher" or "worker"."""
+    """"launcher", "worker" or "watch"."""
     pid: int
     local_rank: int = -1
     incarnation: int = -1
@@ -199,5 +201,6 @@ class Shutdown:
 
 FromWorker = Union[Attach, WorkerReport]
 FromLauncher = Union[Attach, Processes]
+FromWatch = Union[Attach, Health]
 ToWorker = Union[Enter, Leave, Look, Release, Question, Halt]
 ToLauncher = Union[Spawn, End, DumpStack, Inspect, Shutdown]

@@ -8,14 +8,13 @@ from unbroken_local.kube import Json
 
 
 def with_folder(job: Json, folder: str) -> Json:
-    """Return the job with the path of its only hostPath volume replaced. Raises InputError when there is none."""
+    """Return the job with a folder of this machine in the place of its only claim. Raises InputError without one."""
     volumes = job["spec"]["template"]["spec"].get("volumes") or []
-    found = [volume for volume in volumes if "hostPath" in volume]
+    found = [volume for volume in volumes if "persistentVolumeClaim" in volume]
     if len(found) != 1:
-        raise InputError(f"spec.template.spec.volumes: want one hostPath volume, got {len(found)}")
-    changed = [
-        {**item, "hostPath": {**item["hostPath"], "path": folder}} if item in found else item for item in volumes
-    ]
+        raise InputError(f"spec.template.spec.volumes: want one with a persistentVolumeClaim, got {len(found)}")
+    here = {"hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    changed = [{"name": item["name"], **here} if item in found else item for item in volumes]
     template: Any = job["spec"]["template"]
     return {**job, "spec": {**job["spec"], "template": {**template, "spec": {**template["spec"], "volumes": changed}}}}
 

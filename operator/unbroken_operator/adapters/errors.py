@@ -7,6 +7,7 @@ UnbrokenError
 │   ├── KubeRefused       the API server will not do it however often it is asked (400, 401, 403, 405, 413, 422)
 │   ├── KubeGone          the watch's place in history is gone: list again (410)
 │   └── KubeUnavailable   not now (429, 5xx, no connection, time-out): try again later
+│       ├── NotLeading    another operator may hold the lease: nothing was asked, the lease says so for all jobs
 │       └── KubeNotServed a path that the API server does not know (404 without a Status): it starts, or lacks a CRD
 └── RendezvousUnreachable the rendezvous did not answer as it should: a normal state, try again later
     └── ReportRefused     it answered with what a job of its size has no reason to say: say so, try again seldom
@@ -41,6 +42,13 @@ class KubeUnavailable(KubeError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NotLeading(KubeUnavailable):
+    """Nobody may act now but who holds the lease."""
+
+    def __init__(self) -> None:
+        super().__init__("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
 
 
 class KubeNotServed(KubeUnavailable):

@@ -18,6 +18,7 @@ from unbroken_operator.adapters.errors import (
     KubeNotServed,
     KubeRefused,
     KubeUnavailable,
+    NotLeading,
     RendezvousUnreachable,
 )
 from unbroken_operator.adapters.job_secret import JobSecret
@@ -117,6 +118,8 @@ class Executor:
         """Actions that were tried, by kind; emptied by the worker."""
         self.released: dict[str, PodView] = {}
         """Training pods, by name, that live without the job's label."""
+        self._tried: set[int] = set()
+        """Ordinals of training pods of this plan that may have been created."""
         self._unsure: set[str] = set()
         """Names of pods that may or may not have been created."""
 
@@ -125,6 +128,14 @@ class Executor:
 
         A report that makes the API server refuse the status is told after all else has been done: pods matter more.
         """
+        planned = [ordinal for action in actions if (ordinal := _trainers_ordinal(action)) is not None]
+        self._tried = set()
+        try:
+            return await self._apply_groups(actions)
+        finally:
+            self._memory.note_tried(planned, self._tried)
+
+    async def _apply_groups(self, actions: tuple[Action, ...]) -> tuple[WriteRefusal, ...]:
         untold: StatusRefused | None = None
         for kind, group in itertools.groupby(actions, type):
             try:
@@ -163,7 +174,7 @@ class Executor:
 
     async def _do(self, action: Action) -> None:
         if not self._shared.may_act():
-            raise KubeUnavailable("the lease cannot be renewed, another operator may hold it", retry_after_s=1.0)
+            raise NotLeading
         self.attempts[type(action)] += 1
         await self._dispatch(action)
         self.num_done += 1
@@ -292,9 +303,14 @@ class Executor:
         return service_view(item)
 
     async def _create_pod(self, action: CreatePod) -> None:
-        name = str(action.manifest["metadata"]["name"])
+        name, ordinal = str(action.manifest["metadata"]["name"]), _trainers_ordinal(action)
+        if ordinal is not None:
+            self._tried.add(ordinal)
         try:
             item = await self._shared.kube.create(self._path("pods"), action.manifest)
+        except KubeRefused:
+            self._tried.discard(-1 if ordinal is None else ordinal)
+            raise
         except KubeConflict:
             # Created already, or a stranger's pod: then the next plan takes the next ordinal.
             item = await self._conflicting_pod(name)
@@ -405,3 +421,12 @@ class Executor:
         logger.info("delete job job=%s/%s why=%s", *self._key, action.why)
         with contextlib.suppress(KubeNotFound):
             await self._shared.kube.delete(self.job_path(), action.uid, resource_version=action.resource_version)
+
+
+def _trainers_ordinal(action: Action) -> int | None:
+    """Return the ordinal of the training pod that an action makes; None for any other action."""
+    if not isinstance(action, CreatePod):
+        return None
+    metadata = action.manifest["metadata"]
+    is_trainer = metadata["labels"].get(layout.COMPONENT_LABEL) == layout.TRAINER
+    return layout.pod_ordinal(str(metadata["name"])) if is_trainer else None

@@ -95,6 +95,8 @@ class Lease:
         """Of the Lease as this process wrote it last."""
         self._held_until_s = float("-inf")
         self._trouble = ""
+        self._is_told_waiting = False
+        """Whether it was said that jobs wait for the lease."""
         self.is_in_touch = False
         """Whether the Lease could be read: from then on it is only a matter of time who leads."""
 
@@ -118,6 +120,17 @@ class Lease:
             if await self._attempt(self._renew) and self._seen is not None:
                 self._held_until_s = float("-inf")
                 return self._seen.holder
+            self._tell_whether_jobs_wait()
+
+    def _tell_whether_jobs_wait(self) -> None:
+        """Say once for all jobs that nothing is done for them, and once that it is again."""
+        if self.may_act is not self._is_told_waiting:
+            return
+        self._is_told_waiting = not self.may_act
+        if self._is_told_waiting:
+            logger.error("all jobs wait: the lease cannot be renewed, another may hold it lease=%s", self._name)
+        else:
+            logger.info("jobs go on: the lease is renewed lease=%s", self._name)
 
     async def release(self) -> None:
         """Let the next one lead at once, if this process does. To be called when nothing acts any more."""

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from unbroken_core.errors import InputError
 
@@ -29,7 +30,11 @@ LINGER_S = 1.0
 """So long a client that was answered before it had sent its whole body may go on sending: else it sees no answer."""
 LOG_S = 60.0
 """Between two lines about connections that were closed for the same reason."""
+_ANY = "::"
 _ACCEPT_PAUSE_S = 0.5
+SMALL_BYTES, NUM_SMALL = 512, 64
+"""So many pieces of a request may be small: API servers, probes and scrapers send one or two."""
+_LENGTH_REQUIRED = b"HTTP/1.1 411 Length Required\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -59,6 +64,8 @@ class RefusedBecause(str, Enum):
     TOO_MANY = "too-many"
     HANDSHAKE = "handshake"
     SLOW = "slow"
+    IN_PIECES = "in-pieces"
+    """A body in chunks, or a request of many small pieces: each costs the loop a look."""
 
 
 RefusalObserver = Callable[[str], None]
@@ -91,6 +98,7 @@ async def listening(
 ) -> AsyncIterator[int]:
     """Serve while the context lasts; yield the port. Raises InputError when it cannot listen."""
     application.on_response_prepare.append(_close_after)
+    application.middlewares.append(_without_chunks(on_refused))
     runner = web.AppRunner(
         application,
         access_log=None,
@@ -124,21 +132,56 @@ async def _close_after(_: web.Request, response: web.StreamResponse) -> None:
     response.force_close()
 
 
+def _without_chunks(on_refused: RefusalObserver) -> Middleware:
+    """Return what answers chunked requests: in chunks of a byte each, 1 MB keeps the loop busy for seconds."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if "Transfer-Encoding" in request.headers:
+            on_refused(RefusedBecause.IN_PIECES.value)
+            if request.transport is not None:
+                # At once: after an answer of its own the server would read on.
+                request.transport.write(_LENGTH_REQUIRED)
+                request.transport.close()
+            raise web.HTTPLengthRequired
+        return await handler(request)
+
+    return check
+
+
 async def _bind(address: Address) -> list[socket.socket]:
-    """Return sockets that listen. Raises InputError."""
+    """Return sockets that listen. Raises InputError.
+
+    `::` means all addresses of both families; on a machine without IPv6 those of IPv4.
+    """
     sockets: list[socket.socket] = []
+    if address.host == _ANY:
+        address = address if _has_ipv6() else Address("0.0.0.0", address.port)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         for family, where in dict.fromkeys((item[0], item[4]) for item in found):
-            sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+            is_dual = address.host == _ANY
+            sockets.append(socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=is_dual))
             sockets[-1].setblocking(False)
     except OSError as error:
         for one in sockets:
             one.close()
         raise InputError(f"cannot listen on {address.host}:{address.port}: {error}") from error
     return sockets
+
+
+def _has_ipv6() -> bool:
+    """Whether the kernel lets a socket have all addresses of both families."""
+    if not socket.has_dualstack_ipv6():
+        return False
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as tried:
+        try:
+            tried.bind((_ANY, 0))
+        except OSError:
+            return False
+    return True
 
 
 class _Door:
@@ -174,7 +217,7 @@ class _Door:
                     logger.warning("cannot accept listen=%s error=%s", self._where, error)
                     await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            host = str(peer[0])
+            host = str(peer[0]).removeprefix("::ffff:")
             num_there = len(self._open.get(host, ()))
             if num_there >= self._limits.of_one_address:
                 connection.close()
@@ -226,6 +269,9 @@ class _Door:
                 await loop.connect_accepted_socket(factory, connection, ssl=self._context, **secured)
                 is_in = True
                 await protocol.ended
+                if protocol.num_small > NUM_SMALL:
+                    seen = f"more than {NUM_SMALL} pieces below {SMALL_BYTES} bytes"
+                    self._refuse(RefusedBecause.IN_PIECES, host, seen)
         except TimeoutError:
             because = RefusedBecause.SLOW if is_in else RefusedBecause.HANDSHAKE
             self._refuse(because, host, f"not done after {limits.connection_s:g} s")
@@ -250,6 +296,7 @@ class _Watched(asyncio.Protocol):
         self._inner = inner
         self._transport: asyncio.BaseTransport | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
+        self.num_small = 0
 
     def abort(self) -> None:
         """Drop the connection, if it still stands."""
@@ -266,6 +313,10 @@ class _Watched(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self.num_small += len(data) < SMALL_BYTES
+        if self.num_small > NUM_SMALL:
+            self.abort()
+            return
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:

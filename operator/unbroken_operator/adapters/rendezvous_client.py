@@ -17,6 +17,7 @@ from unbroken_core.conventions.tokens import OUTGOING, OUTGOING_HEADER
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import PROTOCOL, Earlier, JobStatus, Observation
 from unbroken_core.wire import encode
+from unbroken_operator.adapters.bounded_answer import bounded_connector
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 from unbroken_operator.api import layout
@@ -54,7 +55,7 @@ class RendezvousTarget:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SoundReport:
     """A sound report, and how long it was."""
 
     status: JobStatus
@@ -77,7 +78,7 @@ class RendezvousApi:
     async def _open(self) -> None:
         # A long poll per job: the number of connections is the number of jobs. A few bytes may unpack to gigabytes.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=bounded_connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             auto_decompress=False,
@@ -103,7 +104,7 @@ class RendezvousApi:
 
     async def status(
         self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits = ABSOLUTE
-    ) -> Reading:
+    ) -> SoundReport:
         """Return the status once it is newer than `after`, or the same after POLL_S; at once when there is none yet.
 
         Raises RendezvousUnreachable; ReportRefused for one that is not within the limits.
@@ -121,7 +122,7 @@ class RendezvousApi:
     async def _lead(self, target: RendezvousTarget, earlier: Earlier) -> None:
         await self._request(target, "POST", "/v1/lead", ANSWER_TIMEOUT_S, body=encode(earlier))
 
-    async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> Reading:
+    async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> SoundReport:
         query = {}
         if after is not None:
             query = {"after": str(after.revision), "term": str(after.term), "timeout": str(POLL_S)}
@@ -138,7 +139,7 @@ class RendezvousApi:
                 f"rendezvous {target.pod} speaks protocol {status.protocol}, this operator {PROTOCOL}: "
                 "use an operator and a sidecar image of the same version"
             )
-        return Reading(status, len(data))
+        return SoundReport(status, len(data))
 
     async def _observe(self, target: RendezvousTarget, observation: Observation) -> None:
         await self._request(target, "PUT", "/v1/observation", ANSWER_TIMEOUT_S, body=encode(observation))

@@ -122,7 +122,9 @@ def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:
 
 def _is_accounted(snapshot: Snapshot) -> bool:
     """Whether all pods that the job ever had exist, or were seen to end by this operator. No ordinal is used twice."""
-    return len(snapshot.trainers()) + snapshot.num_ended >= snapshot.next_pod_ordinal
+    num_ever = snapshot.next_pod_ordinal
+    num_unused = sum(ordinal < num_ever for ordinal in snapshot.memory.unused_ordinals)
+    return len(snapshot.trainers()) + snapshot.num_ended + num_unused >= num_ever
 
 
 def _gone(pod: PodView, lost: frozenset[str]) -> Cause | None:

@@ -66,6 +66,7 @@ class JobMemory:
     held_at: dict[Budget, float] = field(default_factory=dict)
     """When something was held back last."""
     next_pod_ordinal: int = 0
+    unused_ordinals: frozenset[int] = frozenset()
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     predecessor: Predecessor = field(default_factory=Predecessor)
@@ -142,6 +143,10 @@ class JobMemory:
         self.next_pod_ordinal = max(self.next_pod_ordinal, status.get("nextPodOrdinal") or 0)
         self.next_rendezvous_ordinal = max(self.next_rendezvous_ordinal, status.get("nextRendezvousOrdinal") or 0)
 
+    def note_tried(self, planned: Iterable[int], tried: Iterable[int]) -> None:
+        """Remember which of the training pods of a plan were certainly not made: others get their ordinals."""
+        self.unused_ordinals = (self.unused_ordinals | frozenset(planned)) - frozenset(tried)
+
     def note_lease(self, own: str, named: str, now_s: float) -> None:
         """Remember which Lease the job's status names: another one after this operator's own is that of a rival."""
         if own and named == own:
@@ -182,6 +187,7 @@ class JobMemory:
             creation_wait_s=self.wait_s(Budget.POD_CREATIONS, now_s),
             throttled=self._throttled(now_s),
             next_pod_ordinal=self.next_pod_ordinal,
+            unused_ordinals=self.unused_ordinals,
             next_rendezvous_ordinal=self.next_rendezvous_ordinal,
             sound_spec=self.sound_spec,
             rival=self.rival if now_s - self.rival_at < STAND_BACK_S else "",

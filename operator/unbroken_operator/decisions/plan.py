@@ -148,18 +148,7 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
     """Return the lowest ordinals that were never used, as far as anybody tells."""
-    status, memory = snapshot.status, snapshot.memory
-    rendezvous = [pod.ordinal for pod in snapshot.pods if pod.component == layout.RENDEZVOUS]
-    return Ordinals(
-        pod=snapshot.next_pod_ordinal,
-        rendezvous=max(
-            [
-                status.get("nextRendezvousOrdinal") or 0,
-                memory.next_rendezvous_ordinal,
-                *(one + 1 for one in rendezvous),
-            ]
-        ),
-    )
+    return Ordinals(pod=snapshot.next_pod_ordinal, rendezvous=snapshot.next_rendezvous_ordinal)
 
 
 def _objects(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment, free: Ordinals) -> Objects:
@@ -246,7 +235,10 @@ def _missing_tokens(
     """Return what the pods mount, and what later ones will: a replacement then finds its token there."""
     if not snapshot.has_job_key:
         return [], []
-    ordinals = {pod.ordinal for pod in assessment.alive} | set(range(first, first + num_new))
+    # What is too much goes, and may be a stranger's: a Secret for each would be anybody's to make.
+    ordinals = {pod.ordinal for pod in assessment.alive[: _num_wanted(verdict, assessment)]} | set(
+        range(first, first + num_new)
+    )
     needed = {layout.token_block(ordinal) for ordinal in ordinals}
     later = {layout.token_block(first + num_new + layout.TOKENS_AHEAD)} - needed if ordinals else set()
     return (
@@ -286,10 +278,12 @@ def _new_pods(
 ) -> list[CreatePod]:
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
-    if verdict.settings.layers and verdict.spec.spares.spread is Spread.DOMAINS:
-        if Role.ACTIVE in roles or _has_unscheduled_actives(assessment):
-            # Where spares are missed is known once the active pods have nodes. They also take no room before those.
-            roles = [role for role in roles if role is Role.ACTIVE]
+    is_spread = bool(verdict.settings.layers) and verdict.spec.spares.spread is Spread.DOMAINS
+    if (is_spread or _is_gang(verdict)) and (Role.ACTIVE in roles or _has_unscheduled_actives(assessment)):
+        # Where spares are missed is known once the active pods have nodes. They also take no room before those: a gang
+        # that lacked it would wait for ever.
+        roles = [role for role in roles if role is Role.ACTIVE]
+    if is_spread:
         spares = [index for index, role in enumerate(roles) if role is Role.SPARE]
         lost = _lost_actives(snapshot, assessment)
         found = spare_preferences(verdict.settings, assessment, lost, len(spares))
@@ -309,6 +303,11 @@ def _new_pods(
         )
         for index, role in enumerate(roles)
     ]
+
+
+def _is_gang(verdict: ValidSpec) -> bool:
+    metadata = verdict.spec.template.metadata
+    return metadata is not None and layout.GANG_LABEL in (metadata.labels or {})
 
 
 def _node_selector(verdict: ValidSpec) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What the operator sees of one job: small frozen views of objects of the API server, and the snapshot of them all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from unbroken_core.messages import EarlierRun, GonePod, JobStatus, Observation, RungUse
@@ -16,6 +17,8 @@ MIN_AGENT_RESTARTS = 3
 """An agent whose kubelet waits before it starts it once more does not stay up: half a minute has passed then."""
 MAX_AHEAD = 10_000
 """So far beyond what is known otherwise a report may say that ordinals were used."""
+MAX_ORDINAL = 1_000_000_000
+"""No job replaces so many pods."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint that asserts to Kubernetes that a node is off."""
 
@@ -235,6 +238,8 @@ class PlanMemory:
     """Of what there was too much lately."""
     next_pod_ordinal: int = 0
     """No lower one is free, whatever the status says: it may be that of a backup."""
+    unused_ordinals: frozenset[int] = frozenset()
+    """Reserved for training pods that were certainly never made: the API server refused them, or was not asked."""
     next_rendezvous_ordinal: int = 0
     sound_spec: Mapping[str, Any] | None = None
     """The last spec of the job that was sound; None when this process has seen none."""
@@ -322,6 +327,11 @@ class Snapshot:
         return replace(self.options, encrypts=self.is_encrypted, has_job_key=self.has_job_key)
 
     @property
+    def reserved_pod_ordinals(self) -> int:
+        """The lowest ordinal that was never reserved for a training pod, as far as status and memory tell."""
+        return max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
+
+    @cached_property
     def next_pod_ordinal(self) -> int:
         """The lowest ordinal that no training pod ever had, as far as status, pods, memory and report tell.
 
@@ -329,17 +339,20 @@ class Snapshot:
         and the rendezvous know them, and are believed up to a bound: anybody who may create pods in the namespace can
         make one that looks like the job's, and the image of the rendezvous is the user's.
         """
-        told = max(self.status.get("nextPodOrdinal") or 0, self.memory.next_pod_ordinal)
-        pods = (
-            pod.ordinal
-            for pod in self.pods
-            if pod.component == layout.TRAINER and pod.name == layout.training_pod_name(self.name, pod.ordinal)
-        )
-        known = max([told, *(ordinal + 1 for ordinal in pods if ordinal < told + MAX_AHEAD)])
+        told = self.reserved_pod_ordinals
+        while told - 1 in self.memory.unused_ordinals:
+            told -= 1
+        known = max([told, *(number + 1 for number in self._ordinals(layout.TRAINER) if number < told + MAX_AHEAD)])
         members = () if self.report is None else self.report.pods
         ordinals = {pod.pod: layout.pod_ordinal(pod.pod) for pod in members}
         own = (number for name, number in ordinals.items() if name == layout.training_pod_name(self.name, number))
         return max([known, *(number + 1 for number in own if number < known + MAX_AHEAD)])
+
+    @cached_property
+    def next_rendezvous_ordinal(self) -> int:
+        """The lowest ordinal that no rendezvous pod ever had, as far as status, pods and memory tell."""
+        told = max(self.status.get("nextRendezvousOrdinal") or 0, self.memory.next_rendezvous_ordinal)
+        return max([told, *(number + 1 for number in self._ordinals(layout.RENDEZVOUS) if number < told + MAX_AHEAD)])
 
     def trainers(self) -> tuple[PodView, ...]:
         """Training pods of this very job."""
@@ -350,7 +363,19 @@ class Snapshot:
         return self._owned(layout.RENDEZVOUS)
 
     def _owned(self, component: str) -> tuple[PodView, ...]:
-        return tuple(pod for pod in self.pods if pod.component == component and pod.owner_uid == self.uid)
+        return tuple(pod for pod in self.pods if pod.owner_uid == self.uid and is_named_as(pod, component, self.name))
+
+    def _ordinals(self, component: str) -> Iterator[int]:
+        return (pod.ordinal for pod in self.pods if is_named_as(pod, component, self.name))
+
+
+def is_named_as(pod: PodView, component: str, job: str) -> bool:
+    """Return whether a pod bears the name of one of the job's: whoever may create pods there can forge all else."""
+    if pod.component != component or not 0 <= pod.ordinal < MAX_ORDINAL:
+        return False
+    if component == layout.TRAINER:
+        return pod.name == layout.training_pod_name(job, pod.ordinal)
+    return component == layout.RENDEZVOUS and pod.name == layout.rendezvous_pod_name(job, pod.ordinal)
 
 
 def controller_uid(item: Mapping[str, Any]) -> str:

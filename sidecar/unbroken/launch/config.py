@@ -37,6 +37,8 @@ class LaunchConfig:
     """Whether who started the launcher says itself that it waits, and how the job ended."""
     does_name_processes: bool
     """Whether each worker's process is named when it starts."""
+    watch_delay_s: float | None
+    """How long after the first worker the watch on devices and links is started; None: there is none."""
     preimport: tuple[str, ...] | None
     """Modules that the fork server imports once; (): no fork server; None: what the script imports."""
 
@@ -73,6 +75,7 @@ def read_config(arguments: Sequence[str], environment: Mapping[str, str] | None 
         environment=source,
         is_supervised=parsed.supervised,
         does_name_processes=parsed.name_processes,
+        watch_delay_s=_seconds(source, "UNBROKEN_WATCH_DELAY", "5") if source.get("UNBROKEN_WATCH") == "1" else None,
         preimport=_preimport(source.get("UNBROKEN_PREIMPORT")),
     )
 
@@ -86,8 +89,8 @@ def _preimport(text: str | None) -> tuple[str, ...] | None:
         raise InputError(f"UNBROKEN_PREIMPORT: {error}") from None
 
 
-def _seconds(source: Mapping[str, str], name: str) -> float:
-    text = source.get(name, "0")
+def _seconds(source: Mapping[str, str], name: str, usual: str = "0") -> float:
+    text = source.get(name, usual)
     try:
         seconds = float(text)
     except ValueError:

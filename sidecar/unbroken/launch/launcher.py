@@ -15,6 +15,7 @@ from unbroken.launch.config import LaunchConfig
 from unbroken.launch.link import LauncherLink
 from unbroken.launch.output import Console, Stream, complain
 from unbroken.launch.process_tree import adopt_orphans
+from unbroken.launch.watch_process import WatchProcess
 from unbroken.launch.workers import Workers
 from unbroken_core.errors import assert_never
 from unbroken_core.pod.pod_messages import DumpStack, End, Inspect, Processes, Shutdown, Spawn, ToLauncher
@@ -32,6 +33,8 @@ class Launcher:
         self._config = config
         self._stdout, self._stderr = Console(sys.stdout.fileno()), Console(sys.stderr.fileno())
         self._workers = Workers(config, self._stdout, self._stderr)
+        self._watch = WatchProcess(config)
+        self._workers.note_other_end = self._watch.note_end
         self._link = LauncherLink(config.directory / "agent.sock")
         self._streams: list[Stream] = []
         self._reported: Processes | None = None
@@ -59,6 +62,7 @@ class Launcher:
             signal.set_wakeup_fd(-1)
             self._link.close()
             self._workers.close()
+            self._watch.close()
             wake.close()
         # Once all has been well, the pod is as good as the ends of its workers.
         return self._exit_code or self._workers.failed_end
@@ -132,12 +136,17 @@ class Launcher:
             self._give_up_at_s,
             self._complain_at_s,
         ]
-        due.append(self._drain_until_s)
+        due += [self._drain_until_s, self._watch.due_s]
         return min((at_s for at_s in due if at_s is not None), default=None)
 
     def _check_deadlines(self, now_s: float) -> None:
         self._workers.kill_overdue(now_s)
         self._workers.log_stacks(now_s)
+        if not self._is_leaving and self._exit_code is None:
+            self._watch.settle(now_s, has_workers=self._workers.is_any_alive)
+            if self._watch.complaint:
+                complain(self._stderr, self._watch.complaint)
+                self._watch.complaint = ""
         if self._complain_at_s is not None and now_s >= self._complain_at_s:
             self._complain_at_s = None
             path = self._config.directory / "agent.sock"

@@ -11,11 +11,29 @@ class HeldPort:
 
     def __init__(self) -> None:
         # The wildcard address: torch's store listens on all addresses, so the port must be free on each.
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind(("0.0.0.0", 0))
+        self._socket = _wildcard()
         self.number: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
         """Give the port back."""
         self._socket.close()
+
+
+def _bound(family: socket.AddressFamily, address: str) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((address, 0))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _wildcard() -> socket.socket:
+    try:
+        return _bound(socket.AF_INET6, "::")
+    except OSError:  # A kernel without IPv6.
+        return _bound(socket.AF_INET, "0.0.0.0")

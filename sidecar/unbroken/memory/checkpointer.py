@@ -6,9 +6,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from unbroken.memory.arena import Arena, Saved, Skipped, arena_of
-from unbroken.memory.disk import load_from_disk, newest_step
-from unbroken.memory.place import Place, read_every, read_place
+from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
+from unbroken.memory.disk import DcpFolder, Disk, newest_step
+from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken_core.checkpoints import Load, LoadSource
@@ -24,19 +24,20 @@ class Checkpointer:
 
     Args:
         every: `save` saves steps that this divides, and skips all others. None: as `spec.memory.every` says, else 1.
-        disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to.
+        disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to, or
+            what finds and loads checkpoints of another format (`unbroken.memory.disk.Disk`).
 
     Raises ValueError when `every` is not a number from 1 on.
     """
 
-    def __init__(self, *, every: int | None = None, disk: str | Path | None = None) -> None:
+    def __init__(self, *, every: int | None = None, disk: str | Path | Disk | None = None) -> None:
         every = read_every() if every is None else every
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: want a number of steps from 1 on, got {every!r}")
         self._every = every
-        self._disk = None if disk is None else Path(disk)
+        self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
         self._reader = ShardReader()
-        self._place: Place | None = None
+        self._place: WorkerInfo | None = None
         self._told: set[str] = set()
         self.num_skipped = 0
         """How many saves that were due were not made."""
@@ -105,11 +106,11 @@ class Checkpointer:
         if self._disk is None or on_disk is None:
             _tell_keeper(arena, restoration.load(LoadSource.NOTHING))
             return "nothing", None
-        step = load_from_disk(self._disk, state, on_disk)
-        _tell_keeper(arena, restoration.load(LoadSource.DISK, step=step))
-        return "disk", step
+        self._disk.load(state, on_disk)
+        _tell_keeper(arena, restoration.load(LoadSource.DISK, step=on_disk))
+        return "disk", on_disk
 
-    def _enter(self) -> Arena | None:
+    def _enter(self) -> WorkerSlots | None:
         place = read_place()
         if place != self._place:
             # Offsets and meshes belong to one iteration.
@@ -128,7 +129,7 @@ class Checkpointer:
             logger.warning("not saved in memory: %s", problem)
 
 
-def _tell_keeper(arena: Arena | None, load: Load) -> None:
+def _tell_keeper(arena: WorkerSlots | None, load: Load) -> None:
     if arena is not None and not arena.loaded(load):
         logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 

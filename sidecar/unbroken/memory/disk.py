@@ -1,10 +1,10 @@
-"""Ordinary checkpoints of torch.distributed.checkpoint in a folder, to fall back to."""
+"""Ordinary checkpoints in a folder, to fall back to: those of torch.distributed.checkpoint, or of a framework."""
 
 import logging
 import re
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -14,6 +14,31 @@ from unbroken.memory.agreement import gather
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-([0-9]{1,18})")
+
+
+class Disk(Protocol):
+    """Checkpoints on a disk in a format of their own."""
+
+    def steps(self) -> list[int]:
+        """Return the steps of whole checkpoints that this rank sees."""
+
+    def load(self, state: MutableMapping[str, Any], step: int) -> None:
+        """Load one on all ranks together, or remember that it is the one to load."""
+
+
+class DcpFolder:
+    """A folder with checkpoints of torch.distributed.checkpoint, named `step-N`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def steps(self) -> list[int]:
+        """Return the steps of whole checkpoints."""
+        return steps_on_disk(self._folder)
+
+    def load(self, state: MutableMapping[str, Any], step: int) -> None:
+        """Load one. Raises CheckpointException."""
+        load_from_disk(self._folder, state, step)
 
 
 def steps_on_disk(folder: Path) -> list[int]:
@@ -29,9 +54,9 @@ def steps_on_disk(folder: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def newest_step(folder: Path | None) -> int | None:
+def newest_step(disk: Disk | None) -> int | None:
     """Return the newest step that all ranks see on the disk; None when there is none. A collective of all ranks."""
-    own = [] if folder is None else steps_on_disk(folder)[:1000]
+    own = [] if disk is None else sorted(disk.steps(), reverse=True)[:1000]
     seen = [{row[0] for row in of_rank} for of_rank in gather([[step] for step in own], 1)]
     common = set.intersection(*seen)
     return max(common, default=None)

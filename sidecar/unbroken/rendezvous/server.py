@@ -8,8 +8,8 @@ from aiohttp import web
 
 from unbroken.network.connections import Connections
 from unbroken.network.frames import MessageRefused, next_text
-from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
-from unbroken.network.peer import Peer
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, TokenBucket
+from unbroken.network.peer import FrameWriter
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import give_up_silent_peer
 from unbroken.network.token import Verifier
@@ -116,14 +116,18 @@ class Server:
     ) -> None:
         can_halt = CAN_HALT in request.headers.get(FEATURES_HEADER, "").split(",")
         peer = self._service.join(hello, transport, can_halt)
-        budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        wanted: CertificateRequest | None = None
         try:
             with self._token_guard.held(request, peer.close):
                 while (message := await self._next_message(connection, _OF_MEMBERS, None)) is not None:
                     if isinstance(message, CertificateRequest):
-                        await self._certify(peer, hello, message)
+                        wanted = self._checked(peer, message)
                     else:
                         self._service.receive(peer, message)
+                    if wanted is not None and self._service.is_named(hello):
+                        await self._certify(peer, hello, wanted)
+                        wanted = None
                     wait_s = budget.take(self._loop.time())
                     if wait_s > 0:
                         # It is not read meanwhile: its messages wait in its own buffers, at no cost to others.
@@ -132,10 +136,18 @@ class Server:
         finally:
             self._service.leave(peer)
 
-    async def _certify(self, peer: Peer, hello: Hello, message: CertificateRequest) -> None:
-        """Vouch for the key of a member's keeper: for that of its own pod alone, whatever the request names."""
+    def _checked(self, peer: FrameWriter, message: CertificateRequest) -> CertificateRequest:
+        """Return the request of a member. Raises MessageRefused."""
         if not self._service.is_member(peer):
             raise MessageRefused(Refusal.OUT_OF_PLACE, "CertificateRequest: want it of a member, got it before Welcome")
+        return message
+
+    async def _certify(self, peer: FrameWriter, hello: Hello, message: CertificateRequest) -> None:
+        """Vouch for the key of a keeper: for that of its own pod alone, whatever the request names.
+
+        The token proves the name of the pod, and the operator has told the uid of that name. Until it does, the request
+        waits for it, and for the next heartbeat: other pods would believe the certificate for as long as the job lives.
+        """
         # In a thread: it loads a package, and signs.
         vouch = self._vouching.certificate
         self._service.certify(peer, await asyncio.to_thread(vouch, message.request, hello.pod_uid, self._service.term))

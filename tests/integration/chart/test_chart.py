@@ -218,7 +218,7 @@ async def _upgrade_and_roll_back(made: tools.Bench, words: list[str], helm_home:
     """Turn on every switch that needs nothing but Kubernetes, and off again by `helm rollback`."""
     helm, release, *place = words
     switches = ["networkPolicy.enabled=true", "dashboards.enabled=true", "logLevel=debug"]
-    options = ["--reuse-values", *(word for switch in switches for word in ("--set", switch))]
+    options = ["--reset-then-reuse-values", *(word for switch in switches for word in ("--set", switch))]
 
     async def objects() -> tuple[bool, int, int]:
         """Whether the log is verbose, and the number of NetworkPolicies and dashboards."""

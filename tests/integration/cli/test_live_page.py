@@ -290,7 +290,7 @@ def test_way_into_the_cluster_is_made_again_when_it_has_ended(tmp_path: Path, jo
         assert asked.read_text() == "port-forward service/x\n" * 2
     with (
         kubectl_standin(tmp_path, STANDIN_ERROR="error: forbidden"),
-        pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; you need create")),
+        pytest.raises(CommandError, match=re.escape("kubectl port-forward: error: forbidden; you need the right to")),
     ):
         PortForward(["port-forward"]).port()
 

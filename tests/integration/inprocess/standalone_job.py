@@ -183,9 +183,10 @@ class Job:
         """Let the script's loop end."""
         (self.folder / "done").touch()
 
-    def wait(self, codes: Sequence[int] | None = None) -> None:
+    def wait(self, codes: Sequence[int] | None = None, limit_s: float = LIMIT_S) -> None:
         """Wait for the end of all that was started; the exit codes must be these, all 0 by default."""
-        self.wait_for(lambda: all(process.poll() is not None for process in self.processes), "end of the workers")
+        ends = [process.poll for process in self.processes]
+        self.wait_for(lambda: all(end() is not None for end in ends), "end of the workers", limit_s)
         found = [process.returncode for process in self.processes]
         if found != (list(codes) if codes is not None else [0] * len(found)):
             pytest.fail(f"exit codes: {found}\n{self.text()}")

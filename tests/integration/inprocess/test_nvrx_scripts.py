@@ -1,17 +1,21 @@
 """Scripts as users of NVIDIA's extension write them, unchanged: `python -m unbroken.nvrx` is all that differs."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from .standalone_job import Job
+from .standalone_job import LIMIT_S, Job
 
 pytestmark = pytest.mark.timeout(600)
 """Above the sum of the job's own limits, which say what they waited for."""
 
 SCRIPTS = Path(__file__).parent / "nvrx_scripts"
+PAUSE_S = 0.05
+"""Between two steps, so that they last as long as those of a real script, and faults come some seconds apart."""
 MANY = 12
 """More restarts than the very same fault is forgiven without the extension's ways."""
 
@@ -23,12 +27,14 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield started
 
 
-def run(job: Job, name: str, num_workers: int, *words: str, codes: tuple[int, ...] = (0,)) -> str:
+def run(
+    job: Job, name: str, num_workers: int, *words: str, codes: tuple[int, ...] = (0,), limit_s: float = LIMIT_S
+) -> str:
     """Run a script to its end; return its output."""
     script = job.folder / f"{name}.py"
     script.write_text((SCRIPTS / f"{name}_script.txt").read_text())
     job.torchrun(num_workers, "-m", "unbroken.nvrx", str(script), "--folder", str(job.folder), *words)
-    job.wait(codes)
+    job.wait(codes, limit_s)
     job.wait_for_nobody()
     return (job.folder / "out-0").read_text()
 
@@ -60,6 +66,39 @@ def test_example_whose_model_and_store_outlive_restarts(job: Job) -> None:
     each = ["state=handling stage=starting", "state=handling stage=completed"]
     assert said == ["state=initialize", *(each * restarts), "state=finalized"]
     assert len({(job.folder / f"monitor-{rank}.pid").read_text() for rank in range(3)}) == 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("name", "num_workers"), [("basic", 2), ("advanced", 3)])
+def test_example_with_a_fault_every_few_seconds_ends_with_the_bits_of_a_calm_run(
+    tmp_path: Path, name: str, num_workers: int
+) -> None:
+    """For UNBROKEN_NVRX_SECONDS, ten minutes if left out."""
+    steps = int(float(os.environ.get("UNBROKEN_NVRX_SECONDS", "600")) / PAUSE_S)
+    words = {"calm": ["--fault-prob", "0"], "broken": ["--pause", str(PAUSE_S), "--fault-prob", "0.005"]}
+    ends = {}
+    for kind, more in words.items():
+        (tmp_path / kind).mkdir()
+        with Job(tmp_path / kind) as job:
+            output = run(job, name, num_workers, "--steps", str(steps), *more, limit_s=20 * steps * PAUSE_S + 200)
+            ends[kind] = torch.load(tmp_path / kind / "checkpoint.pt")
+            restarts = iterations(output, num_workers)
+        assert (restarts > 0) == (kind == "broken")
+        print(f"{name}, {kind}: {steps} steps, {restarts} restarts")
+    assert_same(ends["broken"], ends["calm"])
+
+
+def assert_same(one: object, other: object, where: str = "checkpoint") -> None:
+    """Compare what torch.save has written, bit for bit."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}[{key!r}]")
+    else:
+        assert one == other, where
 
 
 def test_module_shaped_like_megatron_bridge(job: Job) -> None:

@@ -343,15 +343,15 @@ class Rendezvous:
             return server_context(certificate, key)
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        """Serve; yields the address, one of 127.0.0.0/8 of its own."""
+    async def serving(self, address: str = "") -> AsyncIterator[str]:
+        """Serve; yields the address, one of 127.0.0.0/8 of its own unless another is given."""
         application = web.Application()
         application.add_routes(
             [web.get("/v1/status", self._get_status), web.put("/v1/observation", self._put_observation)]
         )
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        address = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{next(_addresses)}"
+        address = address or f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}.{next(_addresses)}"
         try:
             await web.TCPSite(runner, address, layout.API_PORT, ssl_context=self._context()).start()
             yield address

@@ -1,6 +1,7 @@
 """A rendezvous on a real socket that answers what no honest one would: it is refused, and the polling goes on."""
 
 import asyncio
+import contextlib
 import dataclasses
 import gzip
 import itertools
@@ -9,8 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.unit.unbroken_operator.operator_world import running_world
 from tests.waiting import eventually
 
+from unbroken_core.messages import JobStatus
+from unbroken_core.wire import encode
+from unbroken_operator.adapters.bounded_answer import BoundedAnswer
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.poller import Poller
 from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget
@@ -20,6 +25,7 @@ from unbroken_operator.decisions.limits.report import report_limits
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 LIMITS = report_limits({"replicas": 2}, 2)
 _addresses = itertools.count(2)
+REPORT: JobStatus = running_world().report  # type: ignore[assignment] # it has one
 
 
 def says(*parts: bytes) -> Answer:
@@ -87,6 +93,18 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
             body(b"", "Location: http://127.0.0.1:1/", status="302 Go"), RendezvousUnreachable, "302", id="a redirect"
         ),
         pytest.param(says(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000), RendezvousUnreachable, "", id="long headers"),
+        pytest.param(
+            says(b"HTTP/1.1 102 Processing\r\n\r\n" * 20_000),
+            RendezvousUnreachable,
+            "it sent an interim answer (102)",
+            id="interim answers without end",
+        ),
+        pytest.param(
+            says(b"HTTP/1.1 200 OK\r\n", *(b"X-%d: %b\r\n" % (number, b"x" * 4000) for number in range(40))),
+            RendezvousUnreachable,
+            "the head of its answer has more than 65536 bytes",
+            id="many long headers",
+        ),
         pytest.param(says(b"\x00\xff" * 1000), RendezvousUnreachable, "", id="no HTTP"),
         pytest.param(says(), RendezvousUnreachable, "cannot be reached", id="nothing"),
         pytest.param(body(b'{"a": 1', "X: y"), ReportRefused, "want JSON", id="half of an object"),
@@ -101,6 +119,56 @@ def test_what_is_no_report_is_refused_and_says_why(answer: Answer, kind: type[Ex
         assert len(str(refused.value)) <= 1000
 
     asyncio.run(scenario())
+
+
+def test_a_report_that_comes_byte_by_byte_costs_few_looks_and_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, four of them took half a core for as long as they liked, from the loop that polls all jobs."""
+    content, num_reads = encode(REPORT).encode(), 0
+    of_four_ranks = report_limits({"replicas": 2, "ranksPerPod": 2}, 2)
+    received = BoundedAnswer.data_received
+
+    def count(connection: BoundedAnswer, data: bytes) -> None:
+        nonlocal num_reads
+        num_reads += 1
+        received(connection, data)
+
+    monkeypatch.setattr(BoundedAnswer, "data_received", count)
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode())
+        for byte in content:
+            writer.write(bytes((byte,)))
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+    async def scenario() -> None:
+        async with rendezvous(drip) as target, RendezvousApi() as client:
+            assert (await client.status(target, None, of_four_ranks)).status == REPORT
+
+    asyncio.run(scenario())
+    assert num_reads < len(content) / 4
+
+
+def test_an_answer_that_nobody_has_asked_for_is_not_read() -> None:
+    """One connection serves many polls: what is sent ahead would be taken for the answer to the next one."""
+    sound = encode(REPORT).encode()
+    answers = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(sound), sound) * 3
+    num_asked = 0
+
+    async def ahead(writer: asyncio.StreamWriter) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        writer.write(answers)
+        await writer.drain()
+
+    async def scenario() -> None:
+        async with rendezvous(ahead) as target, RendezvousApi() as client:
+            for _ in range(3):
+                with contextlib.suppress(RendezvousUnreachable):
+                    await client.status(target, None, LIMITS)
+
+    asyncio.run(scenario())
+    assert num_asked == 3
 
 
 def test_a_token_of_two_lines_is_a_message_and_not_the_end_of_the_polling() -> None:

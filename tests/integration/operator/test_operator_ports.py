@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.web import Application
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -120,12 +121,33 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
 
 
 @in_loop
-async def test_a_body_of_unknown_length_is_read_as_far_as_the_limit_only() -> None:
-    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+async def test_a_body_in_chunks_is_not_read() -> None:
+    """Before, eight of them, of 990,000 chunks each, kept the loop busy for seconds."""
     async with reviews() as (port, counted):
-        status, text = await ask(port, chunk * 20 + b"0\r\n\r\n", "Transfer-Encoding: chunked\r\n")
-        assert (status, text) == (413, b"body: must have at most 1000000 bytes, got more\n")
-        assert counted == {"too-large": 1}
+        status, text = await ask(port, b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n", "Transfer-Encoding: chunked\r\n")
+        assert (status, text) == (411, b"")
+        assert counted == {"in-pieces": 1}
+
+
+@in_loop
+async def test_a_request_that_comes_in_many_small_pieces_is_cut_off() -> None:
+    async with reviews() as (port, counted):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /review HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n")
+        num_sent = 0
+
+        async def is_cut_off() -> bool:
+            nonlocal num_sent
+            num_sent += 1
+            with contextlib.suppress(ConnectionError):
+                writer.write(b" ")
+                await writer.drain()
+            return reader.at_eof() or reader.exception() is not None
+
+        await eventually(is_cut_off, "the end of the connection", pause_s=0.001)
+        writer.close()
+        assert num_sent >= 64
+        assert counted["in-pieces"] == 1
 
 
 @in_loop
@@ -142,6 +164,17 @@ async def test_each_connection_serves_one_request() -> None:
         # The answer is read until the server closes: with keep-alive this would not end.
         status, text = await ask(port, json.dumps(a_review(a_job())).encode(), "Connection: keep-alive\r\n")
         assert (status, json.loads(text)["response"]["allowed"]) == (200, True)
+
+
+@in_loop
+async def test_all_addresses_of_both_families_are_served_at_one_port() -> None:
+    """`[::]`, as the chart says: the kubelet of an IPv6-only cluster comes over IPv6, all others over IPv4."""
+    async with listening(Application(), Address("::", 0)) as port:
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404"), host
+            writer.close()
 
 
 @in_loop
@@ -201,7 +234,7 @@ async def test_silent_connections_are_closed_and_do_not_keep_others_out(is_encry
 
     made = make_certificates(["localhost"])
     write(made, tmp_path)
-    certificate = webhook.Certificate(tmp_path)
+    certificate = webhook.ServingCertificate(tmp_path)
     certificate.look()
     context = certificate.context if is_encrypted else None
     limits = ListenLimits(connections=4, of_one_address=4, handshake_s=2.0, connection_s=2.0)
@@ -278,7 +311,7 @@ async def test_with_a_client_authority_only_its_certificates_are_answered(
     made = make_certificates(["localhost"])
     write(made, tmp_path)
     clients = {name: make_client_certificate(tmp_path / name) for name in ("right", "other")}
-    certificate = webhook.Certificate(tmp_path, clients["right"] / "ca.crt")
+    certificate = webhook.ServingCertificate(tmp_path, clients["right"] / "ca.crt")
     assert certificate.look()
     trusting = ssl.create_default_context(cadata=made.authority)
     if shown:
@@ -304,6 +337,6 @@ async def test_with_a_client_authority_only_its_certificates_are_answered(
 
 def test_without_the_file_of_the_client_authority_nobody_is_trusted(tmp_path: Path) -> None:
     write(make_certificates(["localhost"]), tmp_path)
-    certificate = webhook.Certificate(tmp_path, tmp_path / "missing.crt")
+    certificate = webhook.ServingCertificate(tmp_path, tmp_path / "missing.crt")
     assert not certificate.look()
     assert certificate.context.verify_mode is ssl.CERT_REQUIRED

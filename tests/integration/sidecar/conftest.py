@@ -36,9 +36,11 @@ class WorkloadEvent:
 
 
 class RunningJob:
-    """One `unbroken run`."""
+    """One `unbroken run`, or another program that does what it does."""
 
-    def __init__(self, folder: Path, options: list[str], command: list[str]) -> None:
+    def __init__(
+        self, folder: Path, options: list[str], command: list[str], program: tuple[str, ...] = ("-m", "unbroken", "run")
+    ) -> None:
         self.folder = folder
         self._events = folder / "events"
         self._done = folder / "done"
@@ -55,7 +57,7 @@ class RunningJob:
         }
         with self.errors.open("wb") as errors, self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "unbroken", "run", *options, *command],
+                [sys.executable, *program, *options, *command],
                 env=environment,
                 stdout=output,
                 stderr=errors,

@@ -34,9 +34,11 @@ from unbroken_core.messages import (
     PROTOCOL,
     Certificate,
     CertificateRequest,
+    Heartbeat,
     Hello,
     JobStatus,
     Observation,
+    PodObservation,
     RendezvousMessage,
     Welcome,
 )
@@ -306,9 +308,18 @@ async def as_awaited(value: bool) -> bool:
     return value
 
 
+async def tell(reached: Reached, **uids: str) -> None:
+    """Say as the operator which uids these pods have."""
+    pods = {uid: PodObservation(pod.replace("_", "-"), "node-0", ()) for pod, uid in uids.items()}
+    data = wire.encode(Observation(pods))
+    async with reached.session.put(f"{reached.url}/v1/observation", headers=OPERATOR, data=data) as response:
+        assert response.status == 204
+
+
 async def certified(reached: Reached, pod: str, request: str) -> Certificate:
-    """Say Hello as this pod, and ask for a certificate."""
+    """Say Hello as this pod, which the operator knows, and ask for a certificate."""
     headers = bearer(Kind.AGENT, pod)
+    await tell(reached, **{pod: f"uid-of-{pod}"})
     async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=headers) as connection:
         await connection.send_str(hello(pod))
         await connection.send_str(wire.encode(CertificateRequest(request)))
@@ -345,8 +356,9 @@ def test_a_job_without_a_key_has_no_certificates_and_says_why(tmp_path: Path, ce
     (tmp_path / "token").write_text("t" * 40)
 
     async def ask() -> Certificate:
-        async with rendezvous(TokenFile(tmp_path / "token"), certificates, Refusals()) as (reached, _):
+        async with rendezvous(TokenFile(tmp_path / "token"), certificates, Refusals()) as (reached, service):
             headers = {"Authorization": f"Bearer {'t' * 40}"}
+            service.observe(Observation({"uid-of-digits-0": PodObservation("digits-0", "node-0", ())}))
             async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=headers) as connection:
                 await connection.send_str(hello("digits-0"))
                 await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
@@ -378,3 +390,62 @@ def test_who_is_not_in_the_job_gets_no_certificate(tmp_path: Path, certificates:
             ]
 
     assert [type(one).__name__ for one in asyncio.run(ask())] == ["Refused"]
+
+
+def test_nobody_is_vouched_for_as_a_pod_that_the_operator_has_not_named(
+    tmp_path: Path, certificates: CertificateFiles
+) -> None:
+    """Before, a pod that the operator had yet to name got the certificate of any uid that it said, good for ever."""
+    (tmp_path / "job-key").write_text(KEY)
+    claimed = "uid-of-digits-1"
+
+    async def texts(connection: aiohttp.ClientWebSocketResponse, last: type) -> list[RendezvousMessage]:
+        found: list[RendezvousMessage] = []
+        while not found or not isinstance(found[-1], last):
+            found.append(wire.decode(await connection.receive_str(timeout=LIMIT_S), RendezvousMessage))
+        return found
+
+    async def ask() -> tuple[list[RendezvousMessage], list[RendezvousMessage]]:
+        async with (
+            rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, Refusals()) as (reached, service),
+            reached.session.ws_connect(f"{reached.url}/v1/agents", headers=AGENT_A) as false,
+        ):
+            await false.send_str(wire.encode(Hello(PROTOCOL, "digits", "digits-0", claimed, "s", "node-0", 1)))
+            await texts(false, Welcome)
+            asked = CertificateRequest(make_pod_key().request)
+            for message in (asked, Heartbeat(1), asked, Heartbeat(2)):
+                await false.send_str(wire.encode(message))
+            member = next(iter(service._coordinator._job.members.by_uid.values()))
+            await eventually(lambda: as_awaited(member.seq == 2), "both heartbeats")
+            await tell(reached, **{"digits-0": "uid-of-digits-0", "digits-1": claimed})
+            closed = [frame async for frame in false if frame.type is aiohttp.WSMsgType.TEXT]
+            headers = bearer(Kind.AGENT, "digits-1")
+            async with reached.session.ws_connect(f"{reached.url}/v1/agents", headers=headers) as true:
+                await true.send_str(hello("digits-1"))
+                await true.send_str(wire.encode(asked))
+                return [wire.decode(frame.data, RendezvousMessage) for frame in closed], await texts(true, Certificate)
+
+    false, true = asyncio.run(ask())
+    assert [one for one in false if isinstance(one, Certificate)] == []
+    assert isinstance(true[-1], Certificate)
+    assert true[-1].error == ""
+
+
+def test_a_pod_that_the_operator_names_late_is_vouched_for_then(tmp_path: Path, certificates: CertificateFiles) -> None:
+    (tmp_path / "job-key").write_text(KEY)
+
+    async def ask() -> Certificate:
+        async with (
+            rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, Refusals()) as (reached, _),
+            reached.session.ws_connect(f"{reached.url}/v1/agents", headers=AGENT_A) as connection,
+        ):
+            await connection.send_str(hello("digits-0"))
+            await connection.send_str(wire.encode(CertificateRequest(make_pod_key().request)))
+            await tell(reached, **{"digits-0": "uid-of-digits-0"})
+            await connection.send_str(wire.encode(Heartbeat(1)))
+            while True:
+                answer = wire.decode(await connection.receive_str(timeout=LIMIT_S), RendezvousMessage)
+                if isinstance(answer, Certificate):
+                    return answer
+
+    assert asyncio.run(ask()).certificate

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from tests.processes import is_gone
+from tests.processes import is_gone, words_of
 from tests.waiting import wait_until
 
 from unbroken.launch.config import read_config
@@ -426,3 +427,23 @@ def test_missing_command_is_refused() -> None:
         [sys.executable, "-m", "unbroken.launch"], capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (done.returncode, "got no command" in done.stderr) == (2, True)
+
+
+def test_the_watch_on_devices_comes_after_the_first_worker_and_again_when_it_ends(start: Begin) -> None:
+    agent = start(python("import time; time.sleep(1000)"), UNBROKEN_WATCH="1", UNBROKEN_WATCH_DELAY="0")
+
+    def watches() -> list[psutil.Process]:
+        children = psutil.Process(agent.process.pid).children()
+        return [child for child in children if "unbroken.watch" in words_of(child) and not is_gone(child.pid)]
+
+    agent.wait_for(lambda said: True)
+    assert watches() == []
+    agent.spawn()
+    agent.wait_until(lambda: bool(watches()), "a watch")
+    (first,) = watches()
+    first.kill()
+    agent.wait_until(lambda: any(each.pid != first.pid for each in watches()), "another watch")
+    (second,) = watches()
+    agent.say(Shutdown(0, 0.0, "over"))
+    agent.process.wait(LIMIT_S)
+    agent.wait_until(lambda: is_gone(second.pid), "the end of the watch")

@@ -32,6 +32,14 @@ def test_commands_in_the_readme_are_targets_of_the_makefile() -> None:
     assert {first or second for first, second in named} <= targets
 
 
+def test_every_upgrade_that_is_shown_takes_the_values_that_are_new() -> None:
+    """`--reuse-values` lacks them, as the chart's own page says."""
+    text = "\n".join(page.read_text() for page in PAGES).replace("\\\n", "")
+    shown = [line for line in text.splitlines() if line.strip().startswith("helm upgrade")]
+    assert len(shown) > 1
+    assert [line for line in shown if "--reset-then-reuse-values" not in line] == []
+
+
 GENERATED = {"docs/behaviours.md", "docs/metrics.md", "docs/reference/api.md", "docs/reference/cli.md"}
 BY_HAND = [page for page in PAGES if str(page.relative_to(ROOT)) not in GENERATED]
 _FENCE = re.compile(r"^```(\S*)\n(.*?)^```$\n?", flags=re.MULTILINE | re.DOTALL)

@@ -109,3 +109,30 @@ def test_what_locking_changed_is_told(after: dict[str, str], expected: list[str]
 def test_lock_must_hold_what_a_locked_package_needs() -> None:
     found = lock.violations({"pytest-xdist": "3.8.0"}, [Requirement("pytest-xdist")])
     assert {message.split(":")[0] for message in found} == {"execnet", "pytest"}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "beside", "expected"),
+    [
+        pytest.param({"numpy": "2"}, {"lightning": "2.6.6"}, [], id="all is there"),
+        pytest.param({"numpy": "2"}, {}, ["lightning: want lightning<3,>=2.5, got nothing"], id="missing"),
+        pytest.param({}, {"lightning": "2.4"}, ["lightning: want lightning<3,>=2.5, got 2.4"], id="too old"),
+        pytest.param(
+            {"numpy": "2"},
+            {"lightning": "2.6.6", "numpy": "1"},
+            ["numpy: want it in requirements-dev.lock alone"],
+            id="two versions of one package",
+        ),
+    ],
+)
+def test_lock_of_frameworks_holds_what_is_asked_for_beside_the_main_one(
+    pinned: dict[str, str], beside: dict[str, str], expected: list[str]
+) -> None:
+    text = lock.render_lock(lock.INTEGRATIONS_HEADER, beside, {name: [ONE] for name in beside})
+    found = lock.of_frameworks(pinned, text, [Requirement("lightning>=2.5,<3"), Requirement("torch")])
+    assert found == [f"requirements-integrations.lock: {line}" for line in expected]
+
+
+def test_the_lock_of_frameworks_is_up_to_date() -> None:
+    pinned = lock.parse_lock(lock.LOCK.read_text())
+    assert lock.of_frameworks(pinned, lock.INTEGRATIONS_LOCK.read_text(), lock._of_integrations()) == []

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from unbroken_cli.errors import refusal_hint
 from unbroken_cli.injection import KINDS, check_consent, check_state, choose_victim, exec_arguments
 from unbroken_core.errors import InputError
 
@@ -82,3 +83,23 @@ def test_a_job_that_does_not_train_is_left_alone(state: str | None) -> None:
     with pytest.raises(InputError, match=f"must be Running, is {state or 'none'}"):
         check_state({"metadata": {"name": "digits"}, "status": {"state": state}})
     check_state({"metadata": {"name": "digits"}, "status": {"state": "Running"}})
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        pytest.param(
+            'Error from server (Forbidden): pods "digits-0" is forbidden: User "jo" cannot create resource "pods/exec"',
+            "you need the right to create pods/exec",
+            id="rights",
+        ),
+        pytest.param(
+            "error: unable to upgrade connection: the server could not find the requested resource",
+            "this API server does not serve pods/exec, as that of `unbroken local` does not: delete a pod",
+            id="the cluster on a laptop",
+        ),
+        pytest.param("command terminated with exit code 126", "or the pod lacks Python", id="another reason"),
+    ],
+)
+def test_who_cannot_reach_into_a_pod_is_told_why_by_what_kubectl_says(said: str, hint: str) -> None:
+    assert hint in refusal_hint(said, "pods/exec", "delete a pod")

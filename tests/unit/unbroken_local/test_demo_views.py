@@ -242,7 +242,7 @@ def test_number_of_steps_is_read_from_the_trainers_command() -> None:
 
 def test_manifest_without_a_shared_folder_is_refused() -> None:
     job = {"spec": {"template": {"spec": {"containers": [{"command": ["python"]}]}}}}
-    with pytest.raises(InputError, match="want one hostPath volume, got 0"):
+    with pytest.raises(InputError, match="want one with a persistentVolumeClaim, got 0"):
         manifest.with_folder(job, "/somewhere")
     with pytest.raises(InputError, match=r"want --steps=NUMBER among the words, got \['python'\]"):
         manifest.number_of_steps(job)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,13 @@ from unbroken_core.errors import InputError
 from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound, KubeUnavailable
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.lease import Lease, LeaseName, Sighting, is_free, look
+from unbroken_operator.adapters.metrics import OperatorMetrics
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi
 from unbroken_operator.config import parse
+from unbroken_operator.decisions.snapshot import OperatorOptions
+from unbroken_operator.jobs import Jobs
 
+from .operator_world import a_job
 from .virtual_time import run
 
 NAME = LeaseName("system", "unbroken")
@@ -157,6 +163,51 @@ def test_an_api_server_that_is_away_takes_the_lead_from_nobody(trouble: str) -> 
         keeping.cancel()
 
     run(scenario())
+
+
+class Empty:
+    """An API server that has none of the jobs' objects."""
+
+    async def get(self, _path: str) -> dict[str, Any]:
+        """See Kube."""
+        raise KubeNotFound("404")
+
+    def is_token_old(self, _target: object) -> bool:
+        """See RendezvousApi."""
+        return False
+
+
+def test_while_the_lease_is_out_of_reach_one_line_says_so_for_all_jobs(caplog: pytest.LogCaptureFixture) -> None:
+    """Before, each job said so about each second, as often as it tried."""
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        server = ApiServer()
+        first = candidate(server, "first")
+        await first.acquire()
+        keeping = asyncio.create_task(first.keep())
+        empty, metrics, options = Empty(), OperatorMetrics(), OperatorOptions("s:1")
+        client = cast(RendezvousApi, empty)
+        jobs = Jobs(cast(Kube, empty), client, options, metrics, (), may_act=lambda: first.may_act)
+        server.is_up = False
+        await until(lambda: not first.may_act)
+        for number in range(20):
+            jobs.observe("ADDED", a_job(f"job-{number}"))
+        await asyncio.sleep(60)
+        assert (metrics.registry.get_sample_value("unbroken_operator_reconcile_errors_total") or 0) > 200
+        await jobs.stop()
+        server.is_up = True
+        await until(lambda: first.may_act)
+        await asyncio.sleep(1)
+        keeping.cancel()
+
+    run(scenario())
+    said = [record.getMessage() for record in caplog.records if "lease" in record.getMessage()]
+    assert [text for text in said if "job=" in text] == []
+    assert [text.partition(" lease=")[0] for text in said if "jobs" in text] == [
+        "all jobs wait: the lease cannot be renewed, another may hold it",
+        "jobs go on: the lease is renewed",
+    ]
 
 
 def test_a_lease_that_somebody_changed_or_deleted_is_still_held() -> None:

@@ -229,6 +229,25 @@ def test_an_ordinal_is_never_used_again_when_the_status_is_stale() -> None:
     assert world.created[-1] == "digits-3"
 
 
+def test_refused_pods_use_up_no_ordinals_and_all_pods_stay_accounted_for() -> None:
+    world = running_world()
+    # A quota kept the job small for a while: 1 was refused beside 0 and 2, and so were all after 2, again and again.
+    world.remove_pod("digits-1")
+    world.job["status"]["nextPodOrdinal"] = 90
+    world.memory = dataclasses.replace(world.memory, unused_ordinals=frozenset({1, *range(3, 90)}))
+    world.settle()
+    assert world.created[-1] == "digits-3"
+    assert world.job["status"]["nextPodOrdinal"] == 90, "not lower: this operator alone knows which are free"
+    world.memory = dataclasses.replace(world.memory, unused_ordinals=frozenset({1, *range(4, 90)}))
+    world.settle()
+    assert world.pushed[-1][2].is_accounted
+    # Another operator has reserved more since: what is reserved counts.
+    world.job["status"]["nextPodOrdinal"] = 120
+    world.end_pod("digits-0", "Failed")
+    world.settle()
+    assert world.created[-1] == "digits-120"
+
+
 def test_an_ordinal_is_never_used_again_when_its_pod_is_gone() -> None:
     world = running_world()
     for ordinal in (2, 3, 4):

@@ -64,6 +64,39 @@ def test_a_guaranteed_pod_stays_guaranteed(resources: dict[str, Any], is_guarant
         ) is is_guaranteed
 
 
+@pytest.mark.parametrize(
+    ("defaults", "resources", "expected"),
+    [
+        pytest.param(DEFAULTS, {"limits": {"memory": "64Gi"}}, {**DEFAULTS, "limits": {"memory": "256Mi"}}, id="one"),
+        pytest.param(
+            {"requests": {"cpu": "0.5", "memory": "64Mi"}},
+            {"limits": {"cpu": "8", "memory": "64Gi"}, "requests": {"cpu": "4"}},
+            {"requests": {"cpu": "0.5", "memory": "64Mi"}, "limits": {"cpu": "0.5", "memory": "256Mi"}},
+            id="never below the request",
+        ),
+        pytest.param(
+            {"limits": {"cpu": "2"}},
+            {"limits": {"cpu": "8", "memory": "64Gi"}, "requests": {"cpu": "4"}},
+            {"limits": {"cpu": "2", "memory": "256Mi"}},
+            id="the operator's own limit stays",
+        ),
+        pytest.param(DEFAULTS, {"limits": {"nvidia.com/gpu": "8"}}, DEFAULTS, id="none"),
+    ],
+)
+def test_where_all_containers_have_a_limit_so_has_the_agent(
+    defaults: dict[str, Any], resources: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    trainer, _ = pods_of({"sidecar_resources": defaults}, template=template(resources=resources))
+    assert list(resources_of(trainer).values()) == [expected, expected]
+
+
+def test_a_container_without_a_limit_keeps_the_agent_without_one() -> None:
+    other = {"name": "other", "image": "other:1"}
+    limited = {**CONTAINER, "resources": {"limits": {"cpu": "8", "memory": "64Gi"}}}
+    trainer, _ = pods_of({"sidecar_resources": DEFAULTS}, template={"spec": {"containers": [limited, other]}})
+    assert resources_of(trainer)["unbroken-agent"] == DEFAULTS
+
+
 def test_the_rendezvous_gets_pull_secrets_account_and_priority_of_the_template_or_its_own() -> None:
     pod = {"imagePullSecrets": [{"name": "pull"}], "serviceAccountName": "team", "priorityClassName": "high"}
     _, rendezvous = pods_of(template=template(pod))

@@ -164,21 +164,24 @@ class Server:
         return {}
 
 
-def _executor(server: Any) -> Executor:
+def _executor(server: Any, memory: JobMemory | None = None) -> Executor:
     pods, services = PodStore(lambda _: None), ServiceStore(lambda _: None)
     client: Any = None  # nobody asks a rendezvous here
     shared = Services(
         server, client, pods, services, NodeStore(lambda _: None), OperatorOptions("sidecar:1"), OperatorMetrics()
     )
     secret = JobSecret(server, ("ml", "digits"), "uid-of-digits", encrypts=True)
-    return Executor(shared, secret, Poller(client, lambda: None, "ml/digits"), JobMemory())
+    return Executor(shared, secret, Poller(client, lambda: None, "ml/digits"), memory or JobMemory())
 
 
 def _pods(num: int) -> tuple[Action, ...]:
     return tuple(
-        CreatePod({"metadata": {"name": f"digits-{index}", "namespace": "ml", "labels": {layout.JOB_LABEL: "digits"}}})
+        CreatePod({"metadata": {"name": f"digits-{index}", "namespace": "ml", "labels": _LABELS}})
         for index in range(num)
     )
+
+
+_LABELS = {layout.JOB_LABEL: "digits", layout.COMPONENT_LABEL: layout.TRAINER}
 
 
 def test_a_slow_pod_does_not_hold_up_the_others() -> None:
@@ -234,6 +237,24 @@ def test_nothing_more_is_begun_after_a_refusal_and_what_was_begun_is_not_forgott
     assert len(refusals) == server.num_asked - 10
     assert len(server.created) == 10
     assert server.deleted == []
+
+
+def test_the_ordinals_of_pods_that_were_certainly_not_made_are_free_again() -> None:
+    """Those that were refused, and those that were not asked for any more; not one of which nobody knows."""
+    memory = JobMemory()
+    server = Server(KubeRefused("403: exceeded quota"), fails_from=10)
+    asyncio.run(_executor(server, memory).apply(_pods(200)))
+    made = {int(name.removeprefix("digits-")) for name in server.created}
+    assert memory.unused_ordinals == set(range(200)) - made
+    asyncio.run(_executor(Server(), memory).apply(_pods(200)))
+    assert memory.unused_ordinals == set()
+    with pytest.raises(KubeUnavailable):
+        asyncio.run(_executor(Server(KubeUnavailable("connection lost"), 0), memory).apply(_pods(1)))
+    assert memory.unused_ordinals == set()
+    with pytest.raises(KubeRefused):
+        status = WriteStatus({"nextPodOrdinal": 3})
+        asyncio.run(_executor(Strict("nextPodOrdinal"), memory).apply((status, *_pods(2))))
+    assert memory.unused_ordinals == {0, 1}, "nobody was asked"
 
 
 @pytest.mark.parametrize(

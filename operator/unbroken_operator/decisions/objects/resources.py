@@ -1,11 +1,11 @@
-"""Pure: compute resources of our own containers: the job's, else the operator's, else what keeps a pod Guaranteed."""
+"""Pure: compute resources of our own containers: the job's, else the operator's, with limits where the template has."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from unbroken_operator.api.model_base import Resources
 from unbroken_operator.api.models import Spec
-from unbroken_operator.api.quantities import size_bytes, with_bytes
+from unbroken_operator.api.quantities import quantity, size_bytes, with_bytes
 from unbroken_operator.decisions.snapshot import OperatorOptions
 
 Manifest = dict[str, Any]
@@ -19,13 +19,14 @@ def sidecar_resources(spec: Spec, options: OperatorOptions) -> Manifest:
     """Return the part of a container with its resources; empty without any.
 
     A pod is Guaranteed while each of its containers has limits for CPU and memory and requests as much. So ours have
-    them where all of the template's have.
+    them where all of the template's have. Where all of those have a limit, ours get one, too: a ResourceQuota on limits
+    refuses a pod with a container without one.
     """
     if spec.sidecar.resources is not None:
         return _given(spec.sidecar.resources)
     if _is_guaranteed(spec):
         return {"resources": {"requests": dict(GUARANTEED), "limits": dict(GUARANTEED)}}
-    return _default(options.sidecar_resources)
+    return _limited(_default(options.sidecar_resources), spec)
 
 
 def agent_resources(spec: Spec, options: OperatorOptions) -> Manifest:
@@ -59,6 +60,24 @@ def _given(resources: Resources) -> Manifest:
 
 def _default(resources: Mapping[str, Any]) -> Manifest:
     return {"resources": {key: dict(value) for key, value in resources.items()}} if resources else {}
+
+
+def _limited(made: Manifest, spec: Spec) -> Manifest:
+    given = made.get("resources", {})
+    requests = given.get("requests", {})
+    limits = {kind: _limit(kind, requests.get(kind)) for kind in _CLASS if _is_limited(spec, kind)}
+    return {"resources": {**given, "limits": limits | given.get("limits", {})}} if limits else made
+
+
+def _limit(kind: str, request: Any) -> Any:
+    """Return the usual limit, or the request where that is more: a limit below it would be refused."""
+    is_more = request is not None and (quantity(request) or 0) > (quantity(GUARANTEED[kind]) or 0)
+    return request if is_more else GUARANTEED[kind]
+
+
+def _is_limited(spec: Spec, kind: str) -> bool:
+    pod = spec.template.spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+    return all(kind in ((one.get("resources") or {}).get("limits") or {}) for one in _containers(pod))
 
 
 def _is_guaranteed(spec: Spec) -> bool:

@@ -16,12 +16,15 @@ from unbroken.agent.decisions.events import (
     LauncherAttached,
     LauncherLost,
     LauncherReported,
+    WatchLost,
+    WatchReported,
     WorkerAttached,
     WorkerLost,
     WorkerReported,
 )
 from unbroken_core import wire
 from unbroken_core.errors import InputError, WireError
+from unbroken_core.findings import Health
 from unbroken_core.messages import PROTOCOL
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 
@@ -34,6 +37,8 @@ _ATTACH_TIMEOUT_S = 10.0
 _MAX_WORKER_CONNECTIONS = 256
 _LOG_EVERY_S = 60.0
 _MAX_LOGGED = 64
+_WATCH_PAUSE_S = 0.1
+"""Between two messages of the watch that are read."""
 WATCH_S = 1.0
 """How often the socket's file is looked at: a trainer may have taken its name away."""
 
@@ -54,6 +59,7 @@ class LocalServer:
         self._emit = emit
         self._check = check
         self._launcher: asyncio.StreamWriter | None = None
+        self._watch: asyncio.StreamWriter | None = None
         self._workers: dict[int, asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -149,6 +155,8 @@ class LocalServer:
             attach = await asyncio.wait_for(self._attach(reader), _ATTACH_TIMEOUT_S)
             if attach.role == "launcher":
                 await self._serve_launcher(reader, writer)
+            elif attach.role == "watch":
+                await self._serve_watch(reader, writer)
             else:
                 await self._serve_worker(attach, reader, writer)
         except (WireError, asyncio.TimeoutError) as error:
@@ -188,8 +196,8 @@ class LocalServer:
         attach: Attach = wire.decode(line, Attach)
         if attach.protocol != PROTOCOL:
             raise WireError(f"Attach.protocol: want {PROTOCOL}, got {attach.protocol}")
-        if attach.role not in ("launcher", "worker"):
-            raise WireError(f"Attach.role: want launcher or worker, got {attach.role!r}")
+        if attach.role not in ("launcher", "worker", "watch"):
+            raise WireError(f"Attach.role: want launcher, worker or watch, got {attach.role!r}")
         if attach.role == "worker" and not 0 <= attach.local_rank < self._ranks_per_pod:
             raise WireError(f"Attach.local_rank: want 0 to {self._ranks_per_pod - 1}, got {attach.local_rank}")
         return attach
@@ -205,6 +213,23 @@ class LocalServer:
         finally:
             self._launcher = None
             self._emit(LauncherLost())
+
+    async def _serve_watch(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._watch is not None:
+            # The launcher has started another one before the end of this one was seen.
+            self._watch.transport.abort()
+        self._watch = writer
+        try:
+            while (line := await _read_line(reader)) is not None:
+                health = wire.decode(line, Health)
+                if self._watch is writer:
+                    self._emit(WatchReported(health))
+                # It may say as much as it likes, and nothing waits for it meanwhile.
+                await asyncio.sleep(_WATCH_PAUSE_S)
+        finally:
+            if self._watch is writer:
+                self._watch = None
+                self._emit(WatchLost())
 
     async def _serve_worker(self, attach: Attach, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rank, incarnation = attach.local_rank, attach.incarnation

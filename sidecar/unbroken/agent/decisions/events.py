@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held
+from unbroken_core.findings import Health
 from unbroken_core.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
 from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
-from unbroken_core.pod.stamps import Slot
+from unbroken_core.pod.stamps import WorkerStamps
 
 # ------------------------------------------------------------------------------------------------------------ events
 
@@ -62,6 +63,18 @@ class WorkerDied:
 
 
 @dataclass(frozen=True)
+class WatchReported:
+    """The watch on devices and links says what it sees."""
+
+    message: Health
+
+
+@dataclass(frozen=True)
+class WatchLost:
+    """The watch's connection closed."""
+
+
+@dataclass(frozen=True)
 class Connected:
     """The WebSocket to the rendezvous is open; Hello is to be sent."""
 
@@ -87,7 +100,7 @@ class ConnectionRefused:
 class Ticked:
     """Time passed. `slots` are the stamps of all places in local order, or None when the page was not read."""
 
-    slots: tuple[Slot, ...] | None = None
+    slots: tuple[WorkerStamps, ...] | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Frames, innermost last, by local rank of the workers whose stacks were requested."""
 
@@ -124,6 +137,8 @@ Event = Union[
     WorkerReported,
     WorkerLost,
     WorkerDied,
+    WatchReported,
+    WatchLost,
     Connected,
     RendezvousSent,
     Disconnected,

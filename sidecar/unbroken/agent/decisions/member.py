@@ -38,6 +38,8 @@ from unbroken.agent.decisions.events import (
     SendToRendezvous,
     Terminated,
     Ticked,
+    WatchLost,
+    WatchReported,
     WorkerAttached,
     WorkerDied,
     WorkerLost,
@@ -51,6 +53,7 @@ from unbroken.agent.decisions.orders import Orders
 from unbroken.agent.decisions.own_fault import confirm_faults, interrupt_early
 from unbroken.agent.decisions.place import LocalPlace
 from unbroken.agent.decisions.reporting import Reporter
+from unbroken.agent.decisions.watching import Watching
 from unbroken.agent.decisions.worker_state import worker_states
 from unbroken_core.bounds import MAX_CLAIMED
 from unbroken_core.errors import assert_never
@@ -107,6 +110,7 @@ class PodMember:
         self._contact = Contact(now_s)
         self._ages = IterationAges()
         self._keeping = Keeping()
+        self._watching = Watching()
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -187,6 +191,8 @@ class PodMember:
                 self.reporter.held = held
             case KeeperStarted() | KeeperAsked():
                 self._keeping.note_keeper(event)
+            case WatchReported() | WatchLost():
+                self.reporter.health = self._watching.note(event)
             case Terminated():
                 self._is_terminated = True
                 self._exit_by_s = now_s + self.settings.timeouts.termination_grace_s + _EXIT_MARGIN_S
@@ -430,6 +436,7 @@ class PodMember:
             plan=plan,
             workers=workers,
             memory=self.reporter.held,
+            health=self.reporter.health,
             entered_ago_s=self._ages.entered_ago_s(now_s),
             over_ago_s=self._ages.over_ago_s(now_s),
         )

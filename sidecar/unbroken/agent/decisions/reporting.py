@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Union
 
 from unbroken_core.checkpoints import Held
+from unbroken_core.findings import Health, is_news
 from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
 from unbroken_core.reasons import WorkerPhase
 
@@ -18,6 +19,8 @@ that workers were ordered to enter waits until they have formed their groups, wh
 
 _HELD_GATHER_S = 0.5
 """The same for what the memory holds: a script may save many times a second."""
+_HEALTH_GATHER_S = 0.2
+"""At least so long passes between two reports for findings alone: the first is told at once."""
 
 
 class Reporter:
@@ -45,6 +48,10 @@ class Reporter:
         self._held_sent: Held | None = None
         self._held_since_s: float | None = None
         """Since when there is news of it, and nothing else to say."""
+        self.health: Health | None = None
+        """What the pod's watch has found; None without one."""
+        self._health_sent: Health | None = None
+        self._health_sent_s = -_HEALTH_GATHER_S
         self._fault_since_s: dict[tuple[int, Fault], float] = {}
         """When each present fault was noted; at that time its age was the one that it states."""
 
@@ -84,6 +91,8 @@ class Reporter:
                 due.append(self._pending_since_s + _GATHER_S)
             if self._held_since_s is not None:
                 due.append(self._held_since_s + _HELD_GATHER_S)
+            if self._has_health_news:
+                due.append(self._health_sent_s + _HEALTH_GATHER_S)
         if self.is_hello_due:
             due.append(self.join_by_s)
         return due
@@ -96,6 +105,7 @@ class Reporter:
     def note_hello(self, workers: tuple[WorkerState, ...], now_s: float) -> tuple[WorkerState, ...]:
         """Note that Hello is sent now; return the workers that it reports."""
         self._is_hello_sent, self._held_sent, self._held_since_s = True, self.held, None
+        self._health_sent = self.health
         self._sent, self._is_leaving_sent, self._sent_s, self._num_entered = workers, False, now_s, 0
         return tuple(self._aged(state, now_s) for state in workers)
 
@@ -118,17 +128,25 @@ class Reporter:
             return None
         self._pending_since_s = None
         has_held = self._is_held_due(now_s)
-        if not has_news and not has_held and now_s < self._sent_s + self._interval_s:
+        has_health = self._has_health_news and now_s >= self._health_sent_s + _HEALTH_GATHER_S
+        if not (has_news or has_held or has_health) and now_s < self._sent_s + self._interval_s:
             return None
         self._seq += 1
         self._sent_s = now_s
-        if not has_news and not has_held:
+        if not (has_news or has_held or has_health):
             return Heartbeat(self._seq, max(worker.step for worker in workers))
         self._sent, self._is_leaving_sent = workers, is_leaving
         self._num_entered = 0
         held = self.held if self.held != self._held_sent else None
         self._held_sent, self._held_since_s = self.held, None
-        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0, held)
+        health = self.health if self._has_health_news else None
+        if health is not None:
+            self._health_sent, self._health_sent_s = health, now_s
+        return Report(self._seq, workers, is_leaving, now_s - self._entered_s if num_entered else 0.0, held, health)
+
+    @property
+    def _has_health_news(self) -> bool:
+        return self.health is not None and is_news(self._health_sent, self.health)
 
     def _is_held_due(self, now_s: float) -> bool:
         """Return whether news of the memory have waited long enough for other news to go with."""

@@ -10,9 +10,10 @@ docs/design/0017-nothing-stale.md.
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unbroken.inprocess.exception import StaleStateError
 from unbroken.inprocess.torch_state import caches
@@ -27,7 +28,7 @@ UNKNOWN_HOLDER = "by an argument of the wrapped function, or by C++ (compiled co
 ADVICE = "make meshes and models inside the wrapped function, and keep none in a global, a closure or an argument"
 
 
-class Layout(NamedTuple):
+class RankLayout(NamedTuple):
     """What compiled code and offsets of shards depend on."""
 
     rank: int | None
@@ -40,7 +41,7 @@ class TorchState:
     def __init__(self) -> None:
         self._meshes = Meshes()
         self._compiled = CompiledCode()
-        self._layout: Layout | None = None
+        self._layout: RankLayout | None = None
         """In the last iteration that this process ran; None before the first."""
         self._missing: list[str] = []
         """Names of what torch may keep, and nobody could empty."""
@@ -53,7 +54,7 @@ class TorchState:
         with self._meshes.stamped(number, has_run=self._layout is not None), self._compiled.named_groups():
             yield
 
-    def take(self, layout: Layout) -> None:
+    def take(self, layout: RankLayout) -> None:
         """Have this rank, in a world of this size, from now on. An interruption in here does no harm.
 
         Raises StaleStateError when this process cannot have it without a trace of its former one.
@@ -66,6 +67,7 @@ class TorchState:
             self._compiled.drop("rank or world changed")
             self._meshes.has_changed = True
         self._layout = layout
+        _tell_lightning(layout.rank)
 
     @property
     def problem(self) -> str:
@@ -95,6 +97,15 @@ class TorchState:
             import torch  # noqa: PLC0415 - the package's import must stay cheap
 
             return (
-                f"torch {torch.__version__} lacks what empties its memory of the former one: {', '.join(self._missing)}"
+                "what empties the memory of the former one cannot be found, or fails "
+                f"(torch {torch.__version__}): {', '.join(self._missing)}"
             )
         return ""
+
+
+def _tell_lightning(rank: int | None) -> None:
+    """Set the rank that Lightning reads when it is imported: what runs before a strategy's own setup uses it."""
+    module = sys.modules.get("lightning_utilities.core.rank_zero")
+    only: Any = getattr(module, "rank_zero_only", None)
+    if rank is not None and hasattr(only, "rank"):
+        only.rank = rank

@@ -273,3 +273,30 @@ def test_a_pod_does_not_take_the_uid_of_another_that_has_yet_to_come() -> None:
     why = "pod_uid: uid-p1 belongs to pod p1, got pod p0"
     assert sent(bench.join("p0", pod_uid="uid-p1"), Refused) == {"p0": Refused(why)}
     assert list(sent(bench.join("p1"), Welcome)) == ["p1"]
+
+
+def test_who_took_another_pods_uid_before_the_operator_spoke_loses_it_then() -> None:
+    """Before, it kept the other one's place for ever, and the other one was refused."""
+    bench = Bench()
+    assert list(sent(bench.join("p0", pod_uid="uid-p1"), Welcome)) == ["p0"]
+    why = "pod_uid: uid-p1 belongs to pod p0, got pod p1"
+    assert sent(bench.join("p1"), Refused) == {"p1": Refused(why)}
+    false = bench.sessions["p0"]
+    assert Close(false) in bench.step(seen("p0", "p1"))
+    assert list(sent(bench.join("p1"), Welcome)) == ["p1"]
+    assert list(sent(bench.join("p0", pod_uid="uid-p1"), Refused)) == ["p0"]
+    assert [pod.pod for pod in bench.status().pods] == ["p1"]
+
+
+def test_a_pod_counts_once_whatever_uids_it_says() -> None:
+    """Before, whoever had one pod's token filled the job with pods that nobody runs, and they were given ranks."""
+    bench = Bench()
+    for number in range(300):
+        assert list(sent(bench.join("p0", pod_uid=f"other-{number}"), Welcome)) == ["p0"]
+    assert [pod.pod for pod in bench.status().pods] == ["p0"]
+    assert list(sent(bench.join("p1"), Welcome)) == ["p1"]
+    bench.step(seen("p0", "p1"))
+    why = "pod_uid: want that of pod p0 which the operator names, got 'another'"
+    assert sent(bench.join("p0", pod_uid="another"), Refused) == {"p0": Refused(why)}
+    assert list(sent(bench.join("p0"), Welcome)) == ["p0"]
+    assert list(sent(bench.join("p1"), Welcome)) == ["p1"]

@@ -1,0 +1,79 @@
+"""What checks of devices, links and the node say: one finding for each thing that is looked at."""
+
+from dataclasses import dataclass
+
+from unbroken_core.reasons import Word
+
+MAX_FINDINGS = 64
+"""Of one pod."""
+
+
+class Verdict(Word):
+    """What a finding means; listed from the best to the worst. What was not looked at is neither."""
+
+    UNKNOWN = "unknown"
+    """Not checked: no library, field, path or answer. Never healthy, and never a fault."""
+    OK = "ok"
+    DEGRADED = "degraded"
+    """Slower, or worn: it goes on."""
+    SUSPECT = "suspect"
+    """May be broken: ranks move if a second sign, or a second source, says so."""
+    FATAL = "fatal"
+    """Broken: no process can train on it."""
+
+    @property
+    def severity(self) -> int:
+        """Rank among verdicts."""
+        return _SEVERITY[self]
+
+
+_SEVERITY: dict["Verdict", int] = {verdict: number for number, verdict in enumerate(Verdict)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one thing."""
+
+    check: str
+    """Of a closed list where it is built in: gpu, gpu-events, ports, network, pcie, storage, memory, oom, clock."""
+    entity: str
+    """What was looked at: a GPU's UUID, an adapter's port, a path; "" for all that the check looks at."""
+    verdict: Verdict
+    code: str = ""
+    """What was found, in one word: xid-79, link-down."""
+    action: str = ""
+    """What a person should do about it, in a few words."""
+    message: str = ""
+    """One line for people."""
+    seen: int = 1
+    """In how many of the last three samples it was seen; of events, how many there were lately; at most 3."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """All that the checks of one pod say now; the newest counts. Of a check with nothing to say, one that is ok."""
+
+    findings: tuple[Finding, ...]
+    num_dropped: int = 0
+    """Findings that were too many."""
+
+    @property
+    def worst(self) -> Verdict:
+        """The worst verdict; unknown without any finding."""
+        return max((finding.verdict for finding in self.findings), key=_SEVERITY.__getitem__, default=Verdict.UNKNOWN)
+
+
+def bounded(findings: tuple[Finding, ...]) -> Health:
+    """Return as many findings as are told, the worst of them, in a fixed order."""
+    order = sorted(set(findings), key=lambda each: (-each.verdict.severity, each.check, each.entity, each.code))
+    kept = order[:MAX_FINDINGS]
+    return Health(tuple(kept), len(order) - len(kept))
+
+
+def is_news(before: Health | None, now: Health) -> bool:
+    """Return whether anything but the words for people has changed."""
+    return before is None or _essence(before) != _essence(now)
+
+
+def _essence(health: Health) -> tuple[tuple[str, str, Verdict, str, int], ...]:
+    return tuple((each.check, each.entity, each.verdict, each.code, each.seen) for each in health.findings)

@@ -1,0 +1,279 @@
+"""Hugging Face's Trainer: progress, checkpoints in memory, and the way back to them. Needs transformers and accelerate.
+
+A checkpoint is taken where the next step begins: after the logs, evaluations and saves of the step before it, and after
+the next batch was fetched. So what these draw from the random numbers is neither lost nor drawn twice.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from unbroken import inprocess, memory
+from unbroken.integrations import random_numbers, versions
+from unbroken.memory.agreement import all_true
+from unbroken.memory.place import read_every
+
+logger = logging.getLogger(__name__)
+
+versions.require("transformers", (5, 0), (5, 23))
+versions.require("accelerate", (1, 10), (1, 15))
+
+MAX_LOGS = 1_000
+"""Entries of the Trainer's log history in a checkpoint in memory: the newest."""
+_STATE = "trainer_state.json"
+_FOLDER = re.compile(r"checkpoint-([0-9]{1,18})")
+_MARK = re.compile(r"unbroken-([0-9]{1,6})-of-([0-9]{1,6})")
+
+
+def train(trainer: Trainer, call: inprocess.CallWrapper, *, every: int | None = None) -> Any:
+    """Call `trainer.train()` from the newest checkpoint that all ranks can read, and return what it returns.
+
+    Call it inside the wrapped function, with a Trainer and TrainingArguments that were made there, too. `every`: steps
+    between two checkpoints in memory; None: as the job says, else 1. Checkpoints of the Trainer itself in its
+    `output_dir` are taken where they are newer, if they were written during such a call, whole and by all ranks.
+
+    Raises ValueError for what cannot be resumed exactly, with what to change.
+    """
+    _refuse(trainer)
+    callback = _Callback(trainer, call, every)
+    trainer.add_callback(callback)
+    try:
+        with callback.newest() as folder:
+            return trainer.train(resume_from_checkpoint=folder)
+    finally:
+        # Else the Trainer keeps itself alive until the next collection.
+        trainer.remove_callback(callback)
+
+
+def _refuse(trainer: Trainer) -> None:
+    args = trainer.args
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if (args.process_index, args.world_size) != (rank, world_size):
+        raise ValueError(
+            f"TrainingArguments: want those of rank {rank} of {world_size}, got rank {args.process_index} of "
+            f"{args.world_size}; make them, and the Trainer, inside the wrapped function"
+        )
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError("Trainer: want DDP or one process, got FSDP or DeepSpeed; write the loop with fully_shard")
+    if trainer.model_init is not None:
+        raise ValueError("Trainer(model_init=...): want a model, got a function; train() would make the model anew")
+    if args.auto_find_batch_size:
+        raise ValueError(
+            "auto_find_batch_size: want False, got True; a step must have the same samples after a restart"
+        )
+    if not hasattr(trainer, "_load_from_checkpoint"):
+        raise ValueError("transformers: want a release whose Trainer has _load_from_checkpoint, got one without it")
+
+
+class _Callback(TrainerCallback):  # type: ignore[misc]  # the package brings no types here
+    """What the Trainer calls, for one iteration."""
+
+    def __init__(self, trainer: Trainer, call: inprocess.CallWrapper, every: int | None) -> None:
+        self._trainer = trainer
+        self._call = call
+        self._every = read_every() if every is None else every
+        self._folders = _Folders(Path(trainer.args.output_dir), trainer.args.process_index, trainer.args.world_size)
+        self._checkpoints = memory.Checkpointer(every=self._every, disk=self._folders)
+        self._at_moves = memory.Checkpointer(every=1)
+        self._begun_at = 0
+        self._restored: dict[str, Any] | None = None
+        self._random: Any = None
+
+    @contextlib.contextmanager
+    def newest(self) -> Iterator[str | None]:
+        """Load the newest checkpoint; yield the folder from which the Trainer takes up the rest, None at the start."""
+        trainer = self._trainer
+        trainer.create_optimizer()
+        state = self._state()
+        step = self._checkpoints.load(state)
+        if step is None or self._folders.chosen is not None:
+            if self._folders.chosen is not None:
+                self._refuse_samples(self._folders.samples(self._folders.chosen), step or 0)
+            self._begun_at = step or 0
+            yield None if self._folders.chosen is None else str(self._folders.chosen)
+            return
+        self._restored, self._random, self._begun_at = json.loads(state["progress"]), state["random"], step
+        self._refuse_samples(self._restored["samples"], step)
+        logger.info("restored from memory: step=%d", step)
+        with tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
+            (Path(folder) / _STATE).write_text(json.dumps(self._restored["trainer"]), encoding="utf-8")
+            # The weights are there already. An attribute of this one object.
+            trainer._load_from_checkpoint = lambda *args, **kwargs: None
+            try:
+                yield folder
+            finally:
+                del trainer._load_from_checkpoint
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put back what the Trainer has made since: the schedule of learning rates."""
+        self._call.on_move(self._save_at_move)
+        if self._restored is None:
+            return
+        self._trainer.lr_scheduler.load_state_dict(self._restored["scheduler"])
+        for group, rates in zip(_plain(self._trainer.optimizer).param_groups, self._restored["rates"], strict=True):
+            for name, rate in rates.items():
+                if hasattr(group.get(name), "fill_"):
+                    group[name].fill_(rate)
+                else:
+                    group[name] = rate
+        scaler = self._trainer.accelerator.scaler
+        if scaler is not None and self._restored["scaler"]:
+            scaler.load_state_dict(self._restored["scaler"])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and report the step before this one."""
+        step = state.global_step
+        if self._random is not None:
+            seed = args.seed + step
+            if not random_numbers.restore(self._random, args.process_index, args.world_size, seed):
+                logger.warning("random numbers: new seeds, since this rank or the world size is another: step=%d", step)
+            self._random = None
+        if step == self._begun_at:
+            return
+        if step % self._every == 0:
+            with self._call.atomic():  # a fault elsewhere waits until this rank has saved
+                self._checkpoints.save(self._state(), step)
+        self._call.ping(step=step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A folder that is written again is not whole meanwhile."""
+        if control.should_save:
+            self._folders.unmark(state.global_step)
+
+    on_epoch_end = on_step_end
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """This rank's part of the Trainer's own checkpoint is there."""
+        self._folders.mark(state.global_step, self._samples())
+        self._call.ping()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """An evaluation makes progress, too."""
+        self._call.ping()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the last step."""
+        if state.global_step > self._begun_at:
+            self._call.ping(step=state.global_step)
+
+    def _save_at_move(self, step: int) -> None:
+        """Save in memory, and on the disk where the Trainer saves there or the memory has no room."""
+        saved = isinstance(self._at_moves.save(self._state(), step), memory.Saved)
+        if not all_true(saved) or str(self._trainer.args.save_strategy) not in ("no", "SaveStrategy.NO"):
+            self._folders.unmark(step)
+            self._trainer._save_checkpoint(self._trainer.model_wrapped, None)
+            self._folders.mark(step, self._samples())
+
+    def _state(self) -> dict[str, Any]:
+        args = self._trainer.args
+        return {
+            "model": self._trainer.model,
+            "optimizer": _plain(self._trainer.optimizer),
+            "progress": json.dumps(self._progress()),
+            "random": random_numbers.capture(args.process_index, args.world_size),
+        }
+
+    def _progress(self) -> dict[str, Any]:
+        trainer = self._trainer
+        scaler = trainer.accelerator.scaler
+        return {
+            "trainer": _exported(trainer),
+            "samples": self._samples(),
+            "scheduler": {} if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
+            "rates": [
+                {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
+                for group in _plain(trainer.optimizer).param_groups
+            ],
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def _samples(self) -> int:
+        """Return how many samples one step has, on all ranks."""
+        args = self._trainer.args
+        return int(args.train_batch_size * args.world_size * args.gradient_accumulation_steps)
+
+    def _refuse_samples(self, before: int, step: int) -> None:
+        """Raise ValueError where the step's number would mean another place in the data."""
+        if before != self._samples():
+            raise ValueError(
+                f"samples of a step: want {before}, as in the checkpoint of step {step}, got {self._samples()}; let "
+                "per_device_train_batch_size x gradient_accumulation_steps x WORLD_SIZE be the same in each world: "
+                "else samples would be trained twice or left out"
+            )
+
+
+class _Folders:
+    """The Trainer's own checkpoints. One counts when every rank that wrote it has said that its part is there."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._folder = folder
+        self._name = f"unbroken-{rank}-of-{world_size}"
+        self.chosen: Path | None = None
+
+    def steps(self) -> list[int]:
+        """Return the steps of whole checkpoints."""
+        try:
+            found = [(entry, match) for entry in self._folder.iterdir() if (match := _FOLDER.fullmatch(entry.name))]
+        except OSError:
+            return []
+        return [int(match[1]) for entry, match in found if self._is_whole(entry)]
+
+    def load(self, state: MutableMapping[str, Any], step: int) -> None:
+        """Remember the folder: the Trainer loads it itself."""
+        self.chosen = self._of(step)
+        logger.warning("restored from the disk: step=%d folder=%s", step, self.chosen)
+
+    def mark(self, step: int, samples: int) -> None:
+        """Say that this rank's part is there."""
+        folder = self._of(step)
+        if folder.is_dir():
+            (folder / self._name).write_text(f"{samples}\n", encoding="utf-8")
+
+    def unmark(self, step: int) -> None:
+        """Take it back, before the folder is written again, perhaps by a world of another size."""
+        for path in self._of(step).glob("unbroken-*-of-*"):
+            path.unlink(missing_ok=True)
+
+    def samples(self, folder: Path) -> int:
+        """Return how many samples a step had; 0 where that cannot be read."""
+        text = next((path.read_text(encoding="utf-8")[:20] for path in folder.glob("unbroken-*-of-*")), "").strip()
+        return int(text) if text.isascii() and text.isdecimal() else 0
+
+    def _of(self, step: int) -> Path:
+        return self._folder / f"checkpoint-{step}"
+
+    def _is_whole(self, folder: Path) -> bool:
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except OSError:
+            return False
+        marks = {(int(match[1]), int(match[2])) for name in names if (match := _MARK.fullmatch(name))}
+        sizes = {size for _, size in marks}
+        return _STATE in names and any(all((rank, size) in marks for rank in range(size)) for size in sizes if size)
+
+
+def _exported(trainer: Trainer) -> dict[str, Any]:
+    """Return the Trainer's state as its own checkpoints have it."""
+    logs = trainer.state.log_history
+    state = dataclasses.asdict(dataclasses.replace(trainer.state, log_history=logs[-MAX_LOGS:]))
+    exported: dict[str, list[Any]] = {}
+    for one in (*trainer.callback_handler.callbacks, trainer.control):
+        if isinstance(one, ExportableState):
+            exported.setdefault(type(one).__name__, []).append(one.state())
+    state["stateful_callbacks"] = {name: all_[0] if len(all_) == 1 else all_ for name, all_ in exported.items()}
+    return state
+
+
+def _plain(optimizer: Any) -> Any:
+    """Return the optimizer that Accelerate has wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)

@@ -1,0 +1,42 @@
+"""What a check is, and what it says when it could not look."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken_core.findings import Finding, Verdict
+
+History = Any
+"""What a check remembers between two samples; None before the first."""
+Sample = Any
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one sample means."""
+
+    findings: tuple[Finding, ...]
+    history: History
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check. `sample` raises NotCheckedError where it cannot look; `judge` is pure."""
+
+    name: str
+    period_s: float
+    sample: Callable[[], Sample]
+    judge: Callable[[History, Sample], Judgement]
+
+
+def verdicts(check: str, found: Iterable[Finding], what: str) -> tuple[Finding, ...]:
+    """Return the findings; that all is well where there is none but what was not checked."""
+    findings = tuple(found)
+    if all(finding.verdict is Verdict.UNKNOWN for finding in findings):
+        return (Finding(check, "", Verdict.OK, message=what), *findings)
+    return findings
+
+
+def not_checked(check: str, why: str, code: str = "not-told") -> Finding:
+    """Return that nothing can be said."""
+    return Finding(check, "", Verdict.UNKNOWN, code, message=why[:300])

@@ -1,0 +1,7 @@
+"""Why nothing can be said of a thing."""
+
+from unbroken_core.errors import UnbrokenError
+
+
+class NotCheckedError(UnbrokenError):
+    """Nothing can be said: the message says why."""

@@ -1,0 +1,255 @@
+"""NVIDIA's management library, by ctypes: a training process needs no package for it."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken.watch.errors import NotCheckedError
+
+LIBRARY = "libnvidia-ml.so.1"
+MAX_DEVICES = 32
+_MAX_LINKS = 36
+_XID = 0x8
+_FIELD_RECOVERY_ACTION = 230
+_UNCORRECTED, _SINCE_LOAD = 1, 0
+_LINK_RECOVERIES = 1
+_TIMEOUT, _LOST, _RESET_REQUIRED = 10, 15, 16
+
+
+class CallError(NotCheckedError):
+    """A call that does not answer the question; `code` is NVML's."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"{name}: code {code} of NVML")
+        self.code = code
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("as_double", ctypes.c_double), ("as_uint", ctypes.c_uint), ("as_ulonglong", ctypes.c_ulonglong))
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (
+        ("field_id", ctypes.c_uint),
+        ("scope_id", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency_us", ctypes.c_longlong),
+        ("value_type", ctypes.c_uint),
+        ("code", ctypes.c_uint),
+        ("value", _Value),
+    )
+
+
+class _Pci(ctypes.Structure):
+    _fields_ = (
+        ("bus_id_legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("device_id", ctypes.c_uint),
+        ("subsystem_id", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("device", ctypes.c_void_p),
+        ("type", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device of the pod."""
+
+    uuid: str
+    handle: int
+    bus_id: str
+    """As /sys has it, such as 0000:3b:00.0; "" where it is not told."""
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """What one device tells. What it does not tell is not in `readings`."""
+
+    uuid: str
+    lost_code: int = 0
+    """NVML's code of a device that has fallen off the bus, or needs a reset; 0: it answers."""
+    readings: Mapping[str, int] = field(default_factory=dict)
+    links: Mapping[int, bool] = field(default_factory=dict)
+    """Whether each NVLink is active."""
+    not_told: tuple[str, ...] = ()
+
+
+class Nvml:
+    """The library, loaded and initialised. Any call may block for as long as the driver does."""
+
+    def __init__(self, library: Any = None) -> None:
+        """Raises NotCheckedError where there is none, or no driver."""
+        try:
+            self._library = ctypes.CDLL(LIBRARY) if library is None else library
+        except OSError as error:
+            raise NotCheckedError(f"{LIBRARY} cannot be loaded: {error}") from error
+        self._call("nvmlInit_v2")
+
+    def devices(self, visible: str = "") -> list[Gpu]:
+        """Return the devices of this pod. `visible`: NVIDIA_VISIBLE_DEVICES; a privileged pod sees those of others.
+
+        Raises NotCheckedError where there are none.
+        """
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        wanted = {name.strip() for name in visible.split(",") if name.strip().startswith("GPU-")}
+        found = []
+        for index in range(min(count.value, MAX_DEVICES)):
+            try:
+                gpu = self._device(index)
+            except CallError as error:
+                # Which one it is cannot be said any more, only that it is one that this container has.
+                gpu = Gpu(f"GPU {index}", -error.code, "")
+            if not wanted or gpu.uuid in wanted or gpu.handle < 0:
+                found.append(gpu)
+        if not found:
+            raise NotCheckedError(f"none of {count.value} GPUs is one of this pod")
+        return found
+
+    def read(self, gpu: Gpu) -> GpuSample:
+        """Return what a device tells now."""
+        if gpu.handle < 0:
+            is_gone = -gpu.handle in (_LOST, _RESET_REQUIRED)
+            return GpuSample(gpu.uuid, -gpu.handle if is_gone else 0, not_told=() if is_gone else ("device",))
+        readings: dict[str, int] = {}
+        not_told: list[str] = []
+        device = ctypes.c_void_p(gpu.handle)
+        for names, read in (
+            (("recovery-action",), self._recovery_action),
+            (("remap-pending", "remap-failed"), self._remapped_rows),
+            (("ecc-uncorrected",), self._uncorrected),
+            (("throttle",), self._throttle),
+        ):
+            try:
+                readings.update(zip(names, read(device), strict=True))
+            except CallError as error:
+                if error.code in (_LOST, _RESET_REQUIRED):
+                    return GpuSample(gpu.uuid, error.code)
+                not_told += names
+        links = self._links(device, readings)
+        if not links:
+            not_told.append("nvlink")
+        return GpuSample(gpu.uuid, 0, readings, links, tuple(not_told))
+
+    def _recovery_action(self, device: ctypes.c_void_p) -> Sequence[int]:
+        value = _Field(field_id=_FIELD_RECOVERY_ACTION)
+        self._call("nvmlDeviceGetFieldValues", device, 1, ctypes.byref(value))
+        # The call may be well and the field not.
+        _check("recovery action", value.code)
+        return (int(value.value.as_uint),)
+
+    def _remapped_rows(self, device: ctypes.c_void_p) -> Sequence[int]:
+        values = [ctypes.c_uint() for _ in range(4)]
+        self._call("nvmlDeviceGetRemappedRows", device, *map(ctypes.byref, values))
+        return (int(values[2].value), int(values[3].value))
+
+    def _uncorrected(self, device: ctypes.c_void_p) -> Sequence[int]:
+        count = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEccErrors", device, _UNCORRECTED, _SINCE_LOAD, ctypes.byref(count))
+        return (int(count.value),)
+
+    def _throttle(self, device: ctypes.c_void_p) -> Sequence[int]:
+        reasons = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetCurrentClocksThrottleReasons", device, ctypes.byref(reasons))
+        return (int(reasons.value),)
+
+    def _links(self, device: ctypes.c_void_p, readings: dict[str, int]) -> dict[int, bool]:
+        """Return the state of each NVLink, and add up their recoveries."""
+        links: dict[int, bool] = {}
+        for link in range(_MAX_LINKS):
+            state, count = ctypes.c_uint(), ctypes.c_ulonglong()
+            try:
+                self._call("nvmlDeviceGetNvLinkState", device, link, ctypes.byref(state))
+            except CallError:
+                if not links:
+                    break  # The first tells whether there are any: 36 refusals of each device would cost more.
+                continue
+            links[link] = bool(state.value)
+            try:
+                self._call("nvmlDeviceGetNvLinkErrorCounter", device, link, _LINK_RECOVERIES, ctypes.byref(count))
+            except CallError:
+                continue
+            readings["nvlink-recoveries"] = readings.get("nvlink-recoveries", 0) + int(count.value)
+        return links
+
+    def _device(self, index: int) -> Gpu:
+        device, uuid, pci = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Pci()
+        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(device))
+        name = f"GPU {index}"
+        try:
+            self._call("nvmlDeviceGetUUID", device, uuid, len(uuid))
+            name = uuid.value.decode(errors="replace")[:96] or name
+            self._call("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci))
+        except CallError as error:
+            if error.code in (_LOST, _RESET_REQUIRED):
+                raise
+        domain, _, rest = pci.bus_id.decode(errors="replace").lower().partition(":")
+        return Gpu(name, device.value or 0, f"{domain[-4:]}:{rest}" if rest else "")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError as error:
+            raise CallError(f"{LIBRARY} has no {name}", 13) from error
+        _check(name, function(*arguments))
+
+    def listen(self, gpus: Sequence[Gpu]) -> "Events":
+        """Return what waits for events of these devices. Raises NotCheckedError where none can be listened to."""
+        events = ctypes.c_void_p()
+        self._call("nvmlEventSetCreate", ctypes.byref(events))
+        heard, why = {}, "there is no device"
+        for gpu in gpus:
+            if gpu.handle < 0:
+                continue
+            try:
+                self._call("nvmlDeviceRegisterEvents", ctypes.c_void_p(gpu.handle), ctypes.c_ulonglong(_XID), events)
+                heard[gpu.handle] = gpu.uuid
+            except CallError as error:
+                why = str(error)
+        if not heard:
+            self._call("nvmlEventSetFree", events)
+            raise NotCheckedError(f"events: {why}")
+        deaf = tuple(gpu.uuid for gpu in gpus if gpu.handle not in heard)
+        return Events(self._call, events, heard, deaf)
+
+
+class Events:
+    """Waits for XIDs of some devices."""
+
+    def __init__(self, call: Any, events: ctypes.c_void_p, heard: Mapping[int, str], deaf: tuple[str, ...]) -> None:
+        self._call, self._events, self._heard = call, events, heard
+        self.deaf = deaf
+        """Devices that cannot be listened to."""
+
+    def wait(self, timeout_ms: int) -> tuple[str, int] | None:
+        """Return the next event as (UUID, XID); the UUID is "" for a device of somebody else. None: there was none.
+
+        Raises CallError.
+        """
+        event = _Event()
+        try:
+            self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(event), timeout_ms)
+        except CallError as error:
+            if error.code == _TIMEOUT:
+                return None
+            raise
+        if not event.type & _XID:
+            return None
+        return self._heard.get(event.device or 0, ""), int(event.data)
+
+
+def _check(what: str, code: int) -> None:
+    if code:
+        raise CallError(what, code)

@@ -1,0 +1,218 @@
+"""The watch as a process of its own, on a driver's library compiled here and on files as /sys and /proc have them."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.devices import Gpus, System, compile_library
+from tests.processes import is_gone
+from tests.waiting import wait_until
+
+from unbroken.watch.checks.check import Check
+from unbroken.watch.checks.gpu import GPU, judge_gpus
+from unbroken.watch.child import CommandRunner
+from unbroken.watch.gpus import GpuReader
+from unbroken.watch.lane import Lane
+from unbroken.watch.watch import PATIENCE_S, Board
+from unbroken_core import wire
+from unbroken_core.findings import Health, Verdict
+from unbroken_core.pod.pod_messages import Attach
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("nvml"))
+
+
+class Agent:
+    """Listens as an agent does, and keeps what it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / "agent.sock"))
+        self._listener.listen()
+        self._changed = threading.Condition()
+        self.health = Health(())
+        self.num_messages = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as lines:
+                attach = wire.decode(next(lines), Attach)
+                assert attach.role == "watch"
+                for line in lines:
+                    with self._changed:
+                        self.health = wire.decode(line, Health)
+                        self.num_messages += 1
+                        self._changed.notify_all()
+
+    def wait(self, is_met: Callable[[dict[tuple[str, str], Verdict]], bool]) -> dict[tuple[str, str], Verdict]:
+        """Wait until findings, verdict by check and code, are as wanted."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: is_met(self.found()), LIMIT_S):
+                pytest.fail(f"not seen in {LIMIT_S:.0f} s: {self.health}")
+            return self.found()
+
+    def found(self) -> dict[tuple[str, str], Verdict]:
+        return {(each.check, each.code): each.verdict for each in self.health.findings}
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Running:
+    """One watch and all that it looks at."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self.gpus = Gpus(library, folder / "gpu")
+        self.system = System(folder / "root")
+        self.agent = Agent(folder)
+        self.environment = {
+            **os.environ,
+            **self.gpus.environment,
+            "UNBROKEN_DIR": str(folder),
+            "UNBROKEN_WATCH_ROOT": str(self.system.root),
+            "UNBROKEN_WATCH_STORAGE": str(folder),
+            "NVIDIA_VISIBLE_DEVICES": "all",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-m", "unbroken.watch"], env=self.environment)
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.agent.close()
+        self.gpus.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path, library: Path) -> Iterator[Running]:
+    started = Running(tmp_path, library)
+    yield started
+    started.close()
+
+
+def test_each_check_finds_what_is_wrong_with_what_it_looks_at(running: Running) -> None:
+    system, gpus, agent = running.system, running.gpus, running.agent
+    system.add_adapter("mlx5_0", 0, "0000:3b:00.0")
+    system.add_interface("eth0")
+    system.set_errors("0000:01:00.0")
+    system.set_pressure(0.0)
+    system.set_kills(0)
+    running.start()
+    checks = {"gpu", "gpu-events", "ports", "network", "pcie", "memory", "oom", "storage"}
+    well = agent.wait(
+        lambda found: checks <= {check for (check, code), verdict in found.items() if verdict is Verdict.OK}
+    )
+    assert set(well.values()) <= {Verdict.OK, Verdict.UNKNOWN}
+    # An event is pushed; all else is found at the next look.
+    gpus.emit(1, 79)
+    agent.wait(lambda found: found.get(("gpu-events", "xid-79")) is Verdict.FATAL)
+    system.set_port("mlx5_0/1", "1: DOWN")
+    system.add_interface("eth0", "down")
+    agent.wait(lambda found: ("ports", "link-down") in found and ("network", "link-down") in found)
+    gpus.set({"gpu0.ecc": 1, "gpu0.link1": 0, "gpu0.action": 2, "gpu1.lost": 15})
+    system.set_errors("0000:01:00.0", fatal=1)
+    system.count("mlx5_0/1", link_downed=1)
+    system.set_pressure(50.0)
+    system.set_kills(2)
+    wanted = {
+        ("gpu", "ecc-uncorrected"): Verdict.SUSPECT,
+        ("gpu", "nvlink-down"): Verdict.SUSPECT,
+        ("gpu", "recovery-action-2"): Verdict.FATAL,
+        ("gpu", "gpu-lost"): Verdict.FATAL,
+        ("ports", "link-flapped"): Verdict.SUSPECT,
+        ("pcie", "aer-fatal"): Verdict.SUSPECT,
+        ("memory", "memory-pressure"): Verdict.DEGRADED,
+        ("oom", "oom-killed"): Verdict.DEGRADED,
+    }
+    found = agent.wait(lambda found: wanted.keys() <= found.keys())
+    assert {key: found[key] for key in wanted} == wanted
+    assert found["gpu-events", "xid-79"] is Verdict.FATAL
+
+
+def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown(running: Running) -> None:
+    running.gpus.set(all=3)
+    running.start()
+    checks = {"gpu", "gpu-events", "ports", "network", "pcie", "memory", "oom"}
+    found = running.agent.wait(lambda found: checks <= {check for check, _code in found})
+    assert {verdict for (check, _code), verdict in found.items() if check in checks} == {Verdict.UNKNOWN}
+
+
+def test_a_flood_of_events_is_few_messages_and_delays_no_other_finding(running: Running) -> None:
+    running.system.add_adapter("mlx5_0", 0, "0000:3b:00.0")
+    running.start()
+    running.agent.wait(lambda found: found.get(("gpu-events", "")) is Verdict.OK and ("ports", "") in found)
+    num_before = running.agent.num_messages
+    running.gpus.emit(0, 31, times=4000)
+    running.agent.wait(lambda found: ("gpu-events", "xid-31") in found)
+    running.system.set_port("mlx5_0/1", "1: DOWN")
+    found = running.agent.wait(lambda found: ("ports", "link-down") in found)
+    assert found["gpu-events", "xid-31"] is Verdict.OK
+    # The flood itself is two: seen once, or thrice at once.
+    assert running.agent.num_messages - num_before < 20
+
+
+def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(
+    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Gpus(library, tmp_path)
+    environment = {**os.environ, **gpus.environment}
+    script = "import sys, time\nfrom tests.integration.sidecar.test_watch import hang\nhang(sys.argv[1])\n"
+    # In a process of its own: the loader reads LD_LIBRARY_PATH when a process starts.
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(gpus.path)], env=environment, timeout=LIMIT_S, check=False, text=True
+    )
+    gpus.close()
+    assert done.returncode == 0
+
+
+def hang(state: str) -> None:
+    """Let a driver hang under a lane, and come back."""
+    woken = threading.Event()
+    board = Board(woken.set)
+    lane = Lane([Check(GPU, 0.02, GpuReader("all", time.monotonic).sample, judge_gpus)], board.put)
+    file = Path(state)
+    lane.start()
+    wait_until(lambda: verdict_of(board) is Verdict.OK, "a first sample")
+    before = file.read_text()
+    file.write_text("hang 1\n")
+    wait_until(lambda: lane.hanging(time.monotonic() + PATIENCE_S + 1, PATIENCE_S) == GPU, "a check that hangs")
+    board.hanging = frozenset({GPU})
+    assert [(each.code, each.verdict) for each in board.health().findings if each.code == "no-answer"] == [
+        ("no-answer", Verdict.UNKNOWN)
+    ]
+    assert verdict_of(board) is Verdict.UNKNOWN
+    file.write_text(before)
+    wait_until(lambda: not lane.hanging(time.monotonic() + PATIENCE_S + 1, PATIENCE_S), "its return")
+
+
+def verdict_of(board: Board) -> Verdict:
+    return board.health().worst
+
+
+def test_a_child_that_hangs_is_killed_with_its_own_children_and_one_that_floods_is_cut() -> None:
+    child = CommandRunner()
+    flood = child.run(["sh", "-c", "yes flood | head -c 1000000; exit 3"], LIMIT_S, dict(os.environ))
+    assert (flood.exit_code, len(flood.output)) == (3, 4096)
+    hung = child.run(["sh", "-c", "sleep 1000 & echo $!; wait"], 3.0, dict(os.environ))
+    assert hung.exit_code is None
+    wait_until(lambda: is_gone(int(hung.output)), "the end of the child's child")
+    # Its grandchild keeps the pipe open, and nobody waits for that.
+    assert child.run(["sh", "-c", "sleep 1000 & exit 1"], LIMIT_S, dict(os.environ)).exit_code == 1

@@ -1,0 +1,94 @@
+"""What an agent makes of its pod's watch: what was fatal stays, what was well does not; told at once, but no flood."""
+
+from dataclasses import replace
+
+import pytest
+
+from unbroken.agent.decisions.events import WatchLost, WatchReported
+from unbroken.agent.decisions.reporting import _HEALTH_GATHER_S, Reporter
+from unbroken.agent.decisions.watching import ENDED, Watching
+from unbroken_core import wire
+from unbroken_core.errors import WireError
+from unbroken_core.findings import MAX_FINDINGS, Finding, Health, Verdict, bounded
+from unbroken_core.messages import Heartbeat, Report, WorkerState
+from unbroken_core.reasons import WorkerPhase
+
+RUNNING = (WorkerState(0, 0, WorkerPhase.RUNNING, 1),)
+OK = Finding("clock", "node", Verdict.OK)
+LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79")
+DOWN = Finding("ports", "mlx5_0/1", Verdict.SUSPECT, "link-down")
+
+
+def test_what_a_watch_found_fatal_outlives_it_and_what_was_well_does_not() -> None:
+    watching = Watching()
+    assert watching.note(WatchLost()) is None
+    assert watching.note(WatchReported(Health((LOST, DOWN, OK)))) == Health((LOST, DOWN, OK))
+    assert watching.note(WatchLost()) == Health((LOST, DOWN, ENDED))
+    assert watching.note(WatchReported(Health((OK,)))) == Health((LOST, OK))
+
+
+def test_a_watch_may_take_back_what_it_said_itself() -> None:
+    watching = Watching()
+    watching.note(WatchReported(Health((LOST,))))
+    assert watching.note(WatchReported(Health((OK,)))) == Health((OK,))
+
+
+def joined(health: Health | None = None) -> Reporter:
+    reporter = Reporter(0.0)
+    reporter.health = health
+    reporter.connect()
+    reporter.note_hello(RUNNING, 0.0)
+    reporter.welcome(10.0)
+    return reporter
+
+
+def test_a_finding_is_told_at_once_and_only_once() -> None:
+    reporter = joined(Health((OK,)))
+    reporter.health = Health((OK, LOST))
+    word = reporter.next_message(RUNNING, False, False, 1.0)
+    assert isinstance(word, Report)
+    assert word.health == Health((OK, LOST))
+    assert reporter.next_message(RUNNING, False, False, 2.0) is None
+    assert isinstance(reporter.next_message(RUNNING, False, False, 11.5), Heartbeat)
+
+
+def test_findings_that_change_all_the_time_are_few_reports() -> None:
+    reporter = joined()
+    num_reports = 0
+    for number in range(1000):
+        reporter.health = Health((replace(DOWN, entity=f"mlx5_{number}/1"),))
+        num_reports += reporter.next_message(RUNNING, False, False, number * 0.001) is not None
+    assert num_reports <= 1 + int(1.0 / _HEALTH_GATHER_S)
+    assert min(reporter.deadlines_s) <= 1.0 + _HEALTH_GATHER_S
+
+
+def test_other_words_for_the_same_are_no_news() -> None:
+    reporter = joined(Health((replace(DOWN, message="one"),)))
+    reporter.health = Health((replace(DOWN, message="two"),))
+    assert reporter.next_message(RUNNING, False, False, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "finding",
+    [
+        pytest.param(replace(DOWN, check="x" * 41), id="check"),
+        pytest.param(replace(DOWN, check="a\nb"), id="line in a check"),
+        pytest.param(replace(DOWN, entity="x" * 129), id="entity"),
+        pytest.param(replace(DOWN, code="two words"), id="code"),
+        pytest.param(replace(DOWN, action="x" * 101), id="action"),
+        pytest.param(replace(DOWN, message="x" * 301), id="message"),
+        pytest.param(replace(DOWN, seen=4), id="seen"),
+    ],
+)
+def test_a_finding_beyond_its_bounds_is_refused(finding: Finding) -> None:
+    with pytest.raises(WireError, match="findings"):
+        wire.decode(wire.encode(Health((DOWN, finding))), Health)
+
+
+def test_more_findings_than_a_pod_may_have_are_refused_and_never_made() -> None:
+    many = tuple(replace(DOWN, entity=str(number)) for number in range(1000))
+    with pytest.raises(WireError, match="at most 64"):
+        wire.decode(wire.encode(Health(many)), Health)
+    health = bounded((*many, LOST))
+    assert (health.findings[0], len(health.findings), health.num_dropped) == (LOST, MAX_FINDINGS, 937)
+    assert wire.decode(wire.encode(health), Health) == health

@@ -1,0 +1,124 @@
+"""What `unbroken size` predicts is what the literature's formulas say, and what published jobs saw."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.unbroken_cli.sizing.scenes import example, interrupted, llama_3, small
+
+from unbroken_cli.sizing.formulas import daly_ettr, daly_interval_s, mttf_s, poisson_quantile, rsc_ettr
+from unbroken_cli.sizing.reading import read_scenario
+from unbroken_cli.sizing.scenario import Scenario
+from unbroken_cli.sizing.spreads import Scaled
+from unbroken_cli.sizing.study import best_interval, estimate, nodes_out_p99, run_many
+
+POINT = 0.01
+LLAMA_3_MTBF_S = 54 * 86400 / 419
+
+
+@pytest.mark.parametrize(
+    ("mtbf_s", "interval_s", "blocking_s", "restart_s"),
+    [
+        pytest.param(LLAMA_3_MTBF_S, 654, 20, 480, id="Llama 3"),
+        pytest.param(LLAMA_3_MTBF_S, 3600, 60, 300, id="rare checkpoints"),
+        pytest.param(1800, 120, 5, 60, id="a fault every half hour"),
+    ],
+)
+def test_simulation_meets_dalys_exact_form(
+    mtbf_s: float, interval_s: float, blocking_s: float, restart_s: float
+) -> None:
+    scenario = interrupted(mtbf_s, interval_s, blocking_s, restart_s, days=500 * mtbf_s / 86400)
+    found = estimate(run_many(scenario, 1, 40).ratio("ettr"))
+    assert found.margin < 0.25 * POINT
+    assert found.mean == pytest.approx(daly_ettr(mtbf_s, blocking_s, restart_s, interval_s), abs=0.3 * POINT)
+
+
+@pytest.mark.parametrize(("mtbf_s", "blocking_s"), [(LLAMA_3_MTBF_S, 20.0), (3600.0, 60.0)])
+def test_best_interval_by_simulation_is_dalys(mtbf_s: float, blocking_s: float) -> None:
+    scenario = interrupted(mtbf_s, 3 * daly_interval_s(mtbf_s, blocking_s), blocking_s, 300, 400 * mtbf_s / 86400)
+    found = best_interval(run_many(scenario, 1, 20), 0, seed=1)
+    assert found.best_s == pytest.approx(daly_interval_s(mtbf_s, blocking_s), rel=0.1)
+
+
+def test_without_faults_all_time_is_progress() -> None:
+    value = example() | {"faults": [], "checkpoints": []}
+    runs = run_many(read_scenario(value), 1, 2)
+    assert list(runs.ratio("ettr")) == list(runs.ratio("ettr_capacity")) == [1.0, 1.0]
+    assert runs.ratio("goodput_allocated")[0] == pytest.approx(2048 / (2048 + 14)), "idle spares cost"
+    saving = run_many(read_scenario(value | {"checkpoints": example()["checkpoints"]}), 1, 1)
+    assert saving.ratio("ettr")[0] == pytest.approx(660 / 680, rel=1e-3)
+
+
+def _small() -> Scenario:
+    return replace(read_scenario(small()), refill=None)
+
+
+def _mean(scenario: Scenario, ratio: str = "ettr") -> float:
+    return float(np.mean(run_many(scenario, 3, 12).ratio(ratio)))
+
+
+def test_more_faults_cost_more() -> None:
+    base = _small()
+    rated = [
+        replace(base, faults=tuple(replace(fault, rate=fault.rate * factor) for fault in base.faults))
+        for factor in (0.25, 0.5, 1.0, 2.0)
+    ]
+    values = [_mean(scenario) for scenario in rated]
+    assert values == sorted(values, reverse=True)
+    assert values[0] - values[-1] > POINT
+
+
+def test_more_spares_train_more_of_the_time() -> None:
+    values = [_mean(replace(_small(), shared_spares=count, min_nodes=64), "ettr_capacity") for count in (0, 2, 6, 16)]
+    assert values == sorted(values)
+    assert values[-1] - values[0] > POINT
+
+
+def test_costlier_restarts_cost_more() -> None:
+    base = _small()
+    costs = [
+        replace(base, restart=tuple((rung, Scaled(spread, factor)) for rung, spread in base.restart))
+        for factor in (0.1, 1.0, 4.0, 16.0)
+    ]
+    values = [_mean(scenario) for scenario in costs]
+    assert values == sorted(values, reverse=True)
+    assert values[0] - values[-1] > POINT
+
+
+def test_mean_time_to_failure_is_rscs_projection() -> None:
+    assert mttf_s(16384 / 8, 6.5) / 3600 == pytest.approx(1.80, abs=0.005)
+    assert mttf_s(131072 / 8, 6.5) / 3600 == pytest.approx(0.225, abs=0.0005)
+    value = example()
+    value["faults"] = [{"hits": "node", "rate": 6.5, "detect": 0, "repair": 0}]
+    scenario = read_scenario(value)
+    assert scenario.mtbf_s == pytest.approx(mttf_s(2048, 6.5))
+    count = np.mean([outcome.num_interruptions for outcome in run_many(scenario, 1, 10).outcomes])
+    assert 54 * 24 / count == pytest.approx(1.80, rel=0.03)
+
+
+def test_rscs_form_of_ettr_gives_its_published_points() -> None:
+    assert rsc_ettr(2000, 6.5, 300, 3600) == pytest.approx(0.684, abs=0.0005)
+    assert rsc_ettr(2000, 6.5, 300, 300) == pytest.approx(0.932, abs=0.0005)
+
+
+def test_llama_3_trains_nine_tenths_of_the_time() -> None:
+    scenario = llama_3()
+    assert scenario.mtbf_s == pytest.approx(LLAMA_3_MTBF_S)
+    best_s = daly_interval_s(LLAMA_3_MTBF_S, 20)
+    assert daly_ettr(LLAMA_3_MTBF_S, 20, 480, best_s) == pytest.approx(0.900, abs=0.3 * POINT)
+    found = estimate(run_many(scenario, 1, 30).ratio("ettr"))
+    assert found.mean == pytest.approx(0.900, abs=0.3 * POINT)
+
+
+@pytest.mark.parametrize(("repair", "nodes"), [("4h", 4), ("24h", 13), ("72h", 31)])
+def test_nodes_of_llama_3_that_are_out_at_a_time(repair: str, nodes: int) -> None:
+    value = example()
+    value["spares"] = {"shared": 0}
+    for fault in value["faults"]:
+        if "repair" in fault:
+            fault["repair"] = repair
+    assert nodes_out_p99(read_scenario(value)) == nodes
+
+
+def test_poisson_quantile_is_exact_where_it_matters() -> None:
+    assert [poisson_quantile(mean, 0.99) for mean in (0.0, 0.01, 1.0, 4.0, 10.0, 100.0)] == [0, 0, 4, 9, 18, 124]
