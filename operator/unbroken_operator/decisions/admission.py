@@ -185,6 +185,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             drain_s=float(boxes.drain_seconds),
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
+        "health": spec.health.mode,
         "copies": 0 if spec.memory is None else spec.memory.replicas,
         "across": "" if spec.memory is None else spec.memory.across or "",
     }
