@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from unbroken.watch.checks.probe import BUILT_IN as BUILT_IN_OF_WATCH
+from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken_core.errors import WireError
 from unbroken_core.findings import Finding, Verdict
 from unbroken_core.messages import HealthStatus, PodFinding
 from unbroken_core.reasons import Cause, JobPhase, Role
 from unbroken_core.settings import HealthMode
 from unbroken_core.wire import encode, settings_to_json
+from unbroken_operator.api.health_models import BUILT_IN
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 from unbroken_operator.decisions.limits.report import read_report, report_limits
 from unbroken_operator.decisions.objects.training_pods import template_digest, training_pod
@@ -44,6 +47,19 @@ def test_a_job_that_says_nothing_is_observed_and_one_that_says_off_is_not() -> N
     assert watch_variables(paths) == {"UNBROKEN_WATCH": "1", "UNBROKEN_WATCH_STORAGE": "/data:/scratch"}
 
 
+def test_the_watch_reads_the_probes_that_a_job_asks_for() -> None:
+    probe = {"name": "scratch", "command": ["sh", "-c", "test -e $(FILE)"], "verdict": "fatal"}
+    (text,) = (
+        value
+        for name, value in watch_variables(valid(health={"probes": [probe]})).items()
+        if name == "UNBROKEN_WATCH_PROBES"
+    )
+    assert read_probes(text.replace("$$(", "$(")) == (
+        Probe("scratch", ("sh", "-c", "test -e $(FILE)"), 30.0, 5.0, Verdict.FATAL),
+    )
+    assert frozenset(BUILT_IN) == BUILT_IN_OF_WATCH
+
+
 def test_images_and_pods_of_an_earlier_release_see_no_change_in_a_job_that_says_nothing() -> None:
     assert "health" not in settings_to_json(valid().settings)
     digests = {mode: template_digest(valid(health={"mode": mode}).spec) for mode in ("Off", "Observe", "Act")}
@@ -59,6 +75,9 @@ def test_images_and_pods_of_an_earlier_release_see_no_change_in_a_job_that_says_
         pytest.param({"storage": ["/a:/b"]}, "spec.health.storage[0]", id="two paths in one"),
         pytest.param({"storage": [f"/{n}" for n in range(9)]}, "spec.health.storage", id="too many"),
         pytest.param({"storage": ["/" + "x" * 120]}, "spec.health.storage[0]", id="too long"),
+        pytest.param({"probes": [{"name": "gpu", "command": ["x"]}]}, "spec.health.probes[0]", id="a built-in name"),
+        pytest.param({"probes": [{"name": "a", "command": []}]}, "spec.health.probes[0].command", id="no command"),
+        pytest.param({"probes": [{"name": "a", "command": ["x"]}] * 2}, "spec.health.probes", id="a name twice"),
         pytest.param({"checks": []}, "spec.health.checks", id="unknown field"),
     ],
 )

@@ -218,8 +218,13 @@ def _volumes(settings: JobSettings, ordinal: int, options: OperatorOptions) -> l
 def _watch_variables(spec: Spec) -> list[Manifest]:
     if spec.health.mode is HealthMode.OFF:
         return []
-    paths = ":".join(spec.health.storage)
-    return [variable("UNBROKEN_WATCH", "1"), *([variable("UNBROKEN_WATCH_STORAGE", paths)] if paths else [])]
+    paths, probes = ":".join(spec.health.storage), ""
+    if spec.health.probes:
+        dumped = [probe.model_dump(by_alias=True, mode="json") for probe in spec.health.probes]
+        probes = json.dumps(dumped, separators=(",", ":"))
+    wanted = {"UNBROKEN_WATCH": "1", "UNBROKEN_WATCH_STORAGE": paths, "UNBROKEN_WATCH_PROBES": probes}
+    # A pair of $ is one: the kubelet replaces $(NAME).
+    return [variable(name, value.replace("$(", "$$(")) for name, value in wanted.items() if value]
 
 
 def _memory_variables(spec: Spec) -> list[Manifest]:
