@@ -303,6 +303,16 @@ RESTART_RULES: tuple[Rule[JobSettings], ...] = (
         lambda job: f"want each rung at most once, got {_rungs(job)}",
     ),
     Rule(
+        "restart.fatalExitCodes",
+        lambda job: len(set(job.fatal_exit_codes)) == len(job.fatal_exit_codes),
+        lambda job: f"want each code at most once, got {list(job.fatal_exit_codes)}",
+    ),
+    Rule(
+        "restart.uncountedCauses",
+        lambda job: len(set(job.uncounted_causes)) == len(job.uncounted_causes),
+        lambda job: f"want each cause at most once, got {[cause.value for cause in job.uncounted_causes]}",
+    ),
+    Rule(
         "restart.noProgressLimit",
         lambda job: job.no_progress_limit is None or job.no_progress_limit >= 1,
         lambda job: f"want at least 1, got {job.no_progress_limit}",
@@ -381,6 +391,8 @@ TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (
             f"({limits.heartbeat_s + limits.termination_grace_s:g}), the time to notice and to end, got "
             f"{limits.isolation_limit_s:g}"
         ),
+        "!has(self.isolationSeconds) || self.isolationSeconds > self.heartbeatSeconds + self.terminationGraceSeconds",
+        "isolationSeconds must be more than heartbeatSeconds + terminationGraceSeconds",
     ),
 )
 

@@ -11,7 +11,7 @@ from unbroken_core.coordinator.memory.rings import Wish, arrange
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Planned, Running
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.ranks.buddies import Keeper
+from unbroken_core.ranks.buddies import CopyHolder
 from unbroken_core.settings import HOST
 
 SETTLE_S = 1.0
@@ -71,7 +71,7 @@ def _rearrange(job: JobState) -> None:
         if member is not None:
             named = ranking.domains(uid)
             path = (*named, *("" for _ in range(ranking.num_layers - len(named))), member.node)
-            keepers.append(Keeper(uid, path, is_active=bool(member.ranks)))
+            keepers.append(CopyHolder(uid, path, is_active=bool(member.ranks)))
     copying = job.copying
     copying.arrangement = arrange(keepers, wish, copying.arrangement.rings)
     job.checkpoints.assign(copying.arrangement.owners, copying.arrangement.domains)

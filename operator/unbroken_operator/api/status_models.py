@@ -17,7 +17,7 @@ MAX_HISTORY = 20
 MAX_SUSPECTS = 20
 
 
-class JobState(str, Enum):
+class JobStateWord(str, Enum):
     """The job in one word."""
 
     INVALID = "Invalid"
@@ -192,7 +192,7 @@ class Accepted(Model):
 class Status(Model):
     """What the job is."""
 
-    state: JobState | None = None
+    state: JobStateWord | None = None
     observed_generation: Count | None = None
     """metadata.generation of the spec that the operator acted on."""
     conditions: Annotated[

@@ -29,7 +29,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class CopyProgress:
     """What a buddy has of one worker's checkpoints."""
 
     kept: Moment | None = None
@@ -59,7 +59,7 @@ class CopySender:
         self._ranks_per_pod = ranks_per_pod
         self._bytes_per_s = bytes_per_s
         self._on_progress = on_progress
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, CopyProgress] = {}
         self._news = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"copies-to-{peer.uid}"[:64], daemon=True)
@@ -78,7 +78,7 @@ class CopySender:
         self._news.set()
 
     @property
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, CopyProgress]:
         """By local rank."""
         return dict(self._progress)
 
@@ -118,7 +118,7 @@ class CopySender:
         due = []
         for local_rank in range(self._ranks_per_pod):
             newest = self._newest(local_rank)
-            kept = self._progress.get(local_rank, Progress()).kept
+            kept = self._progress.get(local_rank, CopyProgress()).kept
             if newest is not None and (kept is None or kept != newest[1].moment):
                 due.append((local_rank, *newest))
         return due
@@ -158,10 +158,10 @@ class CopySender:
         if isinstance(answer, Declined):
             if self._is_news(answer.reason):
                 logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
-            self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, answer.reason))
+            self._set(local_rank, CopyProgress(self._progress.get(local_rank, CopyProgress()).kept, answer.reason))
             return False
         self._on_copied(num_sent)
-        self._set(local_rank, Progress(head.moment))
+        self._set(local_rank, CopyProgress(head.moment))
         return True
 
     def _send_content(self, link: Link, slot: ReadLock, num_blocks: int) -> None:
@@ -181,13 +181,13 @@ class CopySender:
         if self._is_news(problem):
             logger.warning("checkpoints not copied: to=%s: %s", self.peer.uid, problem)
         for local_rank in range(self._ranks_per_pod):
-            self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, problem))
+            self._set(local_rank, CopyProgress(self._progress.get(local_rank, CopyProgress()).kept, problem))
 
     def _is_news(self, problem: str) -> bool:
         """Return whether to log it: it may be the same again and again."""
         return all(one.problem != problem for one in self._progress.values())
 
-    def _set(self, local_rank: int, progress: Progress) -> None:
+    def _set(self, local_rank: int, progress: CopyProgress) -> None:
         if self._progress.get(local_rank) != progress:
             self._progress[local_rank] = progress
             self._on_progress()

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from unbroken.memory.client import KeeperClient
-from unbroken.memory.place import Place
+from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
 from unbroken_core.checkpoints import Load, LoadSource
@@ -58,7 +58,7 @@ class Skipped:
 
 
 @dataclass
-class Arena:
+class WorkerSlots:
     """Slots of one place in one pod."""
 
     folder: Path
@@ -73,7 +73,7 @@ class Arena:
     _kept: int | None = None
     """Index of the slot with the checkpoint that was sealed or restored last."""
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: WorkerInfo) -> None:
         """Begin an iteration of the job: writers of earlier ones end."""
         self._iteration = max(self._iteration, (place.iteration, place.term))
 
@@ -100,7 +100,7 @@ class Arena:
         if self._populating is not None:
             self._populating.wait()
 
-    def write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+    def write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
         """Copy a shard into the slot that is not kept."""
         if not self._lock.acquire(timeout=_BUSY_S):
             reason = f"another save of this process has not ended within {_BUSY_S:g} s"
@@ -128,7 +128,7 @@ class Arena:
         self._slots = []
         self.client.close()
 
-    def _write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+    def _write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
         iteration = (place.iteration, place.term)
 
         def may_go_on() -> bool:
@@ -198,11 +198,11 @@ class Arena:
         self._populating = Populating(list(self._slots))
 
 
-_arena: Arena | None = None
+_arena: WorkerSlots | None = None
 _owner = 0
 
 
-def arena_of(place: Place) -> Arena | None:
+def arena_of(place: WorkerInfo) -> WorkerSlots | None:
     """Return this process' arena; None outside of a job."""
     global _arena, _owner
     if place.folder is None:
@@ -211,7 +211,7 @@ def arena_of(place: Place) -> Arena | None:
     if is_other or _owner != os.getpid():
         if _arena is not None and _owner == os.getpid():
             _arena.close()
-        _arena, _owner = Arena(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
+        _arena, _owner = WorkerSlots(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
     if _arena is not None:
         _arena.enter(place)
     return _arena

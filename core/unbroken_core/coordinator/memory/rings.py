@@ -8,7 +8,7 @@ from unbroken_core.coordinator.memory.holders import Run
 from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
 from unbroken_core.messages import Buddies
 from unbroken_core.plurals import counted
-from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies, known_domains
+from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies, known_domains
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Arrangement:
     """In words, what a protected step outlives."""
 
 
-def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
+def arrange(keepers: Iterable[CopyHolder], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
     """Return the rings; those of before stay where they still do."""
     keepers = list(keepers)
     rings = assign_buddies(keepers, wish.copies, wish.depth, previous)
@@ -61,7 +61,7 @@ def arrange(keepers: Iterable[Keeper], wish: Wish, previous: Iterable[Ring]) -> 
     )
 
 
-def _in_words(wish: Wish, depth: int, num_alone: int, active: Collection[Keeper]) -> str:
+def _in_words(wish: Wish, depth: int, num_alone: int, active: Collection[CopyHolder]) -> str:
     asked = wish.layers[wish.depth]
     if num_alone:
         verb = "has" if num_alone == 1 else "have"
@@ -74,7 +74,7 @@ def _in_words(wish: Wish, depth: int, num_alone: int, active: Collection[Keeper]
 
 
 @dataclass
-class Copying:
+class CopyRings:
     """What is in force, and what pods were told of it. Changed in place."""
 
     arrangement: Arrangement = field(default_factory=Arrangement)

@@ -25,7 +25,7 @@ from unbroken_core.checkpoints import (
     Peer,
     is_void,
 )
-from unbroken_core.coordinator.memory.holders import Digests, Run, Step, kept, runs_of
+from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
 from unbroken_core.coordinator.memory.speaking import Speakers
 
 MAX_STEPS_OF_PLACE = 8
@@ -67,7 +67,7 @@ class _Place:
     """Owners of whom it has copies, and none that is not void."""
     problems: tuple[tuple[str, str], ...] = ()
     """As in Held."""
-    shards: dict[StepKey, dict[int, Digests]] = field(default_factory=dict)
+    shards: dict[StepKey, dict[int, HeldShard]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -402,8 +402,8 @@ class Checkpoints:
         for holding in holdings:
             key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
             for rank, layout, data in holding.shards:
-                if self._may_hold(teller, uid, key, rank, Digests(layout, data)):
-                    place.shards.setdefault(key, {})[rank] = Digests(layout, data)
+                if self._may_hold(teller, uid, key, rank, HeldShard(layout, data)):
+                    place.shards.setdefault(key, {})[rank] = HeldShard(layout, data)
                 else:
                     self.num_refused += 1
         for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
@@ -424,7 +424,7 @@ class Checkpoints:
                 self.num_refused += len(copy.shards)
                 continue
             for rank, layout, data in copy.shards:
-                digests = Digests(layout, data, copy.owner)
+                digests = HeldShard(layout, data, copy.owner)
                 is_told = rank in place.shards.get(key, ())
                 if is_told or not data or not self._may_hold(teller, uid, key, rank, digests):
                     self.num_refused += 1
@@ -433,7 +433,7 @@ class Checkpoints:
                 else:
                     self.speakers.put_off(uid, copy.owner)
 
-    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: Digests) -> bool:
+    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: HeldShard) -> bool:
         """Return whether more than this pod's word speaks for a copy.
 
         That this coordinator has told the pod to keep it; that its owner is gone, so that nobody can say more; or that
@@ -447,7 +447,7 @@ class Checkpoints:
         others = {} if step is None else step.holders.get(rank, {})
         return any(other.content == digests.content for holder, other in others.items() if holder != teller.uid)
 
-    def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: Digests) -> bool:
+    def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
         if not 0 <= rank < key.world_size <= teller.most_ranks or not 0 <= key.iteration <= teller.last_iteration:
             return False
         if self.is_void(key):
@@ -483,13 +483,13 @@ class Checkpoints:
         for key in [key for key, step in self.steps.items() if not step.holders and key != newest]:
             del self.steps[key]
 
-    def _reads(self, uid: str, places: Mapping[str, Digests]) -> bool:
+    def _reads(self, uid: str, places: Mapping[str, HeldShard]) -> bool:
         if uid in places:
             return True
         arena = self._arenas.get(uid)
         return any(self._places[place].arena == arena for place, digests in places.items() if not digests.owner)
 
-    def _near(self, places: Mapping[str, Digests]) -> set[str]:
+    def _near(self, places: Mapping[str, HeldShard]) -> set[str]:
         """Return the arenas of which each pod reads a shard itself; a copy only the pod that keeps it."""
         found = set()
         for uid, digests in places.items():
@@ -574,7 +574,7 @@ class Checkpoints:
         return len(self._votes[load])
 
 
-def _own(place: _Place) -> dict[StepKey, dict[int, Digests]]:
+def _own(place: _Place) -> dict[StepKey, dict[int, HeldShard]]:
     """Return the shards of a place that are no copies."""
     found = {
         key: {rank: digests for rank, digests in shards.items() if not digests.owner}

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
 from unbroken_core.coordinator.memory.choosing import Recall
-from unbroken_core.coordinator.memory.rings import Copying
+from unbroken_core.coordinator.memory.rings import CopyRings
 from unbroken_core.coordinator.memory.table import Checkpoints
 from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
@@ -145,7 +145,7 @@ class JobState:
         self.checkpoints = Checkpoints()
         """Checkpoints in memory, as agents tell them."""
         self.recall = Recall()
-        self.copying = Copying()
+        self.copying = CopyRings()
         """Who keeps whose copies of them."""
         self.actions: list[Action] = []
         """Of the step that is under way, in order."""

@@ -7,7 +7,7 @@ from unbroken_core.messages import Earlier, JobStatus, Recovery
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
-from unbroken_operator.api.status_models import MAX_HISTORY, JobState
+from unbroken_operator.api.status_models import MAX_HISTORY, JobStateWord
 from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
@@ -19,13 +19,13 @@ from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
 
 _STATES = {
-    JobPhase.FORMING: JobState.FORMING,
-    JobPhase.RUNNING: JobState.RUNNING,
-    JobPhase.INTERRUPTED: JobState.RECOVERING,
-    JobPhase.PLANNED: JobState.RECOVERING,
-    JobPhase.ENDING: JobState.RUNNING,
-    JobPhase.COMPLETE: JobState.COMPLETE,
-    JobPhase.FAILED: JobState.FAILED,
+    JobPhase.FORMING: JobStateWord.FORMING,
+    JobPhase.RUNNING: JobStateWord.RUNNING,
+    JobPhase.INTERRUPTED: JobStateWord.RECOVERING,
+    JobPhase.PLANNED: JobStateWord.RECOVERING,
+    JobPhase.ENDING: JobStateWord.RUNNING,
+    JobPhase.COMPLETE: JobStateWord.COMPLETE,
+    JobPhase.FAILED: JobStateWord.FAILED,
 }
 ETTR_STEP = 0.05
 """A change of this size is worth its own write; it grows rare as the job grows older."""
@@ -66,7 +66,7 @@ def next_status(
             status["suspectNodes"] = suspects
         status = _with_lifecycle(status, snapshot, assessment)
     status["state"] = _state(status, snapshot, verdict).value
-    if status["state"] == JobState.UNKNOWN.value:
+    if status["state"] == JobStateWord.UNKNOWN.value:
         # How many there were is in the condition, with the time: a number would be read as one of now.
         status.pop("ranks", None)
     return fitted(status)
@@ -130,24 +130,24 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return patch
 
 
-def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> JobState:
+def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> JobStateWord:
     report = snapshot.report
     held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
     for is_it, state in (
-        ("Complete" in held, JobState.COMPLETE),
-        ("Failed" in held, JobState.FAILED),
-        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobState.INVALID),
-        ("Suspended" in held, JobState.SUSPENDED),
-        (is_unknown(snapshot), JobState.UNKNOWN),
+        ("Complete" in held, JobStateWord.COMPLETE),
+        ("Failed" in held, JobStateWord.FAILED),
+        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobStateWord.INVALID),
+        ("Suspended" in held, JobStateWord.SUSPENDED),
+        (is_unknown(snapshot), JobStateWord.UNKNOWN),
     ):
         if is_it:
             return state
     if report is None:
         stored = status.get("state")
-        is_known = stored in (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.value)
-        return JobState(stored) if is_known else JobState.FORMING
+        is_known = stored in (JobStateWord.RUNNING.value, JobStateWord.RECOVERING.value, JobStateWord.UNKNOWN.value)
+        return JobStateWord(stored) if is_known else JobStateWord.FORMING
     if report.phase is JobPhase.PLANNED and not report.recoveries:
-        return JobState.FORMING
+        return JobStateWord.FORMING
     return _STATES[report.phase]
 
 

@@ -45,7 +45,7 @@ from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
-from unbroken.inprocess.torch_state.renewal import Layout, TorchState
+from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -261,7 +261,7 @@ class WrappedCall:
         def body() -> Any:
             # The gate is open: an interruption now ends the function; an earlier one is seen here.
             self._refuse_what_is_over()
-            self._torch_state.take(Layout(self.state.active_rank, self.state.active_world_size))
+            self._torch_state.take(RankLayout(self.state.active_rank, self.state.active_world_size))
             self._plugins.prepare(self.state)
             if self._plugins.health.is_news:
                 # Other results go with later reports: this is for the first, and after a failure.

@@ -339,7 +339,7 @@ def test_only_a_hang_of_this_iteration_logs_stacks(
     )
 
 
-def read_slot(path: Path) -> stamps.Slot:
+def read_slot(path: Path) -> stamps.WorkerStamps:
     """Return slot 1."""
     return stamps.unpack_slot(path.read_bytes(), 1)
 
@@ -362,7 +362,7 @@ def test_progress_writes_its_slot_and_no_other(tmp_path: Path) -> None:
     progress.end()
     assert read_slot(path).flags == 0
     page = path.read_bytes()
-    assert stamps.unpack_slot(page, 0) == stamps.unpack_slot(page, 2) == stamps.Slot(0, 0, 0, 0, 0, 0, 0, 0)
+    assert stamps.unpack_slot(page, 0) == stamps.unpack_slot(page, 2) == stamps.WorkerStamps(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_progress_stops_in_a_forked_child_and_refuses_a_strange_page(tmp_path: Path) -> None:
