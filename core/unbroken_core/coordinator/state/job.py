@@ -165,7 +165,7 @@ class JobState:
             cluster.is_accounted,
             cluster.pods,
             self.refused,
-            self.checkpoints.num_loads,
+            self.checkpoints.loads.num_known,
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:
