@@ -4,8 +4,9 @@
 
 Pods are objects only: this process says that they run, and answers for the rendezvous of honest jobs. Those of hostile
 jobs are served by another process, and answer in every way that harms: at once, with megabytes, with garbage, with
-events without end, slowly. One kind more has its pods deleted as soon as they are made. The operator is the real one,
-with a lease. With --without-bars only that no lease is lost, and no honest pod missing, counts.
+events without end, slowly. Of two kinds more, the pods of one are deleted as soon as they are made, and the specs of
+the other changed without end. The operator is the real one, with a lease. With --without-bars only that no lease is
+lost, and no honest pod missing, counts.
 """
 
 import argparse
@@ -27,9 +28,9 @@ from typing import Any
 
 import aiohttp
 
-from control_plane import Bench, Operator, Pods, Row, install_crd
+from control_plane import Bench, Operator, Pods, Row, install_crd, job_spec
 from fairness_rendezvous import KINDS, address_of
-from unbroken_operator.adapters.errors import KubeConflict, KubeNotFound
+from unbroken_operator.adapters.errors import KubeConflict, KubeError, KubeNotFound
 from unbroken_operator.adapters.informer import Informer
 from unbroken_operator.adapters.kube import Kube, collection_path
 from unbroken_operator.adapters.lease import API_VERSION as LEASES
@@ -45,6 +46,9 @@ NETWORK = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
 """Others on this machine may measure at the same time."""
 HONEST = f"{NETWORK}.200"
 BASE = "/api/v1/namespaces"
+CIRCLES, EDITS = len(KINDS), len(KINDS) + 1
+"""Kinds of hostile jobs beside those whose rendezvous is hostile."""
+EDIT_S = 0.05
 Json = dict[str, Any]
 
 
@@ -76,23 +80,38 @@ class Kubelets:
             await asyncio.sleep(KUBELET_S)
 
     def kind(self, job: str) -> int | None:
-        """Return how a job harms: None for not at all, len(KINDS) for circles."""
+        """Return how a job harms: None for not at all, CIRCLES, EDITS, or how its rendezvous answers."""
         if not job.startswith("hostile-"):
             return None
-        return int(job.rpartition("-")[2]) % (len(KINDS) + 1)
+        return int(job.rpartition("-")[2]) % (len(KINDS) + 2)
 
     async def _take(self, item: Json) -> None:
         name, labels = item["metadata"]["name"], item["metadata"].get("labels") or {}
         kind = self.kind(labels.get(layout.JOB_LABEL, ""))
         with contextlib.suppress(KubeNotFound, KubeConflict):
-            if kind == len(KINDS):
+            if kind == CIRCLES:
                 self.num_deleted += 1
                 await self._bench.kube.delete(self._bench.path("pods", name), item["metadata"]["uid"], is_forced=True)
                 return
-            address = HONEST if kind is None else address_of(NETWORK, kind)
+            address = HONEST if kind in (None, EDITS) else address_of(NETWORK, kind)
             ready = {"type": "Ready", "status": "True"}
             status = {"phase": "Running", "podIP": address, "conditions": [ready]}
             await self._bench.kube.merge(self._bench.path("pods", f"{name}/status"), {"status": status})
+
+
+async def edit(bench: Bench, kubelets: Kubelets, jobs: list[str]) -> None:
+    """Change what the pods and the rendezvous of some jobs are made from, again and again, until cancelled."""
+    edited = [job for job in jobs if kubelets.kind(job) == EDITS]
+    for number in itertools.count():
+        environment = [{"name": "N", "value": str(number)}]
+        spec = {"replicas": REPLICAS + number % 3, "timeouts": {"heartbeatSeconds": 20 + number % 7}}
+        for job in edited:
+            with contextlib.suppress(KubeError):
+                path = bench.path(layout.PLURAL, job)
+                container = {**job_spec(REPLICAS)["template"]["spec"]["containers"][0], "env": environment}
+                template = {"spec": {"containers": [container]}}
+                await bench.kube.merge(path, {"spec": {**spec, "template": template}})
+        await asyncio.sleep(EDIT_S)
 
 
 @contextlib.asynccontextmanager
@@ -183,12 +202,15 @@ async def compare(bench: Bench, arguments: argparse.Namespace) -> tuple[list[Row
     num_honest, num_hostile = arguments.honest, arguments.hostile
     num_lost = min(NUM_LOST, num_honest)
     async with bench.rendezvous.serving(HONEST), hostile_rendezvous(), operator(bench) as (running, port):
-        tasks = [asyncio.create_task(Kubelets(bench).run()), asyncio.create_task(watch_lease(bench, seen))]
+        kubelets = Kubelets(bench)
+        tasks = [asyncio.create_task(kubelets.run()), asyncio.create_task(watch_lease(bench, seen))]
         try:
             await bench.each(range(num_honest), lambda index: bench.apply(f"honest-{index}", REPLICAS))
             await bench.wait_state("Running", num_honest)
             table = [_replaced(f"{num_honest} honest jobs", await replacements(bench, num_honest, num_lost))]
             await bench.each(range(num_hostile), lambda index: bench.apply(f"hostile-{index}", REPLICAS))
+            names = [f"hostile-{index}" for index in range(num_hostile)]
+            tasks.append(asyncio.create_task(edit(bench, kubelets, names)))
             await asyncio.sleep(arguments.seconds / 2)
             before, cpu_s, began_s = await running.calls(), running.cpu_s, time.monotonic()
             took_s = await replacements(bench, num_honest, num_lost)

@@ -20,6 +20,7 @@ _SEEN_BY = {
     "unhealthy": "a health check",
     "process-exit": "the launcher: the process ended",
     "process-signal": "the launcher: a signal ended the process",
+    "device-fault": "the pod's watch: a GPU or a link is broken",
     "pod-leaving": "agent or operator: the pod was being deleted",
     "pod-lost": "the rendezvous: the pod's connection broke and did not come back",
     "heartbeat-lost": "the rendezvous: the pod fell silent",

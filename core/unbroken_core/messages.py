@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from unbroken_core.checkpoints import Held, MemoryStatus, Peer, Restore
-from unbroken_core.findings import Health
+from unbroken_core.findings import Finding, Health
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 
@@ -468,6 +468,32 @@ class PodStatus:
     domains: tuple[str, ...]
     workers: tuple[WorkerPhase, ...]
     is_connected: bool
+    unfit: str = ""
+    """Why it can have no ranks by what its watch found; "" when it can."""
+
+
+@dataclass(frozen=True)
+class PodFinding:
+    """What the watch of one pod found wrong."""
+
+    pod: str
+    node: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class HealthStatus:
+    """What the watches of all pods say."""
+
+    num_pods: int
+    """Pods whose watch has said something."""
+    findings: tuple[PodFinding, ...] = ()
+    """What is wrong, the worst first, at most 64."""
+    num_findings: int = 0
+    unchecked: tuple[tuple[str, int], ...] = ()
+    """Checks that tell nothing, and in how many pods."""
+    held: str = ""
+    """Why nobody is blamed although something speaks against them; "" when nothing does."""
 
 
 @dataclass(frozen=True)
@@ -534,6 +560,8 @@ class JobStatus:
     """Wholly spare pods of which a plan took some workers only: the last resort."""
     memory: MemoryStatus | None = None
     """None of a job without checkpoints in memory."""
+    health: HealthStatus | None = None
+    """None while no watch has said anything."""
     gained_s: float = 0.0
     """Seconds of first-time progress, under earlier coordinators too, as far as this one was told."""
     ran_for_s: float | None = None

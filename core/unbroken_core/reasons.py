@@ -37,6 +37,8 @@ class Cause(Word):
     """A worker's process ended with an exit code other than 0, or before it completed."""
     PROCESS_SIGNAL = "process-signal"
     """A worker's process was ended by a signal."""
+    DEVICE_FAULT = "device-fault"
+    """The pod's watch found a GPU or a link broken (health.mode: Act); the pod leaves."""
     POD_LEAVING = "pod-leaving"
     """The pod is being deleted, evicted or preempted."""
     POD_LOST = "pod-lost"

@@ -1,6 +1,7 @@
 """Real frameworks under `unbroken run`: after each kind of fault the weights are, bit for bit, those of a run without.
 
-They need an environment with the packages of the frameworks: `make test-integrations` makes it.
+They need an environment with the packages of the frameworks: `make test-integrations` makes it. What lies in the
+folders of UNBROKEN_TEST_PACKAGES comes before its packages, so that other releases can be tried.
 """
 
 import functools
@@ -20,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
-FRAMEWORKS = ("fsdp2", "hf")
+FRAMEWORKS = ("fsdp2", "hf", "lightning_job")
 NUM_STEPS = 30
 TOLERANCE = 1e-5
 """Of each weight in worlds of other sizes: the sums of gradients are made in another order."""
@@ -51,7 +52,8 @@ def run(framework: str, folder: Path, options: Sequence[str] = (), **environment
     folder.mkdir(exist_ok=True)
     script = ROOT / "tests" / "integrations" / "jobs" / f"{framework}.py"
     command = [sys.executable, "-m", "unbroken", "run", "--pods", "2", "--memory", "64Mi", *options, str(script)]
-    path = os.pathsep.join([str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)])
+    other_releases = os.environ.get("UNBROKEN_TEST_PACKAGES", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, [*other_releases, str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)]))
     done = subprocess.run(
         command,
         cwd=folder,

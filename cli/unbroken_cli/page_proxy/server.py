@@ -156,6 +156,8 @@ class PageProxy:
         self.sessions = Sessions(self.port)
         self._ask = ask
         self._on_entry = on_entry
+        self._reading = threading.Lock()
+        """One at a time: what a few megabytes of JSON unpack to is many times as large."""
 
     @property
     def link(self) -> str:
@@ -181,7 +183,9 @@ class PageProxy:
         if not request.path.startswith(_STATUS):
             return _own_file(request.path)
         try:
-            return _status_of(self._ask(request.path))
+            answer = self._ask(request.path)
+            with self._reading:
+                return _status_of(answer)
         except UnbrokenError as error:
             return _refusal(502, str(error))
 

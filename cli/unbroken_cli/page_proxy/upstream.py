@@ -8,13 +8,13 @@ import shutil
 import ssl
 import subprocess
 import threading
-import urllib.parse
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unbroken_cli.errors import CommandError, refusal_hint
+from unbroken_cli.fetching import fetch
 from unbroken_cli.page_proxy.server import PageAnswer
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import checked_secret
@@ -24,7 +24,6 @@ API_PORT = 29600
 _ANSWER_S = 40.0
 """A rendezvous answers the page within 20 s, and a busy one later."""
 _FORWARD_S = 40.0
-_MAX_BYTES = 64 << 20
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
 
 
@@ -40,32 +39,17 @@ class RendezvousAccess:
 
 def ask(access: RendezvousAccess, path: str) -> PageAnswer:
     """Return what the rendezvous answers. Raises CommandError when it does not."""
-    connection = _connection(access)
+    if not access.url.startswith(("http://", "https://")):
+        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}")
+    if access.url.startswith("https://") and access.authorities is None:
+        raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
+    context = None if access.authorities is None else _trust(access.authorities)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {access.token}"})
-        response = connection.getresponse()
-        body = response.read(_MAX_BYTES)
-        return PageAnswer(response.status, body, response.getheader("Content-Type", "text/plain"))
+        found = fetch(access.url, path, {"Authorization": f"Bearer {access.token}"}, _ANSWER_S, context)
     except (OSError, http.client.HTTPException, ValueError) as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise CommandError(f"the rendezvous does not answer: {text}") from error
-    finally:
-        connection.close()
-
-
-def _connection(access: RendezvousAccess) -> http.client.HTTPConnection:
-    try:
-        parts = urllib.parse.urlsplit(access.url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or host is None:
-        raise InputError(f"--url: must be http://ADDRESS:PORT or https://..., got {access.url!r}")
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
-    if access.authorities is None:
-        raise InputError("--url https://...: needs --ca-file, the job's authority (ca.crt of its Secret)")
-    return http.client.HTTPSConnection(host, port, timeout=_ANSWER_S, context=_trust(access.authorities))
+    return PageAnswer(found.status, found.body, found.content_type)
 
 
 def _trust(authorities: str) -> ssl.SSLContext:

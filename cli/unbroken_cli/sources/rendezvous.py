@@ -1,11 +1,11 @@
 """A job's own rendezvous, asked over HTTP: of `unbroken run`, or through a port that kubectl forwards."""
 
+import http.client
 import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from unbroken_cli.errors import CommandError
+from unbroken_cli.fetching import fetch
 from unbroken_core import wire
 from unbroken_core.conventions.tls import client_context
 from unbroken_core.conventions.tokens import MAX_CHARACTERS, checked_secret
@@ -13,7 +13,6 @@ from unbroken_core.errors import InputError, WireError
 from unbroken_core.messages import JobStatus
 
 _TIMEOUT_S = 10.0
-_MAX_BYTES = 64 << 20
 _MAX_TOKEN_BYTES = 2 * MAX_CHARACTERS
 
 
@@ -26,17 +25,16 @@ def read_status(url: str, token_file: Path, ca_file: Path | None) -> JobStatus:
     token = read_token(token_file)
     context = None if ca_file is None else _trust(ca_file)
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/v1/status", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
-            status: JobStatus = wire.decode(response.read(_MAX_BYTES), JobStatus)
-            return status
-    except urllib.error.HTTPError as error:
-        hint = "; give the token of this job with --token-file" if error.code == 401 else ""
-        raise CommandError(f"rendezvous {url}: it answers {error.code}{hint}") from error
+        answer = fetch(url, "/v1/status", {"Authorization": f"Bearer {token}"}, _TIMEOUT_S, context)
+        if answer.status != 200:
+            hint = "; give the token of this job with --token-file" if answer.status == 401 else ""
+            raise CommandError(f"rendezvous {url}: it answers {answer.status}{hint}")
+        status: JobStatus = wire.decode(answer.body, JobStatus)
+        return status
     except WireError as error:
         raise CommandError(f"rendezvous {url}: unreadable answer: {error}; is it of another release?") from error
-    except (OSError, ValueError) as error:
-        raise CommandError(f"rendezvous {url}: no answer: {getattr(error, 'reason', None) or error}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise CommandError(f"rendezvous {url}: no answer: {str(error) or type(error).__name__}") from error
 
 
 def read_token(token_file: Path) -> str:

@@ -31,6 +31,7 @@ from unbroken_core.coordinator.events import (
     Observed,
     Tick,
 )
+from unbroken_core.coordinator.health.settling import settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
@@ -116,7 +117,8 @@ class Coordinator:
                 pass
             case _:
                 assert_never(event)
-        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s))
+        look_again_s = settle_health(job, now_s)
+        self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s), look_again_s)
         if job.version != version:
             self._revision += 1
         return job.actions

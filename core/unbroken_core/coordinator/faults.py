@@ -32,7 +32,8 @@ def inspect(
         return
     note_answers(job, member)
     if member.out is not None and not may_wait(job, member, is_adoption):
-        take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s, lost_s)
+        record = FaultRecord(member.out, member.uid, None, now_s, detail=member.out_detail)
+        take_fault(job, record, now_s, lost_s)
     iteration = job.members.world.iteration
     for local_rank in member.ranks:
         place = member.places[local_rank]

@@ -7,7 +7,8 @@ from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.places import Member
-from unbroken_core.messages import PROTOCOL, JobStatus, PodStatus
+from unbroken_core.findings import MAX_FINDINGS
+from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus
 from unbroken_core.reasons import JobPhase
 
 
@@ -52,6 +53,7 @@ def build_status(
         memory=_memory_status(job) if job.checkpoints.is_used else None,
         gained_s=gained_s,
         ran_for_s=ran_for_s,
+        health=_health_status(job) if job.health.by_uid else None,
     )
 
 
@@ -60,6 +62,17 @@ def _memory_status(job: JobState) -> MemoryStatus:
     status = memory_status(job.checkpoints, job.recall, job.world.iteration, copies)
     said = (job.copying.arrangement.across, job.checkpoints.copy_problem() if copies else "")
     return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
+
+
+def _health_status(job: JobState) -> HealthStatus:
+    table, members = job.health, job.members
+    found = [(uid, finding) for uid, finding in table.findings() if uid in members.by_uid]
+    found.sort(key=lambda item: (-item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity))
+    shown = (
+        PodFinding(members.by_uid[uid].pod, members.by_uid[uid].node, finding) for uid, finding in found[:MAX_FINDINGS]
+    )
+    unchecked = tuple(sorted(table.unchecked.items())[:MAX_FINDINGS])
+    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.assessment.held)
 
 
 def _clock(time: str) -> str:
@@ -78,4 +91,5 @@ def _pod_status(job: JobState, member: Member) -> PodStatus:
         domains=job.members.ranking.names(member.uid),
         workers=tuple(place.state.phase for place in member.places.values()),
         is_connected=member.session is not None,
+        unfit=member.unfit,
     )

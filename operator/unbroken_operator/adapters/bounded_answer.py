@@ -90,5 +90,5 @@ def bounded_connector() -> aiohttp.TCPConnector:
     """Return what connects to rendezvous, as many as there are."""
     connector = aiohttp.TCPConnector(limit=0)
     loop = asyncio.get_running_loop()
-    connector._factory = lambda: BoundedAnswer(loop)  # type: ignore[assignment]
+    connector._factory = lambda: BoundedAnswer(loop)  # type: ignore[assignment] # it takes no other way
     return connector

@@ -198,6 +198,17 @@ class Memory(Model):
     outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
 
 
+_PRESET_NAMES = {preset.value: [layer.name for layer in layers] for preset, layers in PRESETS.items()}
+ACROSS_PRESET = rule(
+    "!has(self.memory) || !has(self.memory.across) || self.memory.across in ['', 'host'] || "
+    "!has(self.topology) || !has(self.topology.preset) || "
+    f"self.memory.across in {_PRESET_NAMES}[self.topology.preset]",
+    f"memory.across must be host or the name of a layer of the preset: {_PRESET_NAMES}",
+    ".memory.across",
+)
+"""COPIES_RULES knows the layers that a spec names; these are the API's own."""
+
+
 class Spec(Model):
     """What the job is to be."""
 
@@ -207,6 +218,7 @@ class Spec(Model):
             *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
             *cel_rules(RESTART_RULES),
             *cel_rules(COPIES_RULES),
+            ACROSS_PRESET,
             *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "

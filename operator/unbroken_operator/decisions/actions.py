@@ -111,7 +111,8 @@ class PatchPod:
 
     name: str
     uid: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str | None]
+    """None removes one."""
     annotations: Mapping[str, str | None]
     """None removes one."""
 

@@ -31,7 +31,6 @@ MAX_VALUES, MAX_DEPTH = 10_000, 64
 MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
-_USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
 
 
 @dataclass(frozen=True)
@@ -296,8 +295,8 @@ def _key_violations(spec: Spec) -> Iterator[str]:
 def _variable_violations(variables: Sequence[Variable], where: str) -> Iterator[str]:
     for index, variable in enumerate(variables):
         name = variable.name
-        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in _USERS_VARIABLES:
-            yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in template_rules.USERS_VARIABLES:
+            yield f"{where}[{index}].name: {template_rules.OWN_VARIABLES}, got {name!r}"
 
 
 def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator[str]:

@@ -278,10 +278,12 @@ def _new_pods(
 ) -> list[CreatePod]:
     roles = _roles_of_new_pods(verdict, assessment, num_missing)
     preferences: dict[int, tuple[Preference, ...]] = {}
-    if verdict.settings.layers and verdict.spec.spares.spread is Spread.DOMAINS:
-        if Role.ACTIVE in roles or _has_unscheduled_actives(assessment):
-            # Where spares are missed is known once the active pods have nodes. They also take no room before those.
-            roles = [role for role in roles if role is Role.ACTIVE]
+    is_spread = bool(verdict.settings.layers) and verdict.spec.spares.spread is Spread.DOMAINS
+    if (is_spread or _is_gang(verdict)) and (Role.ACTIVE in roles or _has_unscheduled_actives(assessment)):
+        # Where spares are missed is known once the active pods have nodes. They also take no room before those: a gang
+        # that lacked it would wait for ever.
+        roles = [role for role in roles if role is Role.ACTIVE]
+    if is_spread:
         spares = [index for index, role in enumerate(roles) if role is Role.SPARE]
         lost = _lost_actives(snapshot, assessment)
         found = spare_preferences(verdict.settings, assessment, lost, len(spares))
@@ -301,6 +303,11 @@ def _new_pods(
         )
         for index, role in enumerate(roles)
     ]
+
+
+def _is_gang(verdict: ValidSpec) -> bool:
+    metadata = verdict.spec.template.metadata
+    return metadata is not None and layout.GANG_LABEL in (metadata.labels or {})
 
 
 def _node_selector(verdict: ValidSpec) -> dict[str, str]:

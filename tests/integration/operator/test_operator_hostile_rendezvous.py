@@ -25,7 +25,7 @@ from unbroken_operator.decisions.limits.report import report_limits
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 LIMITS = report_limits({"replicas": 2}, 2)
 _addresses = itertools.count(2)
-REPORT: JobStatus = running_world().report  # type: ignore[assignment]
+REPORT: JobStatus = running_world().report  # type: ignore[assignment] # it has one
 
 
 def says(*parts: bytes) -> Answer:

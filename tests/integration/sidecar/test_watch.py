@@ -40,7 +40,7 @@ class Agent:
         self._listener.bind(str(folder / "agent.sock"))
         self._listener.listen()
         self._changed = threading.Condition()
-        self.health = Health()
+        self.health = Health(())
         self.num_messages = 0
         threading.Thread(target=self._serve, daemon=True).start()
 

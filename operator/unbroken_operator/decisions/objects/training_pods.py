@@ -95,7 +95,11 @@ def _is_native(mode: SidecarMode, options: OperatorOptions) -> bool:
 def _metadata(template: Manifest, settings: JobSettings, ordinal: int, role: Role) -> Manifest:
     metadata = object_metadata(settings, layout.training_pod_name(settings.job, ordinal), layout.TRAINER)
     users = template.get("metadata") or {}
-    metadata["labels"] = {**_users_own(users.get("labels")), **metadata["labels"], layout.ROLE_LABEL: role.value}
+    own = _users_own(users.get("labels"))
+    if role is Role.SPARE:
+        # A group waits for its members, and a spare for nobody: it is one of them once it has ranks.
+        own.pop(layout.GANG_LABEL, None)
+    metadata["labels"] = {**own, **metadata["labels"], layout.ROLE_LABEL: role.value}
     metadata["annotations"] = {**_users_own(users.get("annotations")), **metadata["annotations"]}
     return metadata
 
