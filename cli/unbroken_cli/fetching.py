@@ -14,7 +14,7 @@ MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedStatus:
     """An answer, whatever its status."""
 
     status: int
@@ -24,7 +24,7 @@ class Fetched:
 
 def fetch(
     url: str, path: str, headers: Mapping[str, str], limit_s: float, context: ssl.SSLContext | None = None
-) -> Fetched:
+) -> FetchedStatus:
     """GET a path at a URL. Redirects are not followed. Raises OSError, HTTPException, ValueError."""
     parts = urllib.parse.urlsplit(url)
     if parts.hostname is None:
@@ -48,7 +48,7 @@ def fetch(
             cut.cancel()
         if len(body) > MAX_BYTES:
             raise ValueError(f"the answer has more than {MAX_BYTES} bytes")
-        return Fetched(response.status, body, response.getheader("Content-Type", "text/plain"))
+        return FetchedStatus(response.status, body, response.getheader("Content-Type", "text/plain"))
     finally:
         connection.close()
 

@@ -17,7 +17,7 @@ from unbroken_core.coordinator.faults import inspect, interrupt_message, order_o
 from unbroken_core.coordinator.forming import begin_adoption
 from unbroken_core.coordinator.health.settling import receive_health
 from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
-from unbroken_core.coordinator.memory.table import Teller
+from unbroken_core.coordinator.memory.table import ReportingPod
 from unbroken_core.coordinator.moves import note_halted, send_halt
 from unbroken_core.coordinator.planning import master_endpoint, send_plan
 from unbroken_core.coordinator.script import receive_exits, receive_script
@@ -290,14 +290,14 @@ def _receive_memory(job: JobState, member: Member, held: Held | None) -> None:
     if held is None:
         job.checkpoints.lose(member.uid)  # Another agent of this pod knew of its keeper.
         return
-    teller = Teller(
+    reporter = ReportingPod(
         member.uid,
         member.pod,
         job.numbers.highest_iteration,
         most_ranks(job.settings),
         lambda uid: uid in job.members.by_uid,
     )
-    job.checkpoints.receive(teller, held)
+    job.checkpoints.receive(reporter, held)
 
 
 def lose_connection(job: JobState, session: str, now_s: float) -> None:

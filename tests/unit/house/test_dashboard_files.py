@@ -9,6 +9,8 @@ import pytest
 import yaml
 from tools import chart_values, dashboard_looks, dashboards
 
+from unbroken_core.reasons import Rung
+
 from .test_alerts import ROOT, metric_names
 
 CHART = ROOT / "charts" / "unbroken"
@@ -77,3 +79,7 @@ def test_every_value_of_the_chart_is_explained_and_checked() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     top = {name.split(".")[0] for name in values}
     assert top | {"global"} == set(schema["properties"])
+
+
+def test_each_rung_has_a_colour_on_the_dashboards() -> None:
+    assert list(dashboard_looks.RUNGS) == [rung.value for rung in Rung]

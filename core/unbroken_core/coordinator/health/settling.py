@@ -13,7 +13,7 @@ from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.findings import Health
-from unbroken_core.recovery.health import BREAKER_S, SWITCH_S, Assessment, Strike, assess
+from unbroken_core.recovery.health import BREAKER_S, SWITCH_S, HealthAssessment, Strike, assess
 from unbroken_core.settings import HealthMode
 
 
@@ -28,7 +28,7 @@ def settle_health(job: JobState, now_s: float) -> float:
     table, members = job.health, job.members
     believed = [uid for uid in members.unfit if uid in members.by_uid]
     if not table.strikes and not believed:
-        _note(table, Assessment({}))
+        _note(table, HealthAssessment({}))
         return math.inf
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
@@ -52,7 +52,7 @@ def settle_health(job: JobState, now_s: float) -> float:
     return min(due_s, default=math.inf)
 
 
-def _note(table: HealthTable, assessment: Assessment) -> None:
+def _note(table: HealthTable, assessment: HealthAssessment) -> None:
     if table.assessment != assessment:
         table.assessment = assessment
         table.num_changes += 1

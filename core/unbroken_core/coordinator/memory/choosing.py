@@ -140,7 +140,7 @@ class Ended:
 def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int, str]) -> Recall:
     """Return what a new world begins with. `seats`: uid by rank."""
     table.agree()
-    attempts, load = before.attempts, table.load_of(ended.iteration)
+    attempts, load = before.attempts, table.loads.of(ended.iteration)
     if load is not None and load.source is LoadSource.MEMORY:
         # Of worlds of two sizes with the same numbers only one can be.
         tried = () if before.choice is None else (*before.choice.keys, *before.choice.given_up)
@@ -149,7 +149,7 @@ def recall(table: Checkpoints, before: Recall, ended: Ended, seats: Mapping[int,
                 attempts = attempts.note(key, ended.cause, table.has_committed(ended.iteration))
     if not all(map(table.tells, set(seats.values()))):
         return Recall(None, attempts, ended.max_step)
-    return Recall(decide_restore(offers_of(table, seats), attempts, table.floors), attempts, ended.max_step)
+    return Recall(decide_restore(offers_of(table, seats), attempts, table.loads.floors), attempts, ended.max_step)
 
 
 def _is_later(load: Load | None, choice: Choice) -> bool:
@@ -161,7 +161,7 @@ def _is_later(load: Load | None, choice: Choice) -> bool:
 def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> MemoryStatus:
     """Return what the status says of the memory while this iteration is in force."""
     complete = table.newest_complete()
-    load, refused = table.load_of(iteration), table.refusal_of(iteration)
+    load, refused = table.loads.of(iteration), table.loads.refusal_of(iteration)
     choice = recalled.choice
     reason = "" if choice is None or _is_later(load, choice) else choice.reason
     if choice is None and load is not None:

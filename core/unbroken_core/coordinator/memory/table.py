@@ -1,11 +1,12 @@
-"""Who holds which shards of which step, as agents tell it.
+"""Who holds which shards of which step, as agents report it.
 
-      told by agents            derived
+      reported by agents        derived
     place ──holdings──> step ──> sealed (every rank has a holder) ──> complete (verified, too)
-    pod   ──loads────> votes ──> floors: what is void, on whatever holder comes back with it
+
+`loads` knows what is void, on whatever holder comes back with it.
 
 Changed in place, as the table of pods is: with thousands of pods each report touches only what that pod holds. All of
-it can be told again: a new coordinator knows as much once the agents have said Hello.
+it can be reported again: a new coordinator knows as much once the agents have sent Hello.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,8 +17,6 @@ from unbroken_core.checkpoints import (
     MAX_COPIES,
     MAX_COPIES_TOLD,
     MAX_FETCHES,
-    MAX_FLOORS,
-    MAX_LOADS,
     MAX_PINNED,
     Copy,
     Held,
@@ -25,10 +24,10 @@ from unbroken_core.checkpoints import (
     Key,
     Load,
     Peer,
-    is_void,
 )
+from unbroken_core.coordinator.memory.claims import CopyClaims
 from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
-from unbroken_core.coordinator.memory.speaking import Speakers
+from unbroken_core.coordinator.memory.loads import Loads
 
 MAX_STEPS_OF_PLACE = 8
 """Steps of one place that are believed, the newest: its slots hold two for each worker."""
@@ -75,8 +74,8 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Teller:
-    """The pod whose agent tells, and what is believed of it."""
+class ReportingPod:
+    """The pod whose agent reports, and what is believed of it."""
 
     uid: str
     name: str
@@ -88,30 +87,23 @@ class Teller:
 
 
 class Checkpoints:
-    """All that is told of checkpoints in memory."""
+    """All that is reported of checkpoints in memory."""
 
     def __init__(self) -> None:
         self.steps: dict[StepKey, Step] = {}
-        self.floors: tuple[Load, ...] = ()
-        """Loads that end timelines, oldest first; they stay known when the pods go."""
+        self.loads = Loads()
         self.num_refused = 0
-        """Shards that were told and cannot be: another pod's, of a world that never was, another's digest."""
-        self.num_loads = 0
-        """Rises when a load, or a step that could not be loaded, is told of for the first time."""
+        """Shards that were reported and cannot be: another pod's, of a world that never was, another's digest."""
         self._places: dict[str, _Place] = {}
         self._readers: dict[str, set[str]] = {}
         """Living pods by arena."""
         self._arenas: dict[str, str] = {}
         """Arena by living pod; those that tell nothing are not in it."""
-        self._votes: dict[Load, set[str]] = {}
-        self._voters: dict[str, tuple[Load, ...]] = {}
         self._worlds: dict[int, _World] = {}
         """By iteration."""
-        self._refusals: dict[int, tuple[int, str, str]] = {}
-        """By iteration: the first step that a rank could not read, why, and the name of its pod."""
         self.newest: StepKey | None = None
         """The newest step that was ever complete and is not void."""
-        self.speakers: Speakers[tuple[Teller, Held]] = Speakers()
+        self.claims: CopyClaims[tuple[ReportingPod, Held]] = CopyClaims()
         self.num_reached = 0
         """Rises whenever another pod's keeper is reached, or somewhere else, or no more."""
         self.domains: dict[str, tuple[str, ...]] = {}
@@ -127,9 +119,9 @@ class Checkpoints:
         for old in sorted(self._worlds)[:-MAX_WORLDS]:
             del self._worlds[old]
 
-    def receive(self, teller: Teller, held: Held) -> None:
-        """Take all that a pod's agent tells of its memory; what cannot be is counted and passed over."""
-        uid = teller.uid
+    def receive(self, reporter: ReportingPod, held: Held) -> None:
+        """Take all that a pod's agent reports of its memory; what cannot be is counted and passed over."""
+        uid = reporter.uid
         if self._arenas.get(uid) != held.arena:
             self.lose(uid)
             self._arenas[uid] = held.arena
@@ -139,23 +131,22 @@ class Checkpoints:
             by_place.setdefault(holding.place, []).append(holding)
         for place, holdings in by_place.items():
             if place == uid:
-                self._take(teller, held, holdings)
-            elif self._is_left(teller, place):
+                self._take(reporter, held, holdings)
+            elif self._is_left(reporter, place):
                 known = self._places.get(place)
                 name = "" if known is None else known.name
-                self._replace(teller, _Place(name or place, held.arena), place, holdings, ())
+                self._replace(reporter, _Place(name or place, held.arena), place, holdings, ())
             else:
                 self.num_refused += sum(len(holding.shards) for holding in holdings)
-        self._vote(teller, held.loads)
-        self._hear_again(uid)
+        told, num_refused = self.loads.receive(uid, reporter.name, held.loads, reporter.last_iteration)
+        self.num_refused += num_refused
+        self.agree(told)
+        self._receive_again(uid)
 
     def lose(self, uid: str) -> None:
         """Take out a pod. Its memory stays, as long as another living pod reads it; copies in it only it hands out."""
         arena = self._arenas.pop(uid, None)
-        for load in self._voters.pop(uid, ()):
-            self._votes[load].discard(uid)
-            if not self._votes[load]:
-                del self._votes[load]
+        self.loads.lose(uid)
         if arena is None:
             return
         readers = self._readers[arena]
@@ -170,36 +161,35 @@ class Checkpoints:
                 self.num_reached += self._places[place].peer is not None
                 self._drop(place, self._places.pop(place), is_lost=True)
         self._forget_empty()
-        self.speakers.lose(uid)
-        self._hear_again(uid)
+        self.claims.lose(uid)
+        self._receive_again(uid)
 
     def assign(self, owners: Keeping, domains: Mapping[str, tuple[str, ...]]) -> None:
         """Note whose copies each pod shall keep, and which pods are in different domains."""
         self.domains = dict(domains)
         self.version += 1
-        for teller, held in self.speakers.assign(owners, self._arenas):
-            self._hear(teller, held)
+        for reporter, held in self.claims.assign(owners, self._arenas):
+            self._receive_own(reporter, held)
 
     def agree(self, loads: Iterable[Load] | None = None) -> None:
         """Note which timelines have ended, as more than half of the pods say; to be asked again once pods were lost."""
-        for load in sorted(self._votes, key=_epoch) if loads is None else loads:
-            if load not in self.floors and self._is_agreed(load):
-                self._raise_floor(load)
+        for _floor in self.loads.agree(loads, self._pods_of):
+            self._drop_void()
 
     def forget_pods(self) -> None:
-        """Take out all pods, which will tell anew; what is void stays so."""
+        """Take out all pods, which will report anew; what is void stays so."""
         for uid in list(self._arenas):
             self.lose(uid)
         self.steps.clear()
         self._places.clear()
-        self.speakers = Speakers()
+        self.claims = CopyClaims()
         self._worlds.clear()
         self.newest = None
 
     # ----------------------------------------------------------------------------------------------------- queries
 
     def tells(self, uid: str) -> bool:
-        """Return whether this pod's agent tells what its keeper has."""
+        """Return whether this pod's agent reports what its keeper has."""
         return uid in self._arenas
 
     @property
@@ -209,7 +199,7 @@ class Checkpoints:
 
     def is_void(self, key: StepKey) -> bool:
         """Return whether a checkpoint belongs to a timeline that is over."""
-        return is_void(self.floors, *key[:3])
+        return self.loads.is_void(*key[:3])
 
     def is_complete(self, key: StepKey) -> bool:
         """Return whether every rank's shard is there and verified."""
@@ -266,14 +256,6 @@ class Checkpoints:
     def has_committed(self, iteration: int) -> bool:
         """Return whether all ranks of this iteration have saved a step in it."""
         return any(key.iteration == iteration and step.was_sealed for key, step in self.steps.items())
-
-    def load_of(self, iteration: int) -> Load | None:
-        """Return what an iteration began with, as far as anybody has said so."""
-        return max((load for load in self._votes if load.iteration == iteration), key=self._num_votes, default=None)
-
-    def refusal_of(self, iteration: int) -> tuple[int, str, str] | None:
-        """Return which step a rank could not read at the beginning of an iteration, why, and the name of its pod."""
-        return self._refusals.get(iteration)
 
     def lacking(self, key: StepKey, seats: Mapping[int, str]) -> tuple[int, ...]:
         """Return the old ranks whose shards would not be read by those who need them.
@@ -336,41 +318,41 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------------------- inner
 
-    def _is_left(self, teller: Teller, place: str) -> bool:
+    def _is_left(self, reporter: ReportingPod, place: str) -> bool:
         """Return whether nobody else speaks for the memory of this pod."""
-        return place not in self._arenas and not teller.is_living(place)
+        return place not in self._arenas and not reporter.is_living(place)
 
-    def _take(self, teller: Teller, held: Held, holdings: Sequence[Holding]) -> None:
-        peer = Peer(teller.uid, held.host, held.port) if held.port and held.host else None
-        before = self._places.get(teller.uid)
+    def _take(self, reporter: ReportingPod, held: Held, holdings: Sequence[Holding]) -> None:
+        peer = Peer(reporter.uid, held.host, held.port) if held.port and held.host else None
+        before = self._places.get(reporter.uid)
         self.num_reached += peer != (None if before is None else before.peer)
         problems = () if peer is None else held.problems[:MAX_COPIES]
-        place = _Place(teller.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
-        self._replace(teller, place, teller.uid, holdings, held.copies if peer is not None else ())
-        if self.speakers.is_put_off(teller.uid):
-            self.speakers.remember(teller.uid, (teller, held))
+        place = _Place(reporter.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
+        self._replace(reporter, place, reporter.uid, holdings, held.copies if peer is not None else ())
+        if self.claims.is_put_off(reporter.uid):
+            self.claims.remember(reporter.uid, (reporter, held))
 
-    def _hear(self, teller: Teller, held: Held) -> None:
-        if self._arenas.get(teller.uid) == held.arena:
-            own = [holding for holding in held.holdings if holding.place == teller.uid]
-            self._take(teller, held, own)
+    def _receive_own(self, reporter: ReportingPod, held: Held) -> None:
+        if self._arenas.get(reporter.uid) == held.arena:
+            own = [holding for holding in held.holdings if holding.place == reporter.uid]
+            self._take(reporter, held, own)
 
-    def _hear_again(self, owner: str) -> None:
-        """Hear those again who told of copies of a pod's shards that nothing spoke for; now something may."""
-        for teller, held in self.speakers.put_off_for(owner):
-            self._hear(teller, held)
+    def _receive_again(self, owner: str) -> None:
+        """Receive again the reports of copies of a pod's shards that nothing confirmed; now something may."""
+        for reporter, held in self.claims.put_off_for(owner):
+            self._receive_own(reporter, held)
 
     def _replace(
         self,
-        teller: Teller | None,
+        reporter: ReportingPod | None,
         place: _Place,
         uid: str,
         holdings: Sequence[Holding],
         copies: Sequence[Copy],
     ) -> None:
-        if teller is not None:
-            self._believe(teller, place, uid, holdings)
-            self._believe_copies(teller, place, copies)
+        if reporter is not None:
+            self._believe(reporter, place, uid, holdings)
+            self._believe_copies(reporter, place, copies)
         before = self._places.get(uid)
         if before == place:
             return
@@ -394,58 +376,56 @@ class Checkpoints:
             self._drop_left(self.newest)
         self._forget_empty()
 
-    def _believe(self, teller: Teller, place: _Place, uid: str, holdings: Sequence[Holding]) -> None:
+    def _believe(self, reporter: ReportingPod, place: _Place, uid: str, holdings: Sequence[Holding]) -> None:
         """Put what can be into a place, and count the rest."""
         for holding in holdings:
             key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
             for rank, layout, data in holding.shards:
-                if self._may_hold(teller, uid, key, rank, HeldShard(layout, data)):
+                if self._may_hold(reporter, uid, key, rank, HeldShard(layout, data)):
                     place.shards.setdefault(key, {})[rank] = HeldShard(layout, data)
                 else:
                     self.num_refused += 1
         for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
             self.num_refused += len(place.shards.pop(key))
 
-    def _believe_copies(self, teller: Teller, place: _Place, copies: Sequence[Copy]) -> None:
+    def _believe_copies(self, reporter: ReportingPod, place: _Place, copies: Sequence[Copy]) -> None:
         """Put the copies that can be into a pod's place, and count the rest."""
-        uid = teller.uid
-        self.speakers.begin(uid, [copy.owner for copy in copies[:MAX_COPIES_TOLD]])
+        uid = reporter.uid
+        self.claims.begin(uid, [copy.owner for copy in copies[:MAX_COPIES_TOLD]])
         self.num_refused += sum(len(copy.shards) for copy in copies[MAX_COPIES_TOLD:])
-        told = [
-            (one.owner, is_void(self.floors, one.iteration, one.term, one.step)) for one in copies[:MAX_COPIES_TOLD]
-        ]
+        told = [(one.owner, self.loads.is_void(one.iteration, one.term, one.step)) for one in copies[:MAX_COPIES_TOLD]]
         place.void = frozenset(owner for owner, _is_void in told) - {owner for owner, is_over in told if not is_over}
         for copy in copies[:MAX_COPIES_TOLD]:
             key = StepKey(copy.iteration, copy.term, copy.step, copy.world_size)
-            if copy.owner == uid or not self.speakers.may_speak(uid, copy.owner):
+            if copy.owner == uid or not self.claims.may_report(uid, copy.owner):
                 self.num_refused += len(copy.shards)
                 continue
             for rank, layout, data in copy.shards:
                 digests = HeldShard(layout, data, copy.owner)
                 is_told = rank in place.shards.get(key, ())
-                if is_told or not data or not self._may_hold(teller, uid, key, rank, digests):
+                if is_told or not data or not self._may_hold(reporter, uid, key, rank, digests):
                     self.num_refused += 1
-                elif self._is_vouched(teller, key, rank, digests):
+                elif self._is_vouched(reporter, key, rank, digests):
                     place.shards.setdefault(key, {})[rank] = digests
                 else:
-                    self.speakers.put_off(uid, copy.owner)
+                    self.claims.put_off(uid, copy.owner)
 
-    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: HeldShard) -> bool:
+    def _is_vouched(self, reporter: ReportingPod, key: StepKey, rank: int, digests: HeldShard) -> bool:
         """Return whether more than this pod's word speaks for a copy.
 
         That this coordinator has told the pod to keep it; that its owner is gone, so that nobody can say more; or that
         somebody else says the same.
         """
-        if self.speakers.is_assigned(teller.uid, digests.owner):
+        if self.claims.is_assigned(reporter.uid, digests.owner):
             return True
-        if digests.owner not in self._arenas and not teller.is_living(digests.owner):
+        if digests.owner not in self._arenas and not reporter.is_living(digests.owner):
             return True
         step = self.steps.get(key)
         others = {} if step is None else step.holders.get(rank, {})
-        return any(other.content == digests.content for holder, other in others.items() if holder != teller.uid)
+        return any(other.content == digests.content for holder, other in others.items() if holder != reporter.uid)
 
-    def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
-        if not 0 <= rank < key.world_size <= teller.most_ranks or not 0 <= key.iteration <= teller.last_iteration:
+    def _may_hold(self, reporter: ReportingPod, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
+        if not 0 <= rank < key.world_size <= reporter.most_ranks or not 0 <= key.iteration <= reporter.last_iteration:
             return False
         if self.is_void(key):
             return False
@@ -520,44 +500,12 @@ class Checkpoints:
             groups = [group for group in groups if not group & marks] + [marks.union(*joined)]
         return max(len(groups), min(len(homes), 1))
 
-    # ------------------------------------------------------------------------------------------------------- loads
+    def _pods_of(self, iteration: int) -> frozenset[str] | None:
+        world = self._worlds.get(iteration)
+        return None if world is None else world.pods
 
-    def _vote(self, teller: Teller, loads: tuple[Load, ...]) -> None:
-        sound = [
-            Load(load.term, load.iteration, load.source, load.of_term, load.of_iteration, load.step)
-            for load in loads[-MAX_LOADS:]
-            if 0 <= load.iteration <= teller.last_iteration and load.of_order < (load.iteration, load.term, 0)
-        ]
-        self.num_refused += len(loads[-MAX_LOADS:]) - len(sound)
-        # Each once: a pod has one vote for it to take back.
-        told = tuple(dict.fromkeys(sound))
-        for load in self._voters.pop(teller.uid, ()):
-            self._votes[load].discard(teller.uid)
-        self._voters[teller.uid] = told
-        for load in told:
-            self.num_loads += load not in self._votes
-            self._votes.setdefault(load, set()).add(teller.uid)
-        self._votes = {load: voters for load, voters in self._votes.items() if voters}
-        for load in loads[-MAX_LOADS:]:
-            if load.refused and load.iteration not in self._refusals:
-                self.num_loads += 1
-                self._refusals[load.iteration] = (*load.refused[0], teller.name)
-        for old in sorted(self._refusals)[:-MAX_LOADS]:
-            del self._refusals[old]
-        self.agree(told)
-
-    def _is_agreed(self, load: Load) -> bool:
-        """Return whether more than half say so: of the present pods of that world; else of who says anything of it."""
-        votes, world = self._votes[load], self._worlds.get(load.iteration)
-        if world is not None:
-            num_pods = len(world.pods & self._arenas.keys())
-            return 2 * len(votes) > num_pods and 2 * len(votes & world.pods) > num_pods
-        others = [voters for other, voters in self._votes.items() if other.iteration == load.iteration]
-        return 2 * len(votes) > len(set().union(*others))
-
-    def _raise_floor(self, load: Load) -> None:
-        floors = [known for known in self.floors if (known.iteration, known.term) != (load.iteration, load.term)]
-        self.floors = tuple(sorted([*floors, load], key=_epoch))[-MAX_FLOORS:]
+    def _drop_void(self) -> None:
+        """Forget the shards of a timeline that has just ended."""
         for uid, place in self._places.items():
             for key in [key for key in place.shards if self.is_void(key)]:
                 for rank in place.shards.pop(key):
@@ -567,9 +515,6 @@ class Checkpoints:
             self.newest = self.newest_complete()
         self._forget_empty()
 
-    def _num_votes(self, load: Load) -> int:
-        return len(self._votes[load])
-
 
 def _own(place: _Place) -> dict[StepKey, dict[int, HeldShard]]:
     """Return the shards of a place that are no copies."""
@@ -578,7 +523,3 @@ def _own(place: _Place) -> dict[StepKey, dict[int, HeldShard]]:
         for key, shards in place.shards.items()
     }
     return {key: shards for key, shards in found.items() if shards}
-
-
-def _epoch(load: Load) -> tuple[int, int]:
-    return (load.iteration, load.term)

@@ -168,7 +168,7 @@ class JobState:
             cluster.is_accounted,
             cluster.pods,
             self.refused,
-            self.checkpoints.num_loads,
+            self.checkpoints.loads.num_known,
             self.health.num_changes,
         )
 

@@ -16,15 +16,15 @@ from unbroken_core.coordinator.memory.choosing import (
     offers_of,
     recall,
 )
-from unbroken_core.coordinator.memory.table import MAX_STEPS_OF_PLACE, Checkpoints, StepKey, Teller
+from unbroken_core.coordinator.memory.table import MAX_STEPS_OF_PLACE, Checkpoints, ReportingPod, StepKey
 from unbroken_core.reasons import Cause
 
 SEATS = {0: "a", 1: "b"}
 LIVING = {"a", "b", "c"}
 
 
-def teller(uid: str, living: set[str] = LIVING, last_iteration: int = 9) -> Teller:
-    return Teller(uid, f"pod-{uid}", last_iteration, 64, lambda other: other in living)
+def teller(uid: str, living: set[str] = LIVING, last_iteration: int = 9) -> ReportingPod:
+    return ReportingPod(uid, f"pod-{uid}", last_iteration, 64, lambda other: other in living)
 
 
 def holding(place: str, iteration: int, step: int, rank: int, data: str | None = None, world_size: int = 2) -> Holding:
@@ -172,7 +172,7 @@ def test_one_pod_cannot_void_what_the_others_have() -> None:
     table = two_steps()
     table.begin(1, SEATS)
     tell(table, "a", loads=(load(1, -1, -1, LoadSource.NOTHING),))
-    assert table.floors == ()
+    assert table.loads.floors == ()
 
 
 def test_a_load_that_a_pod_tells_twice_is_one_vote_and_its_loss_breaks_nothing() -> None:
@@ -180,9 +180,9 @@ def test_a_load_that_a_pod_tells_twice_is_one_vote_and_its_loss_breaks_nothing()
     table = two_steps()
     told = load(2, 1, 10)
     tell(table, "a", loads=(told, told))
-    assert table.load_of(2) == told
+    assert table.loads.of(2) == told
     table.lose("a")
-    assert table.load_of(2) is None
+    assert table.loads.of(2) is None
 
 
 def test_a_new_coordinator_learns_all_of_it_from_the_agents() -> None:
@@ -296,7 +296,7 @@ def test_a_shard_that_could_not_be_read_is_told_with_its_pod() -> None:
     tell(table, "b", loads=(told,))
     status = memory_status(table, Recall(Choice()), 1)
     assert status.reason == "step 20 could not be read by pod-b: 3 of 8 blocks differ from what was sealed"
-    assert table.num_loads == 2
+    assert table.loads.num_known == 2
 
 
 def test_what_an_ended_pod_has_left_may_be_all_there_is() -> None:
@@ -352,11 +352,11 @@ def test_absurd_numbers_are_refused_and_a_flood_of_steps_is_cut() -> None:
 def test_false_loads_are_refused_and_the_list_of_what_is_void_is_bounded() -> None:
     table = Checkpoints()
     tell(table, "a", loads=(load(10, 0, 1), load(1, 1, 5), load(1, 2, 5)))
-    assert (table.floors, table.num_refused) == ((), 3)
+    assert (table.loads.floors, table.num_refused) == ((), 3)
     for iteration in range(1, 1000):
         table.begin(iteration, {0: "a"})
         table.receive(teller("a", last_iteration=1000), Held("aa", (), (load(iteration, iteration - 1, 5),)))
-    assert len(table.floors) == MAX_FLOORS
+    assert len(table.loads.floors) == MAX_FLOORS
 
 
 def test_what_lost_pods_have_left_is_forgotten_once_a_newer_step_is_complete() -> None:

@@ -14,9 +14,9 @@ from unbroken_core.checkpoints import (
     Peer,
 )
 from unbroken_core.coordinator.memory.choosing import Attempts, decide_restore, offers_of
+from unbroken_core.coordinator.memory.claims import MAX_OWNERS
 from unbroken_core.coordinator.memory.holders import Run, named_fetches
-from unbroken_core.coordinator.memory.speaking import MAX_OWNERS
-from unbroken_core.coordinator.memory.table import Checkpoints, StepKey, Teller
+from unbroken_core.coordinator.memory.table import Checkpoints, ReportingPod, StepKey
 
 PODS = "abcd"
 SEATS = dict(enumerate(PODS))
@@ -56,7 +56,7 @@ class Told:
         port: int = 7,
         loads: tuple[Load, ...] = (),
     ) -> None:
-        teller = Teller(uid, f"pod-{uid}", 9, 64, lambda other: other in self.living)
+        teller = ReportingPod(uid, f"pod-{uid}", 9, 64, lambda other: other in self.living)
         self.table.receive(teller, Held(f"0{uid}", holdings, loads, copies, "10.0.0.1" if port else "", port))
 
     def lose(self, *uids: str) -> None:
@@ -136,7 +136,7 @@ def test_more_pods_than_a_plan_names_are_a_loss_with_its_reason() -> None:
     for rank in range(size):
         uid = f"pod-{rank}"
         held = Held(uid, (Holding(uid, 1, 0, 1, size, ((rank, "1a", f"{rank}"),)),), (), (), "h", 7)
-        table.receive(Teller(uid, uid, 0, 1024, lambda _other: True), held)
+        table.receive(ReportingPod(uid, uid, 0, 1024, lambda _other: True), held)
     (offer,) = offers_of(table, {0: "pod-0"})
     assert offer.losses == f"1 of its shards lie with more pods than a plan names ({MAX_FETCHES})"
 
@@ -181,7 +181,7 @@ def test_homes_that_share_a_memory_or_a_rack_are_lost_together() -> None:
     told.table.assign({uid: ["a"] for uid in "bcde"}, {uid: (rack,) for uid, (_memory, rack) in homes.items()})
     shards = ((0, "1a", "d"),)
     for uid, (memory, _rack) in homes.items():
-        teller = Teller(uid, f"pod-{uid}", 9, 64, lambda other: other in told.living)
+        teller = ReportingPod(uid, f"pod-{uid}", 9, 64, lambda other: other in told.living)
         holdings = (Holding("a", 1, 0, 10, 1, shards),) if uid == "a" else ()
         copies = () if uid == "a" else (Copy("a", 1, 0, 10, 1, shards),)
         told.table.receive(teller, Held({"m1": "01", "m2": "02", "m3": "03"}[memory], holdings, (), copies, "h", 7))
@@ -310,7 +310,7 @@ def test_what_is_void_is_void_as_a_copy_too_and_may_be_removed() -> None:
 def test_a_pod_that_shares_its_memory_leaves_its_shards_and_no_copies() -> None:
     told = Told()
     for uid in "ab":
-        teller = Teller(uid, f"pod-{uid}", 9, 64, lambda other: other in told.living)
+        teller = ReportingPod(uid, f"pod-{uid}", 9, 64, lambda other: other in told.living)
         told.table.receive(teller, Held("aa", own(uid, 10), (), copy(BUDDY[uid], 10), "h", 7))
     told.lose("a")
     assert told.table.steps[key(10)].holders.keys() == {0, 1}
