@@ -90,7 +90,9 @@ def test_a_broken_view_of_copies_is_found(
     break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    seeds = (seed for seed in range(4 * MOST_SCHEDULES) if make_schedule(seed).memory == "copies")
+    # From where the rarest of them was found: most schedules lose no pod at the wrong moment.
+    numbers = (*range(2 * MOST_SCHEDULES, 4 * MOST_SCHEDULES), *range(2 * MOST_SCHEDULES))
+    seeds = (seed for seed in numbers if make_schedule(seed).memory == "copies")
     found = next((result for result in map(run_seed, seeds) if result.failure), None)
     assert found is not None
     assert "was protected" in found.failure or "was called protected" in found.failure, found.failure
