@@ -20,7 +20,7 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
     state = status.get("state") or ""
     reason, message = _because(state, conditions)
     spent = _spent(status.get("time"))
-    no_number = None if state == "Unknown" else 0
+    no_number = None if state in ("Unknown", "Deleting") else 0
     return JobRecord(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -102,6 +102,7 @@ _TELLING = {
     "Unknown": ("Running",),
     "Complete": ("Complete",),
     "Failed": ("Failed",),
+    "Deleting": ("Running",),
 }
 """By state, the conditions that may explain it; the first that is not as it should be does."""
 
