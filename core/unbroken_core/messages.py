@@ -422,7 +422,7 @@ class TimeSpent:
     Seconds times ranks: of progress, of what was held (spares and waiting included), and of what was wanted.
     """
 
-    progress_s: float = 0.0
+    progress_s: float
     redo_s: float = 0.0
     detect_s: float = 0.0
     restart_s: float = 0.0
