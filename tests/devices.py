@@ -21,24 +21,27 @@ def compile_library(folder: Path) -> Path:
 class Gpus:
     """The state of one pod's GPUs, two unless told otherwise."""
 
-    def __init__(self, library: Path, folder: Path, **state: int) -> None:
+    def __init__(self, library: Path, folder: Path, pod: str = "", **state: int) -> None:
+        """`pod`: whose they are, where several pods share a folder; "": everybody's."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "gpus"
+        self._base = folder / "gpus"
+        self.path = folder / (f"gpus.{pod}" if pod else "gpus")
         self._library = library
         self._state: dict[str, int] = {}
-        os.mkfifo(self.path.with_suffix(".events"))
-        self._events = os.open(self.path.with_suffix(".events"), os.O_RDWR)
+        events = Path(f"{self.path}.events")
+        os.mkfifo(events)
+        self._events = os.open(events, os.O_RDWR)
         self.set(state)
 
     @property
     def environment(self) -> dict[str, str]:
         """What makes a process load the library and find this state."""
-        return {"LD_LIBRARY_PATH": str(self._library), "NVML_STUB": str(self.path)}
+        return {"LD_LIBRARY_PATH": str(self._library), "NVML_STUB": str(self._base)}
 
     def set(self, state: Mapping[str, int] | None = None, **more: int) -> None:
         """Change some of it; readers see all of a change or none."""
         self._state |= {**(state or {}), **more}
-        fresh = self.path.with_suffix(".new")
+        fresh = Path(f"{self.path}.new")
         fresh.write_text("".join(f"{key} {value}\n" for key, value in self._state.items()))
         fresh.replace(self.path)
 

@@ -58,6 +58,7 @@ _CAUSES = {
     "process-exit": "read the end of the log of the rank",
     "stale-state": "make meshes and models inside the wrapped function; the message says who keeps one",
     "unhealthy": "have the device of node {node} checked",
+    "device-fault": "have the device or link that the message names checked, on node {node}",
     "node-lost": "kubectl describe node {node}",
     "heartbeat-lost": "check the network of node {node}",
     "pod-lost": "check node {node}: the pod's connection broke and did not come back",

@@ -53,7 +53,7 @@ class Finding:
 class Health:
     """All that the checks of one pod say now; the newest counts. Of a check with nothing to say, one that is ok."""
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...]
     num_dropped: int = 0
     """Findings that were too many."""
 

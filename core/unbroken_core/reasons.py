@@ -37,6 +37,8 @@ class Cause(Word):
     """A worker's process ended with an exit code other than 0, or before it completed."""
     PROCESS_SIGNAL = "process-signal"
     """A worker's process was ended by a signal."""
+    DEVICE_FAULT = "device-fault"
+    """The pod's watch found a GPU or a link broken (health.mode: Act); the pod leaves."""
     POD_LEAVING = "pod-leaving"
     """The pod is being deleted, evicted or preempted."""
     POD_LOST = "pod-lost"
@@ -78,6 +80,23 @@ class Phase(Word):
     """Plan sent, until every active worker entered the training function."""
     FIRST_PROGRESS = "first-progress"
     """All entered, until every active worker reported its first step (only where the script pings)."""
+
+
+class Spent(Word):
+    """What a stretch of a job's time was for; together with what is not judged yet they are all of it."""
+
+    PROGRESS = "progress"
+    """Up to a step that the job reached for the first time; all running time, where the script reports no steps."""
+    REDO = "redo"
+    """Up to a step that was there before, and from the last step until a fault: it is done again."""
+    DETECT = "detect"
+    """From a fault until the coordinator knew of it."""
+    RESTART = "restart"
+    """Until all workers train again."""
+    WAITING = "waiting"
+    """... while too few pods are there."""
+    SUSPENDED = "suspended"
+    """The job was suspended."""
 
 
 class JobPhase(Word):
@@ -210,3 +229,6 @@ class Reason(Word):
     SECRET_DAMAGED = "SecretDamaged"
     HELD_BY_FINALIZER = "HeldByFinalizer"
     POD_RELEASED = "PodReleased"
+    NODES_HEALTHY = "NodesHealthy"
+    DEVICES_FAULTY = "DevicesFaulty"
+    HEALTH_NOT_CHECKED = "HealthNotChecked"

@@ -11,13 +11,24 @@ from typing import Generic, TypeVar
 from unbroken_core.checkpoints import MAX_COPIES
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
-from unbroken_core.reasons import Cause, Rung
+from unbroken_core.reasons import Cause, Rung, Word
 
 MAX_RANKS_PER_POD = 64
 MAX_PODS = 65_536
 DEFAULT_ISOLATION_S = 120.0
 """A rendezvous whose node died is back in some 75 s (40 to 50 until the node is NotReady, then a new pod): its agents,
 which leave after 85 s of silence, do not interrupt the training for that. And a rack that died is replaced in 2 min."""
+
+
+class HealthMode(Word):
+    """What becomes of findings on devices, links and nodes."""
+
+    OFF = "Off"
+    """Nothing is looked at."""
+    OBSERVE = "Observe"
+    """They are told, and change nothing."""
+    ACT = "Act"
+    """Ranks move away from what is broken."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ class JobSettings:
     grow_back_s: float | None = None
     """A job that shrank takes in what is ready after so long, between two steps; None: with the next recovery."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    health: HealthMode = HealthMode.OBSERVE
     copies: int = 0
     """On so many other pods each pod's checkpoints in memory are copied; 0: on none."""
     across: str = ""
@@ -291,6 +303,16 @@ RESTART_RULES: tuple[Rule[JobSettings], ...] = (
         lambda job: f"want each rung at most once, got {_rungs(job)}",
     ),
     Rule(
+        "restart.fatalExitCodes",
+        lambda job: len(set(job.fatal_exit_codes)) == len(job.fatal_exit_codes),
+        lambda job: f"want each code at most once, got {list(job.fatal_exit_codes)}",
+    ),
+    Rule(
+        "restart.uncountedCauses",
+        lambda job: len(set(job.uncounted_causes)) == len(job.uncounted_causes),
+        lambda job: f"want each cause at most once, got {[cause.value for cause in job.uncounted_causes]}",
+    ),
+    Rule(
         "restart.noProgressLimit",
         lambda job: job.no_progress_limit is None or job.no_progress_limit >= 1,
         lambda job: f"want at least 1, got {job.no_progress_limit}",
@@ -369,6 +391,8 @@ TIMEOUT_RULES: tuple[Rule[Timeouts], ...] = (
             f"({limits.heartbeat_s + limits.termination_grace_s:g}), the time to notice and to end, got "
             f"{limits.isolation_limit_s:g}"
         ),
+        "!has(self.isolationSeconds) || self.isolationSeconds > self.heartbeatSeconds + self.terminationGraceSeconds",
+        "isolationSeconds must be more than heartbeatSeconds + terminationGraceSeconds",
     ),
 )
 

@@ -20,7 +20,7 @@ from unbroken_core.bounds import Bound, bound_of
 from unbroken_core.checkpoints import Candidate, Held, MemoryStatus, Restore
 from unbroken_core.errors import InputError, WireError
 from unbroken_core.layers import Layer
-from unbroken_core.settings import JobSettings
+from unbroken_core.settings import HealthMode, JobSettings
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Longest message that is read. An Observation of 16,384 pods is 2.5 MB."""
@@ -52,12 +52,14 @@ A field that a release adds to settings (JobSettings, Timeouts, RungBudget, Laye
 image of the release before knows no such field, and refuses it.
 """
 _USUAL |= {
-    JobSettings: {"copies": 0, "across": ""},
+    JobSettings: {"copies": 0, "across": "", "health": HealthMode.OBSERVE},
     messages.Welcome: {"copies": 0},
     Held: {"copies": (), "host": "", "port": 0, "problems": ()},
     Candidate: {"fetches": ()},
     Restore: {"peers": ()},
     MemoryStatus: {"across": ""},
+    messages.PodStatus: {"unfit": ""},
+    messages.JobStatus: {"health": None},
 }
 """Jobs without copies of checkpoints say not one byte of them."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_parts, check_circular=False)

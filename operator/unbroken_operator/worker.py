@@ -45,7 +45,7 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.circles import NUM_FREE
 from unbroken_operator.decisions.lifecycle import job_outcome
 from unbroken_operator.decisions.limits.budgets import PLANS, Budget, full, spend, wait_s
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.limits.report import ReportLimits, report_limits, wanted_pods
 from unbroken_operator.decisions.limits.rollouts import RETRY_S
 from unbroken_operator.decisions.memory import JobMemory
@@ -94,7 +94,7 @@ class JobWorker:
         self._memory = JobMemory()
         self._has_new_spec = False
         """Since the last look."""
-        refused = partial(shared.metrics.count_refusal, Refusal.REPORT)
+        refused = partial(shared.metrics.count_refusal, OperatorRefusal.REPORT)
         self._poller = Poller(shared.client, self._wake.set, "/".join(self.key), refused)
         self._plans = full(PLANS, time.monotonic())
         self._peak = (0, 0.0)
@@ -224,7 +224,7 @@ class JobWorker:
             self._memory.note_posted(name)
         waits = [] if decision.check_after_s is None else [decision.check_after_s]
         for budget, number in found.held.items():
-            metrics.count_refusal(Refusal[budget.name], number)
+            metrics.count_refusal(OperatorRefusal[budget.name], number)
             if budget is not Budget.EVENTS:
                 waits.append(max(MIN_HELD_S, self._memory.wait_s(budget, now_s)))
             if self._memory.note_held(budget, now_s):
@@ -285,7 +285,7 @@ class JobWorker:
         num_circles = self._memory.circles.num_rounds
         snapshot = await self._aside(partial(self._remember, snapshot, now_s))
         if self._memory.circles.num_rounds > max(num_circles, NUM_FREE):
-            shared.metrics.count_refusal(Refusal.CIRCLE)
+            shared.metrics.count_refusal(OperatorRefusal.CIRCLE)
         return snapshot
 
     def _remember(self, snapshot: Snapshot, now_s: float) -> Snapshot:

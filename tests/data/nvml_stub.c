@@ -15,10 +15,17 @@ typedef struct { void *device; u64 type, data; unsigned gi, ci; } event;
 
 static int events = -1;
 
+/* The file of the state, or the FIFO; a pod may have files of its own. */
+static void find(char *path, size_t size, const char *end) {
+    const char *base = getenv("NVML_STUB"), *pod = getenv("UNBROKEN_POD");
+    snprintf(path, size, "%s.%s%s", base ? base : "/nonexistent", pod ? pod : "", end);
+    if (access(path, F_OK)) snprintf(path, size, "%s%s", base ? base : "/nonexistent", end);
+}
+
 static u64 get(const char *key, u64 usual) {
     char path[4096], name[256];
     u64 value, found = usual;
-    snprintf(path, sizeof path, "%s", getenv("NVML_STUB") ? getenv("NVML_STUB") : "/nonexistent");
+    find(path, sizeof path, "");
     FILE *file = fopen(path, "re");
     if (!file) return usual;
     while (fscanf(file, "%255s %llu", name, &value) == 2)
@@ -80,7 +87,7 @@ int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned link, int kind, u64 *
 int nvmlEventSetCreate(void **set) {
     BEGIN(NULL);
     char path[4096];
-    snprintf(path, sizeof path, "%s.events", getenv("NVML_STUB") ? getenv("NVML_STUB") : "/nonexistent");
+    find(path, sizeof path, ".events");
     if (events < 0) events = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
     *set = &events;
     return events < 0 ? 999 : 0;

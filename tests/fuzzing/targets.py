@@ -63,7 +63,7 @@ from unbroken_core.messages import (
 )
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
 from unbroken_core.pod.stacks import parse_stack
-from unbroken_core.pod.stamps import Slot
+from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.reasons import JobPhase, RankReason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 from unbroken_core.torchrun_rounds.messages import NodeReport
@@ -355,14 +355,14 @@ class AgentTarget(Target):
         others = (LauncherAttached(), LauncherLost(), Connected(), Connected(), Disconnected())
         return source.choice((*others, WorkerLost(rank, numbers[rank]), WorkerDied(rank, numbers[rank])))
 
-    def _slot(self, rank: int, incarnation: int, iteration: int) -> Slot:
+    def _slot(self, rank: int, incarnation: int, iteration: int) -> WorkerStamps:
         source, now_ns = self.source, int(self.now_s * 1e9)
 
         def stamp() -> int:
             return source.choice((0, 1, now_ns, now_ns - 10**10, -(1 << 63), (1 << 63) - 1))
 
         step = source.choice((-1, 0, 7, MAX_NUMBER))
-        return Slot(50 + rank, iteration, stamp(), stamp(), stamp(), step, source.randrange(8), incarnation)
+        return WorkerStamps(50 + rank, iteration, stamp(), stamp(), stamp(), step, source.randrange(8), incarnation)
 
 
 class RoundsTarget(Target):

@@ -37,7 +37,7 @@ def call_complete_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_sealed_what_lacks_a_rank(patch: pytest.MonkeyPatch) -> None:
-    def add(self: holders.Step, rank: int, place: str, digests: holders.Digests) -> None:
+    def add(self: holders.Step, rank: int, place: str, digests: holders.HeldShard) -> None:
         self.was_sealed = True
         plain(self, rank, place, digests)
 

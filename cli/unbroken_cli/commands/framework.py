@@ -21,7 +21,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.messages import JobStatus
 
 if TYPE_CHECKING:
-    from unbroken_cli.sources.kube import Cluster
+    from unbroken_cli.sources.kube import ClusterClient
 
 Show = Callable[[argparse.Namespace], tuple[list[str], Any]]
 """Returns the lines for people, and the value for programs."""
@@ -97,12 +97,12 @@ def read_job(arguments: argparse.Namespace) -> JobRecord:
     return job_from_objects(item, events, _staleness(cluster, [item])[_lease_of(item)])
 
 
-def _staleness(cluster: "Cluster", items: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _staleness(cluster: "ClusterClient", items: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return, by Lease, why nobody keeps the status of its jobs up to date; one call for each operator."""
     return {lease: _one_staleness(cluster, lease) for lease in {_lease_of(item) for item in items}}
 
 
-def _one_staleness(cluster: "Cluster", lease: str) -> str:
+def _one_staleness(cluster: "ClusterClient", lease: str) -> str:
     namespace, _, name = lease.partition("/")
     if not name:
         return ""
@@ -138,16 +138,16 @@ def read_job_status(arguments: argparse.Namespace) -> JobStatus:
     return status
 
 
-def connect(arguments: argparse.Namespace) -> "Cluster":
+def connect(arguments: argparse.Namespace) -> "ClusterClient":
     """Return the API server that the options name. Raises InputError."""
     try:
-        from unbroken_cli.sources.kube import Cluster  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
+        from unbroken_cli.sources.kube import ClusterClient  # noqa: PLC0415 - a job of `unbroken run` is shown without the package
     except ImportError as error:
         raise InputError(f"the package {error.name} is missing: pip install 'unbroken[cli]'") from error
-    return Cluster.connect(arguments.kubeconfig, arguments.context)
+    return ClusterClient.connect(arguments.kubeconfig, arguments.context)
 
 
-def find_job(cluster: "Cluster", arguments: argparse.Namespace) -> dict[str, Any]:
+def find_job(cluster: "ClusterClient", arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the object of the job that the options name. Raises InputError and CommandError."""
     name = arguments.job
     if name is None:
@@ -170,7 +170,7 @@ def _only(found: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return found[0]
 
 
-def _elsewhere(cluster: "Cluster", name: str, namespace: str) -> str:
+def _elsewhere(cluster: "ClusterClient", name: str, namespace: str) -> str:
     """Return a hint: the namespaces with such a job, or the jobs of this one, as far as the user may list them."""
     try:
         others = [item["metadata"]["namespace"] for item in cluster.jobs(None) if item["metadata"]["name"] == name]

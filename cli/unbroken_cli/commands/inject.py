@@ -22,7 +22,7 @@ from unbroken_cli.text import why_lines
 from unbroken_core.errors import InputError
 
 if TYPE_CHECKING:
-    from unbroken_cli.sources.kube import Cluster
+    from unbroken_cli.sources.kube import ClusterClient
 
 _EXEC_TIMEOUT_S = 60.0
 _WITHOUT_EXEC = ", ".join(kind.name for kind in KINDS.values() if not kind.signal) + " work there"
@@ -102,7 +102,7 @@ def _result(victim: Victim, arguments: argparse.Namespace, pid: int | None) -> d
 
 
 def _inject(
-    cluster: "Cluster", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
+    cluster: "ClusterClient", arguments: argparse.Namespace, namespace: str, kind: FaultKind, victim: Victim
 ) -> int | None:
     """Return the process that was hit, None for a pod."""
     if not kind.signal:

@@ -13,7 +13,7 @@ from unbroken_cli.errors import CommandError
 from unbroken_core.errors import InputError
 
 if TYPE_CHECKING:
-    from unbroken_cli.sizing.spreads import Spread
+    from unbroken_cli.sizing.spreads import Distribution
 
 _MAX_BYTES = 1 << 20
 _MAX_METRICS_BYTES = 32 << 20
@@ -60,8 +60,8 @@ def _show(arguments: argparse.Namespace) -> tuple[list[str], Any]:
             raise InputError(f"{name}: want 1 to {high}, got {value}")
     try:
         from unbroken_cli.sizing.reading import read_scenario  # noqa: PLC0415 - other commands need no numpy
+        from unbroken_cli.sizing.report import answer_lines, answer_page  # noqa: PLC0415 - needs numpy, too
         from unbroken_cli.sizing.study import answer  # noqa: PLC0415 - needs numpy, too
-        from unbroken_cli.sizing.words import answer_lines, answer_page  # noqa: PLC0415 - needs numpy, too
     except ImportError as error:
         raise InputError(f"the package {error.name} is missing: pip install 'unbroken[size]'") from error
     value = _read_yaml(arguments.file)
@@ -125,7 +125,7 @@ def _assign(value: Any, assignment: str) -> None:
             place = place.setdefault(index, {}) if isinstance(place, dict) else place[index]
 
 
-def _measured(arguments: argparse.Namespace) -> "tuple[Mapping[str, Spread] | None, list[str]]":
+def _measured(arguments: argparse.Namespace) -> "tuple[Mapping[str, Distribution] | None, list[str]]":
     """Return what recoveries cost, by phase, and notes; None where nobody asks for it."""
     from unbroken_cli.sizing.measured import measured_spreads  # noqa: PLC0415 - needs numpy
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from unbroken_cli.sizing.spreads import Fixed, Histogram, Spread, Weibull, histogram, parse_duration
+from unbroken_cli.sizing.spreads import Distribution, Fixed, Histogram, Weibull, histogram, parse_duration
 from unbroken_core.errors import InputError
 
 MAX_ITEMS = 64
@@ -77,12 +77,12 @@ class Fields:
             refuse(self.path(key), f"a list of at most {MAX_ITEMS}", value)
         return value
 
-    def spread(self, key: str, default: Any = _MISSING) -> Spread:
+    def spread(self, key: str, default: Any = _MISSING) -> Distribution:
         """Return how a duration is distributed."""
         return read_spread(self.path(key), self.raw(key, default))
 
 
-def read_spread(where: str, value: Any) -> Spread:
+def read_spread(where: str, value: Any) -> Distribution:
     """Return a duration (always the same), `exponential: MEAN`, `weibull: {mean, shape}` or `histogram: {...}`."""
     if not isinstance(value, Mapping):
         seconds = parse_duration(value)

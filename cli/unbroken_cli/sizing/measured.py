@@ -3,7 +3,7 @@
 import math
 import re
 
-from unbroken_cli.sizing.spreads import Spread, histogram
+from unbroken_cli.sizing.spreads import Distribution, histogram
 from unbroken_core.errors import InputError
 from unbroken_core.reasons import Phase
 
@@ -15,7 +15,7 @@ _BEYOND = 2.0
 """Where the last bucket is open, it is taken to end at so many times the highest bound."""
 
 
-def measured_spreads(text: str, where: str) -> tuple[dict[str, Spread], list[str]]:
+def measured_spreads(text: str, where: str) -> tuple[dict[str, Distribution], list[str]]:
     """Return spreads by phase, and what to know of them. Raises InputError for a job without recoveries.
 
     Histograms of several series are added: those of all jobs and rendezvous that the text has.
@@ -35,7 +35,7 @@ def measured_spreads(text: str, where: str) -> tuple[dict[str, Spread], list[str
     if not any(max(buckets.values()) for buckets in counts.values()):
         raise InputError(f"{where}: has no recovery in {METRIC}; want a job that has recovered at least once")
     notes: list[str] = []
-    spreads: dict[str, Spread] = {}
+    spreads: dict[str, Distribution] = {}
     for phase in Phase:
         spread = _spread(phase.value, counts.get(phase.value, {}), where, notes)
         if spread is not None:
@@ -49,7 +49,7 @@ def measured_spreads(text: str, where: str) -> tuple[dict[str, Spread], list[str
     return spreads, notes
 
 
-def _spread(phase: str, cumulative: dict[float, float], where: str, notes: list[str]) -> Spread | None:
+def _spread(phase: str, cumulative: dict[float, float], where: str, notes: list[str]) -> Distribution | None:
     bounds = sorted(cumulative)
     if not bounds or not cumulative[bounds[-1]]:
         notes.append(f"{where}: phase {phase} was never measured, and counts as 0 s")

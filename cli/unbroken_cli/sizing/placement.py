@@ -14,7 +14,7 @@ from unbroken_core.ranks.ranking import Ranking
 from unbroken_core.ranks.worlds import Shortage
 
 
-class Placement(Protocol):
+class PodPlacement(Protocol):
     """One job's nodes."""
 
     gpus: int
@@ -41,7 +41,7 @@ class Placement(Protocol):
         """Return whether the next plan would be larger."""
 
 
-def make_placement(scenario: Scenario, with_planner: bool = False) -> Placement:
+def make_placement(scenario: Scenario, with_planner: bool = False) -> PodPlacement:
     """Return the faster one that gives the planner's answer."""
     if with_planner or scenario.stays_within is not None:
         return PlannerPlacement(scenario)

@@ -16,7 +16,7 @@ from unbroken_cli.sizing.scenario import (
     Scope,
     Tier,
 )
-from unbroken_cli.sizing.spreads import Fixed, Spread, Total
+from unbroken_cli.sizing.spreads import Distribution, Fixed, Total
 from unbroken_core.errors import InputError
 from unbroken_core.reasons import Rung
 
@@ -33,7 +33,7 @@ _JOB = (
 _FAULT = (*("name", "hits", "rate", "count", "over", "rungs", "detect", "repair", "shape", "share", "destroys"),)
 
 
-def read_scenario(value: Any, measured: Mapping[str, Spread] | None = None) -> Scenario:
+def read_scenario(value: Any, measured: Mapping[str, Distribution] | None = None) -> Scenario:
     """Return what is to be simulated. Raises InputError.
 
     `measured` has spreads by phase of a real job's recoveries: its detection counts where a class names none, and its
@@ -47,7 +47,7 @@ def read_scenario(value: Any, measured: Mapping[str, Spread] | None = None) -> S
     if len(tiers) > MAX_TIERS:
         refuse("checkpoints", f"at most {MAX_TIERS}", len(tiers))
     if measured:
-        costs: Spread = Total(tuple(spread for phase, spread in measured.items() if phase != "detect"))
+        costs: Distribution = Total(tuple(spread for phase, spread in measured.items() if phase != "detect"))
         restart = tuple((rung, costs) for rung in RUNGS)
         tiers = tuple(replace(tier, restore_s=0.0) for tier in tiers)
     else:
@@ -109,7 +109,7 @@ def _with_spares(scenario: Scenario, top: Fields) -> Scenario:
     return scenario
 
 
-def _fault(where: str, value: Any, measured: Spread | None) -> FaultClass:
+def _fault(where: str, value: Any, measured: Distribution | None) -> FaultClass:
     fields = Fields(where, value, _FAULT)
     scope = Scope(fields.word("hits", [scope.value for scope in Scope]))
     detect = fields.spread("detect") if fields.has("detect") or measured is None else measured
@@ -147,7 +147,7 @@ def _rate(fields: Fields) -> float:
     return rate
 
 
-def _rungs(fields: Fields, repair: Spread | None) -> tuple[tuple[Rung, float], ...]:
+def _rungs(fields: Fields, repair: Distribution | None) -> tuple[tuple[Rung, float], ...]:
     value = fields.raw("rungs", {"in-process" if repair is None else "pod": 1})
     words = [rung.value for rung in RUNGS]
     named = Fields(fields.path("rungs"), value, words)
@@ -176,10 +176,10 @@ def _tier(where: str, value: Any) -> Tier:
     return tier
 
 
-def _restart(top: Fields, faults: tuple[FaultClass, ...]) -> tuple[tuple[Rung, Spread], ...]:
+def _restart(top: Fields, faults: tuple[FaultClass, ...]) -> tuple[tuple[Rung, Distribution], ...]:
     fields = Fields("restart", top.raw("restart", {}), [rung.value for rung in RUNGS])
     used = {rung for fault in faults for rung, _share in fault.rungs}
-    found: list[tuple[Rung, Spread]] = []
+    found: list[tuple[Rung, Distribution]] = []
     for rung in RUNGS:
         if fields.has(rung.value) or rung in used:
             found.append((rung, fields.spread(rung.value)))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from unbroken_cli.sizing.spreads import Spread
+from unbroken_cli.sizing.spreads import Distribution
 from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import Rung
 
@@ -40,8 +40,8 @@ class FaultClass:
     """Faults per 1,000 node-days, of all nodes on average."""
     rungs: tuple[tuple[Rung, float], ...]
     """Probabilities of the rungs that repair it, in the ladder's order."""
-    detect: Spread
-    repair: Spread | None = None
+    detect: Distribution
+    repair: Distribution | None = None
     """How long a node that was hit is out; None: it stays."""
     shape: float = 1.0
     """Of the Weibull distribution of the time between two faults of one unit; 1 is exponential."""
@@ -87,7 +87,7 @@ class Refill:
     """Free nodes outside of the job that replace lost ones before these are repaired."""
 
     nodes: int
-    after: Spread
+    after: Distribution
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Scenario:
     """Spares are promoted within this layer only (domain or rack); None: anywhere."""
     faults: tuple[FaultClass, ...]
     tiers: tuple[Tier, ...]
-    restart: tuple[tuple[Rung, Spread], ...]
+    restart: tuple[tuple[Rung, Distribution], ...]
     lemons: Lemons = Lemons()
 
     @property

@@ -17,9 +17,9 @@ import numpy as np
 
 from unbroken_cli.sizing.checkpoints import CheckpointClock
 from unbroken_cli.sizing.faults import TICKS, FaultEvent, is_lemon
-from unbroken_cli.sizing.placement import Placement
+from unbroken_cli.sizing.placement import PodPlacement
 from unbroken_cli.sizing.scenario import LOSING, Scenario, Scope
-from unbroken_cli.sizing.spreads import MAX_DRAWS, Spread
+from unbroken_cli.sizing.spreads import MAX_DRAWS, Distribution
 from unbroken_core.reasons import Rung
 
 
@@ -65,7 +65,7 @@ class Outcome:
 class Run:
     """The state of one run; `simulate` drives it."""
 
-    def __init__(self, scenario: Scenario, placement: Placement) -> None:
+    def __init__(self, scenario: Scenario, placement: PodPlacement) -> None:
         self._scenario, self._placement = scenario, placement
         self._clock = CheckpointClock(scenario.tiers)
         self._growth = len(scenario.faults)
@@ -273,7 +273,7 @@ class Run:
         self._waiting_out[ticket] = node
         heappush(self._due, (self._now + repair, _REPAIRED, ticket, node))
 
-    def _draw(self, spread: Spread) -> int:
+    def _draw(self, spread: Distribution) -> int:
         """Return a sample in ticks, of what no fault has brought with it."""
         draws = np.array([[self._chance.random() for _ in range(MAX_DRAWS)]])
         return round(float(spread.sample(draws)[0]) * TICKS)
@@ -308,7 +308,7 @@ class Run:
             self._interrupt(self._growth, 0, self._draw(self._in_process), None)
 
 
-def simulate(scenario: Scenario, placement: Placement, events: Iterable[FaultEvent]) -> Outcome:
+def simulate(scenario: Scenario, placement: PodPlacement, events: Iterable[FaultEvent]) -> Outcome:
     """Return what becomes of a job that these faults hit, in the order of time."""
     run = Run(scenario, placement)
     for event in events:

@@ -26,7 +26,7 @@ def parse_duration(value: Any) -> float | None:
     return None if found is None else float(found[1]) * _UNITS[found[2]]
 
 
-class Spread(Protocol):
+class Distribution(Protocol):
     """How a duration is distributed. Samples are monotone in each draw, so that runs can be compared draw by draw."""
 
     def sample(self, draws: Floats) -> Floats:
@@ -99,7 +99,7 @@ class Histogram:
 class Total:
     """The sum of independent parts, at most MAX_DRAWS: the phases of a recovery."""
 
-    parts: tuple[Spread, ...]
+    parts: tuple[Distribution, ...]
 
     def sample(self, draws: Floats) -> Floats:
         """Return sums."""
@@ -118,7 +118,7 @@ class Total:
 class Scaled:
     """Another one, longer or shorter."""
 
-    base: Spread
+    base: Distribution
     factor: float
 
     def sample(self, draws: Floats) -> Floats:

@@ -215,7 +215,7 @@ def with_tier(scenario: Scenario, index: int, tier: Tier) -> Scenario:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SizingAnswer:
     """All that `unbroken size` says; `-o json` is its shape."""
 
     name: str
@@ -248,12 +248,12 @@ class Answer:
 
 def answer(
     scenario: Scenario, seed: int, replicates: int, *, looks: int, notes: Sequence[str] = (), quick: bool = False
-) -> Answer:
+) -> SizingAnswer:
     """Return the answer; what would be if something were different is looked at in `looks` of the runs."""
     runs = run_many(scenario, seed, replicates)
     base = Runs(scenario, runs.outcomes[:looks])
     mtbf_s = scenario.mtbf_s
-    return Answer(
+    return SizingAnswer(
         name=scenario.name,
         gpus=scenario.num_gpus,
         nodes=scenario.num_nodes,

@@ -29,7 +29,7 @@ JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterClient:
     """One API server as one user sees it. Make it with `connect`."""
 
     api: ApiClient
@@ -37,7 +37,7 @@ class Cluster:
     """That of the kubeconfig's context."""
 
     @classmethod
-    def connect(cls, kubeconfig: str | None, context: str | None) -> "Cluster":
+    def connect(cls, kubeconfig: str | None, context: str | None) -> "ClusterClient":
         """Read the kubeconfig ($KUBECONFIG or ~/.kube/config when None). Raises InputError that says what is wrong."""
         where = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
         if not any(Path(part).expanduser().is_file() for part in where.split(os.pathsep) if part):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from unbroken_core.coordinator.adoption.previous_world import first_world, note_lost
 from unbroken_core.coordinator.ending import note_gone
 from unbroken_core.coordinator.faults import take_fault
+from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.job import JobState, StatusText
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import Ending, Forming, Interrupted, Outage, Planned, Running
@@ -55,6 +56,7 @@ def lose(job: JobState, member: Member, cause: Cause, now_s: float, *, detect_s:
     job.checkpoints.lose(member.uid)
     _forget_asked(job, member)
     job.members.drop(member)
+    job.health.note(member.uid, None, now_s)
 
 
 def is_superseded(job: JobState, hello: Hello) -> bool:
@@ -71,6 +73,7 @@ def start_over(job: JobState, why: str, now_s: float) -> None:
     job.progress.stop(now_s)
     job.checkpoints.forget_pods()
     job.copying.told.clear()
+    job.health = HealthTable(blamed_s=job.health.blamed_s)
     job.previous = first_world(job, now_s)
     job.members = Members(job.rules, ActiveWorld(now_s))
     job.members.expect({uid: pod.pod for uid, pod in job.cluster.pods.items()})

@@ -32,7 +32,8 @@ def inspect(
         return
     note_answers(job, member)
     if member.out is not None and not may_wait(job, member, is_adoption):
-        take_fault(job, FaultRecord(member.out, member.uid, None, now_s), now_s, lost_s)
+        record = FaultRecord(member.out, member.uid, None, now_s, detail=member.out_detail)
+        take_fault(job, record, now_s, lost_s)
     iteration = job.members.world.iteration
     for local_rank in member.ranks:
         place = member.places[local_rank]
@@ -69,7 +70,7 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
         return job.history.add(fault)
     _open_incident(job, now_s, lost_s)
     job.history.add(fault)
-    job.progress.stop(now_s)
+    job.progress.stop(now_s, fault.at_s)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None
     job.phase = Interrupted(now_s, job.pod_clock.read(now_s), inquiry=inquiry)
     incident = job.history.running

@@ -13,7 +13,7 @@ from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Inquiry, Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.reasons import Cause, Doing, WorkerPhase
-from unbroken_core.recovery.hangs import Verdict, Witness, judge
+from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
 from unbroken_core.recovery.history import FaultRecord
 
 ANSWERS_WITHIN_S = 2.0
@@ -83,7 +83,7 @@ def _note(job: JobState, inquiry: Inquiry, member: Member) -> None:
         inquiry.pending.pop(member.uid, None)
 
 
-def _places(job: JobState, verdict: Verdict) -> tuple[tuple[Member, WorkerPlace], ...]:
+def _places(job: JobState, verdict: HangVerdict) -> tuple[tuple[Member, WorkerPlace], ...]:
     if not verdict.ranks:
         return ()
     named = frozenset(verdict.ranks)
@@ -97,7 +97,7 @@ def _places(job: JobState, verdict: Verdict) -> tuple[tuple[Member, WorkerPlace]
 
 
 def _record(
-    job: JobState, inquiry: Inquiry, verdict: Verdict, places: tuple[tuple[Member, WorkerPlace], ...], now_s: float
+    job: JobState, inquiry: Inquiry, verdict: HangVerdict, places: tuple[tuple[Member, WorkerPlace], ...], now_s: float
 ) -> FaultRecord:
     """Return the verdict as a fault: of a rank, of a pod where several of its ranks hang, else of nobody."""
     incident = job.history.running

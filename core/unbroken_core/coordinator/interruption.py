@@ -22,9 +22,10 @@ from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Interrupted
 from unbroken_core.coordinator.state.places import Member, WorkerPlace
 from unbroken_core.pod.liveness import heartbeat_interval_s
-from unbroken_core.ranks.worlds import Outcome, Shortage
+from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import JobPhase, Reason, Rung, WorkerPhase
 from unbroken_core.recovery.ladder import Choice, Fail, RestartJob, Situation, TakeWorld, WaitForHelp, choose
+from unbroken_core.settings import HealthMode
 
 _READY = WorkerPhase.READY
 
@@ -238,6 +239,22 @@ def _outcome(
         return first_outcome(job, phase, newcomers)
     # A new process at an old place is the process rung: such places are spares of the next interruption at best.
     respawned: dict[str, set[int]] = {} if Rung.PROCESS in possible else phase.respawned
+    worn = _worn_spares(job)
+    if worn:
+        # Whose devices are worn, or suspect, is promoted only where nobody else can be.
+        ranking.exclude({**respawned, **newcomers.places, **worn})
+        better = ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+        if isinstance(better, World) and better.world_size >= job.world.size:
+            return better
     ranking.exclude({**respawned, **newcomers.places})
     shortage = phase.consulting.shortage(ranking.version)
     return shortage or ranking.following(may_promote=Rung.POD in possible, may_grow=Rung.WORLD in possible)
+
+
+def _worn_spares(job: JobState) -> dict[str, set[int]]:
+    """Return the places of spares whose watches found something, in jobs that act on findings."""
+    if job.settings.health is not HealthMode.ACT or job.rules.has_code:
+        return {}
+    members = job.members
+    worn = (uid for uid in job.health.worn if uid in members.ready and uid not in members.active)
+    return {uid: set(members.by_uid[uid].places) for uid in worn}

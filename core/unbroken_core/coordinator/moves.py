@@ -32,6 +32,7 @@ _AT_ONCE = "moves at once: "
 _Goal = tuple[int, Awaited]
 """A step, and what is to be done after it."""
 _GO_ON: _Goal = (NO_STEP, Awaited.STAND)
+_PLANNED = (Cause.POD_LEAVING, Cause.DEVICE_FAULT)
 _SLACK_S = 2.0
 """So much longer than the coordinator workers wait: it is the one that ends the wait, unless it is gone."""
 
@@ -46,7 +47,8 @@ def decide_running(job: JobState, phase: Running, now_s: float) -> Decision:
     if job.members.out:
         leaving = [member for uid in job.members.out if (member := job.members.by_uid[uid]).ranks]
         faults = {
-            member.uid: FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s) for member in leaving
+            member.uid: FaultRecord(member.out or Cause.POD_LEAVING, member.uid, None, now_s, detail=member.out_detail)
+            for member in leaving
         }
         if not all(may_wait(job, member, is_adoption=False) for member in leaving):
             return TakeFaults(tuple(faults.values()))
@@ -81,7 +83,7 @@ def may_wait(job: JobState, member: Member, is_adoption: bool) -> bool:
 
     While a job is taken over the pods may be known that leave, before it runs: then the answer is put off.
     """
-    if member.out is not Cause.POD_LEAVING or job.settings.timeouts.drain_s <= 0 or not job.settings.is_in_process:
+    if member.out not in _PLANNED or job.settings.timeouts.drain_s <= 0 or not job.settings.is_in_process:
         return False
     phase = job.phase
     if isinstance(phase, Planned):
@@ -233,7 +235,13 @@ def _within_s(move: PlannedMove, now_s: float) -> float:
 
 
 def _depart(move: PlannedMove, detail: str) -> TakeFaults:
-    return TakeFaults(tuple(replace(fault, detail=detail) for fault in move.faults.values()))
+    return TakeFaults(tuple(_with_end(fault, detail) for fault in move.faults.values()))
+
+
+def _with_end(fault: FaultRecord, how: str) -> FaultRecord:
+    """Return a fault that says how the move ended; of a broken device what was found comes first."""
+    is_found = fault.cause is Cause.DEVICE_FAULT and fault.detail
+    return replace(fault, detail=f"{fault.detail}; {how}" if is_found else how)
 
 
 def _running_text(job: JobState) -> str:

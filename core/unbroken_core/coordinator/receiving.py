@@ -15,6 +15,7 @@ from unbroken_core.coordinator.ending import finish_message, note_end
 from unbroken_core.coordinator.events import Close, Send
 from unbroken_core.coordinator.faults import inspect, interrupt_message, order_out
 from unbroken_core.coordinator.forming import begin_adoption
+from unbroken_core.coordinator.health.settling import receive_health
 from unbroken_core.coordinator.limits import check_hello, check_report, most_pods, most_ranks
 from unbroken_core.coordinator.memory.table import Teller
 from unbroken_core.coordinator.moves import note_halted, send_halt
@@ -72,6 +73,7 @@ def join(job: JobState, session: str, hello: Hello, can_halt: bool, now_s: float
     _place(job, member, hello)
     _take_over_plan(member, hello)
     _receive_memory(job, member, hello.memory)
+    receive_health(job, member, hello.health, now_s)
     note_ages(member, hello, now_s)
     _update(job, member, hello.workers, now_s)
     interval_s = heartbeat_interval_s(job.settings.timeouts)
@@ -262,6 +264,8 @@ def receive(job: JobState, session: str, message: Union[Report, Heartbeat], now_
         member.is_leaving = True
     if message.memory is not None:
         _receive_memory(job, member, message.memory)
+    if message.health is not None:
+        receive_health(job, member, message.health, now_s)
     is_entering = member.uid in job.members.not_entered
     _update(job, member, message.workers, now_s)
     receive_script(job, member)
@@ -313,8 +317,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         job.gone_before = tuple((pod, now_s - pod.ago_s) for pod in observation.gone)
         name_lost(job)
     if observation.earlier is not None:
-        earlier = observation.earlier
-        job.progress.follow(earlier.ago_s, earlier.gained_s, earlier.ran_for_s, now_s)
+        job.progress.follow(observation.earlier, now_s)
     pods = observation.pods
     if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
         is_there = {uid for uid, pod in pods.items() if pod.gone is None}

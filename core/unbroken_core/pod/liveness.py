@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, WorkerStamps
 from unbroken_core.settings import Timeouts
 
 RECOVERY_RECONNECT_S = 1.0
@@ -67,7 +67,7 @@ def possible_delay_s(timeouts: Timeouts) -> float:
     return min(2.0, (timeouts.hard_s - timeouts.soft_s) / 4)
 
 
-def ages(slot: Slot, now_ns: int) -> Ages:
+def ages(slot: WorkerStamps, now_ns: int) -> Ages:
     """Return the ages of a worker's stamps; none counts outside of the function or without hang protection.
 
     A stamp of the future (written after `now_ns` was read) has age 0.
@@ -81,7 +81,7 @@ def ages(slot: Slot, now_ns: int) -> Ages:
     return Ages(age(slot.alive_ns), age(slot.main_ns), age(slot.ping_ns) if slot.flags & FLAG_PING_ARMED else None)
 
 
-def find_hangs(slots: Mapping[int, Slot], now_ns: int, timeouts: Timeouts) -> list[Hang]:
+def find_hangs(slots: Mapping[int, WorkerStamps], now_ns: int, timeouts: Timeouts) -> list[Hang]:
     """Return the workers to report as soft-timeout, those who are certain to hang first, then the oldest.
 
     `slots` by local rank; `now_ns` is CLOCK_MONOTONIC of the same host.
@@ -97,7 +97,7 @@ def find_hangs(slots: Mapping[int, Slot], now_ns: int, timeouts: Timeouts) -> li
     return sorted(found, key=lambda hang: (-hang.evidence, -hang.age_s, hang.local_rank))
 
 
-def next_check_s(slots: Iterable[Slot], now_ns: int, timeouts: Timeouts) -> float:
+def next_check_s(slots: Iterable[WorkerStamps], now_ns: int, timeouts: Timeouts) -> float:
     """Return the seconds until a worker could become stale, if no stamp moves; at most the soft timeout."""
     waits = [timeouts.soft_s]
     for slot in slots:
@@ -125,7 +125,7 @@ def heartbeat_interval_s(timeouts: Timeouts) -> float:
     return timeouts.heartbeat_s / 5
 
 
-def _find_hang(local_rank: int, slot: Slot, now_ns: int, timeouts: Timeouts) -> Hang | None:
+def _find_hang(local_rank: int, slot: WorkerStamps, now_ns: int, timeouts: Timeouts) -> Hang | None:
     worker = ages(slot, now_ns)
     soft_s = timeouts.soft_s
 
@@ -150,5 +150,5 @@ def _is_blocked(worker: Ages, soft_s: float) -> bool:
     return worker.main_s is not None and worker.main_s >= soft_s / 2
 
 
-def _hang(local_rank: int, slot: Slot, worker: Ages, evidence: Evidence, detail: str) -> Hang:
+def _hang(local_rank: int, slot: WorkerStamps, worker: Ages, evidence: Evidence, detail: str) -> Hang:
     return Hang(local_rank, slot.incarnation, slot.iteration, worker.oldest_s, evidence, detail)

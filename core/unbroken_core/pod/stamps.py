@@ -37,7 +37,7 @@ LOCK_OWNER = 0x3FFF_FFFF
 
 
 @dataclass(frozen=True)
-class Slot:
+class WorkerStamps:
     """One worker's stamps."""
 
     pid: int
@@ -72,6 +72,6 @@ def pack_header(num_slots: int) -> bytes:
     return struct.pack("<2Q", MAGIC, num_slots).ljust(HEADER_BYTES, b"\0")
 
 
-def unpack_slot(page: bytes | memoryview, local_rank: int) -> Slot:
+def unpack_slot(page: bytes | memoryview, local_rank: int) -> WorkerStamps:
     """Read one slot. Raises struct.error when the page is too short."""
-    return Slot(*struct.unpack_from("<8q", page, slot_offset(local_rank)))
+    return WorkerStamps(*struct.unpack_from("<8q", page, slot_offset(local_rank)))

@@ -24,7 +24,7 @@ Domains = defaultdict[Domain, list[str]]
 
 
 @dataclass(frozen=True)
-class Keeper:
+class CopyHolder:
     """A pod that can keep copies."""
 
     uid: str
@@ -49,7 +49,7 @@ class Ring:
         return tuple(self.members[(start + step) % len(self.members)] for step in range(copies))
 
 
-def known_domains(keepers: Collection[Keeper], depth: int) -> dict[str, Domain]:
+def known_domains(keepers: Collection[CopyHolder], depth: int) -> dict[str, Domain]:
     """Return the domain of this layer of each pod of which it is known; those of two pods, if they differ, are two.
 
     Each pod is a domain of the layer below the last. A pod whose name in this layer is not known may be in the domain
@@ -73,7 +73,7 @@ def known_domains(keepers: Collection[Keeper], depth: int) -> dict[str, Domain]:
 class _Draft:
     """Rings in the making."""
 
-    keepers: dict[str, Keeper]
+    keepers: dict[str, CopyHolder]
     copies: int
     rings: list[list[str]] = field(default_factory=list)
     known: dict[int, dict[str, Domain]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Draft:
         return next(depth for depth in range(least, deepest + 1) if depth == deepest or self.are_apart(uids, depth))
 
 
-def assign_buddies(keepers: Iterable[Keeper], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
+def assign_buddies(keepers: Iterable[CopyHolder], copies: int, depth: int, previous: Iterable[Ring] = ()) -> list[Ring]:
     """Return the rings; an active pod in none of them has nobody who could keep its copies.
 
     `depth` is the index of the layer of which the members shall be in different domains. Rings of `previous` stay as

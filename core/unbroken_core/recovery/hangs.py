@@ -35,7 +35,7 @@ class Witness(NamedTuple):
     """None: it has not said what it did."""
 
 
-class Verdict(NamedTuple):
+class HangVerdict(NamedTuple):
     """Who hangs."""
 
     ranks: tuple[int, ...]
@@ -44,16 +44,16 @@ class Verdict(NamedTuple):
     """One sentence for people."""
 
 
-def judge(witnesses: Sequence[Witness], soft_s: float) -> Verdict:
+def judge(witnesses: Sequence[Witness], soft_s: float) -> HangVerdict:
     """Return who hangs; `witnesses` are all ranks of the world, in any order."""
     ranks = sorted(witnesses, key=lambda witness: witness.rank)
     outside = _waited_for(ranks, [witness for witness in ranks if _is_stuck_outside(witness, soft_s)], soft_s)
     if outside:
-        return Verdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, soft_s))
+        return HangVerdict(tuple(witness.rank for witness in outside), _outside_text(ranks, outside, soft_s))
     late = _latecomers(ranks, soft_s)
     if late:
-        return Verdict(tuple(witness.rank for witness in late), _late_text(ranks, late))
-    return Verdict((), f"rank not known: {_listed(ranks, soft_s)}")
+        return HangVerdict(tuple(witness.rank for witness in late), _late_text(ranks, late))
+    return HangVerdict((), f"rank not known: {_listed(ranks, soft_s)}")
 
 
 def _waits(witness: Witness, soft_s: float) -> bool:

@@ -113,7 +113,7 @@ class Fail:
 Choice = Union[WaitForHelp, TakeWorld, RestartJob, Fail]
 
 
-class Check(NamedTuple):
+class LadderStep(NamedTuple):
     """One step of the ladder: what it would do, where it applies."""
 
     rung: Rung | None
@@ -264,16 +264,16 @@ def _fail(view: Situation) -> Fail:
 
 
 LADDER: Final = (
-    Check(None, _no_progress),
-    Check(None, _after_job_restart),
-    Check(Rung.PROCESS, _processes_first),
-    Check(None, _last_call),
-    Check(None, _same_pods),
-    Check(Rung.POD, _promoted_spares),
-    Check(Rung.PROCESS, _new_processes),
-    Check(Rung.WORLD, _smaller_world),
-    Check(None, _more_pods),
-    Check(Rung.JOB, _every_process),
+    LadderStep(None, _no_progress),
+    LadderStep(None, _after_job_restart),
+    LadderStep(Rung.PROCESS, _processes_first),
+    LadderStep(None, _last_call),
+    LadderStep(None, _same_pods),
+    LadderStep(Rung.POD, _promoted_spares),
+    LadderStep(Rung.PROCESS, _new_processes),
+    LadderStep(Rung.WORLD, _smaller_world),
+    LadderStep(None, _more_pods),
+    LadderStep(Rung.JOB, _every_process),
 )
 """In the order in which they are asked. A new rung is one entry, its function, and its rows in the tests."""
 

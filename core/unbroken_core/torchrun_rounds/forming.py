@@ -16,7 +16,7 @@ from unbroken_core.torchrun_rounds.messages import Limits
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RoundCandidate:
     """A node that wants to be in the next round."""
 
     uid: str
@@ -34,7 +34,7 @@ class Candidate:
 class FormingRound:
     """What decides about the next round."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RoundCandidate, ...]
     num_pending: int
     """Nodes of the round before that have not come yet."""
     pending_until_s: float
@@ -86,7 +86,7 @@ def growth_due_s(since_s: Sequence[float], room: int, last_call_s: float) -> flo
     return -math.inf if len(since_s) >= room else min(since_s) + last_call_s
 
 
-def order_ranks(candidates: Iterable[Candidate], max_nodes: int) -> tuple[str, ...]:
+def order_ranks(candidates: Iterable[RoundCandidate], max_nodes: int) -> tuple[str, ...]:
     """Return the uids by rank, at most `max_nodes`; who was in the round before goes first, then who came first.
 
     Ranks change as little as they can: newcomers take the places that are free, what stays free is closed up. Then
@@ -97,7 +97,7 @@ def order_ranks(candidates: Iterable[Candidate], max_nodes: int) -> tuple[str, .
     old = {node.previous_rank: node for node in chosen if node.previous_rank is not None}
     # Of the newcomers, too, the order is that of their names, as a person counts.
     new = sorted((node for node in chosen if node.previous_rank is None), key=lambda node: _natural(node.name))
-    places: list[Candidate] = []
+    places: list[RoundCandidate] = []
     for rank in range(max(old, default=-1) + 1):
         if rank in old:
             places.append(old[rank])
@@ -106,11 +106,11 @@ def order_ranks(candidates: Iterable[Candidate], max_nodes: int) -> tuple[str, .
     return tuple(node.uid for node in _by_domain([*places, *new], 0))
 
 
-def _precedence(node: Candidate) -> tuple[bool, int, float, str]:
+def _precedence(node: RoundCandidate) -> tuple[bool, int, float, str]:
     return node.previous_rank is None, node.previous_rank or 0, node.since_s, node.uid
 
 
-def _by_domain(nodes: list[Candidate], level: int) -> list[Candidate]:
+def _by_domain(nodes: list[RoundCandidate], level: int) -> list[RoundCandidate]:
     """Put nodes of one domain together, from this level inwards; the order is kept otherwise."""
     if not any(len(node.domains) > level for node in nodes):
         return nodes
@@ -118,8 +118,8 @@ def _by_domain(nodes: list[Candidate], level: int) -> list[Candidate]:
     return [node for group in groups for node in _by_domain(group, level + 1)]
 
 
-def _grouped(nodes: list[Candidate], key: Callable[[Candidate], str]) -> list[list[Candidate]]:
-    groups: dict[str, list[Candidate]] = {}
+def _grouped(nodes: list[RoundCandidate], key: Callable[[RoundCandidate], str]) -> list[list[RoundCandidate]]:
+    groups: dict[str, list[RoundCandidate]] = {}
     for node in nodes:
         groups.setdefault(key(node), []).append(node)
     return list(groups.values())

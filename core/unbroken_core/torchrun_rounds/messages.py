@@ -60,7 +60,7 @@ class Stage(Word):
     """May end."""
 
 
-class End(Word):
+class EndOfRounds(Word):
     """Whether there will be another round for a node."""
 
     NO = "no"
@@ -144,7 +144,7 @@ class Standing:
     num_waiting: int = 0
     """More than 0: the round is over, whoever is in it is to come to the next one. Nodes that wait for that, at least
     1."""
-    end: End = End.NO
+    end: EndOfRounds = EndOfRounds.NO
     message: str = ""
     """What is waited for, or why it is over, for people."""
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from unbroken_core.pod.liveness import RECOVERY_RECONNECT_S
-from unbroken_core.torchrun_rounds.forming import Candidate, FormingRound, growth_due_s
-from unbroken_core.torchrun_rounds.messages import Departure, End, Intent, Limits, NodeReport, Stage, Standing
+from unbroken_core.torchrun_rounds.forming import FormingRound, RoundCandidate, growth_due_s
+from unbroken_core.torchrun_rounds.messages import Departure, EndOfRounds, Intent, Limits, NodeReport, Stage, Standing
 
 
 class RoundPhase(Enum):
@@ -104,11 +104,11 @@ class RoundState:
             limits=limits,
         )
 
-    def _candidate(self, node: Node) -> Candidate:
+    def _candidate(self, node: Node) -> RoundCandidate:
         report = node.report
         since_s = 0.0 if node.joined_at_s is None else node.joined_at_s
         rank = self.previous.get(report.uid)
-        return Candidate(report.uid, report.name, report.domains, since_s, rank, node.session is not None)
+        return RoundCandidate(report.uid, report.name, report.domains, since_s, rank, node.session is not None)
 
     def growth_due_s(self, limits: Limits) -> float:
         """Return when the round that runs is called to make room for more; inf: never."""
@@ -140,7 +140,7 @@ class RoundState:
             return self._starting(node)
         if uid in self.runners:
             num_waiting = 0 if self.phase is RoundPhase.RUNNING else max(len(self.joining()), 1)
-            end = End.CLOSED if self.closed else End.NO
+            end = EndOfRounds.CLOSED if self.closed else EndOfRounds.NO
             message = self.broken or self.closed
             return self._stand(node, Stage.RUNNING, self.runners[uid], num_waiting, end=end, message=message)
         if node.report.intent is Intent.RUN:
@@ -150,13 +150,13 @@ class RoundState:
         end, message = self._end(node)
         return self._stand(node, stage, end=end, message=message or self.message)
 
-    def _end(self, node: Node) -> tuple[End, str]:
+    def _end(self, node: Node) -> tuple[EndOfRounds, str]:
         """Return whether a node that wants to be in the next round waits in vain, and why."""
         if node.was_released:
-            return End.RELEASED, f"{self.finished_by} has finished"
+            return EndOfRounds.RELEASED, f"{self.finished_by} has finished"
         if self.closed or (self.finished_by and node.joined_at_s is None):
-            return End.CLOSED, self.closed or f"{self.finished_by} has finished"
-        return End.NO, ""
+            return EndOfRounds.CLOSED, self.closed or f"{self.finished_by} has finished"
+        return EndOfRounds.NO, ""
 
     def _stand(
         self,
@@ -165,7 +165,7 @@ class RoundState:
         rank: int = -1,
         num_waiting: int = 0,
         *,
-        end: End = End.NO,
+        end: EndOfRounds = EndOfRounds.NO,
         message: str = "",
     ) -> Standing:
         attempt = node.report.attempt

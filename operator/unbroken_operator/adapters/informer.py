@@ -23,7 +23,7 @@ SILENT_S = 0.2
 """Pause after a watch that brought nothing, longer after each one more in a row."""
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """Where objects come from."""
 
     async def list(self, path: str, selector: str = "") -> tuple[list[dict[str, Any]], str]:
@@ -57,7 +57,7 @@ class Informer:
 
     def __init__(
         self,
-        source: Source,
+        source: ObjectSource,
         path: str,
         store: Store,
         selector: str = "",

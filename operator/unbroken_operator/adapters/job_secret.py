@@ -15,7 +15,7 @@ from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import RepairTokens
 from unbroken_operator.decisions.objects.credentials import (
     Certificates,
-    Identity,
+    TokenKeys,
     certificates_of,
     encoded,
     identity_of,
@@ -40,7 +40,7 @@ class JobSecret:
         self._read_at: float | None = None
         self._encrypts = encrypts
         self._certificates: Certificates | None = None
-        self._identity: Identity | None = None
+        self._identity: TokenKeys | None = None
         self.tokens: dict[int, SecretView] = {}
         """The Secrets with tokens that are known to exist, by block."""
         self._tokens_read_at: dict[int, float] = {}
@@ -97,7 +97,7 @@ class JobSecret:
     async def create(self, manifest: Mapping[str, Any]) -> None:
         """Create the Secret. Raises KubeError, but not when it exists already."""
         # When someone deleted the Secret, what was in it is still in use in every pod.
-        identity = self._identity or Identity(randomness.token_hex(layout.TOKEN_BYTES))
+        identity = self._identity or TokenKeys(randomness.token_hex(layout.TOKEN_BYTES))
         certificates = self._certificates
         if certificates is None and self._encrypts:
             certificates = make_certificates([layout.rendezvous_host(self.key[1], self.key[0]), layout.LOCALHOST])
@@ -170,7 +170,7 @@ class JobSecret:
         )
         self._tokens_read_at[block] = time.monotonic()
 
-    def _take_identity(self, identity: Identity) -> None:
+    def _take_identity(self, identity: TokenKeys) -> None:
         if identity != self._identity:
             # To compare them all at each look would take long: the key of a job seldom changes.
             self.tokens = {block: replace(view, is_stale=True) for block, view in self.tokens.items()}

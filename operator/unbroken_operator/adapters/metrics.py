@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken_operator.api.status_models import JobState
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.api.status_models import JobStateWord
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.quarantine import WithheldBecause
 
 JobStatuses = Callable[[], Iterable[tuple[str, str, Mapping[str, Any]]]]
@@ -70,10 +70,10 @@ class OperatorMetrics:
             ["what"],
             registry=self.registry,
         )
-        for what in Refusal:
+        for what in OperatorRefusal:
             self.refusals.labels(what.value)
 
-    def count_refusal(self, what: Refusal, number: int = 1) -> None:
+    def count_refusal(self, what: OperatorRefusal, number: int = 1) -> None:
         """Count what was refused of a job, or held back."""
         self.refusals.labels(what.value).inc(number)
 
@@ -122,9 +122,9 @@ class _JobCollector(Collector):
         iteration = GaugeMetricFamily("unbroken_job_iteration", "Current iteration", labels=labels)
         restarts = GaugeMetricFamily("unbroken_job_restarts", "Recoveries so far by rung", labels=[*labels, "rung"])
         ettr = GaugeMetricFamily("unbroken_job_ettr_ratio", "Share of time with first-time progress", labels=labels)
-        counts = dict.fromkeys((state.value for state in JobState), 0)
+        counts = dict.fromkeys((state.value for state in JobStateWord), 0)
         for namespace, name, status in self._statuses():
-            state = status.get("state") or JobState.FORMING.value
+            state = status.get("state") or JobStateWord.FORMING.value
             counts[state] = counts.get(state, 0) + 1
             states.add_metric([namespace, name, state], 1)
             for role, number in (status.get("ranks") or {}).items():

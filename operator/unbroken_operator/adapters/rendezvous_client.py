@@ -55,7 +55,7 @@ class RendezvousTarget:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SoundReport:
     """A sound report, and how long it was."""
 
     status: JobStatus
@@ -104,7 +104,7 @@ class RendezvousApi:
 
     async def status(
         self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits = ABSOLUTE
-    ) -> Reading:
+    ) -> SoundReport:
         """Return the status once it is newer than `after`, or the same after POLL_S; at once when there is none yet.
 
         Raises RendezvousUnreachable; ReportRefused for one that is not within the limits.
@@ -122,7 +122,7 @@ class RendezvousApi:
     async def _lead(self, target: RendezvousTarget, earlier: Earlier) -> None:
         await self._request(target, "POST", "/v1/lead", ANSWER_TIMEOUT_S, body=encode(earlier))
 
-    async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> Reading:
+    async def _status(self, target: RendezvousTarget, after: JobStatus | None, limits: ReportLimits) -> SoundReport:
         query = {}
         if after is not None:
             query = {"after": str(after.revision), "term": str(after.term), "timeout": str(POLL_S)}
@@ -139,7 +139,7 @@ class RendezvousApi:
                 f"rendezvous {target.pod} speaks protocol {status.protocol}, this operator {PROTOCOL}: "
                 "use an operator and a sidecar image of the same version"
             )
-        return Reading(status, len(data))
+        return SoundReport(status, len(data))
 
     async def _observe(self, target: RendezvousTarget, observation: Observation) -> None:
         await self._request(target, "PUT", "/v1/observation", ANSWER_TIMEOUT_S, body=encode(observation))

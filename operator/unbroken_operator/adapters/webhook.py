@@ -53,7 +53,7 @@ class Webhook:
     """File with the authority that the API server's own certificate comes from; None: whoever connects is answered."""
 
 
-class Certificate:
+class ServingCertificate:
     """The certificate in a folder, and the TLS context that shows it."""
 
     def __init__(self, folder: Path, client_authority: Path | None = None) -> None:
@@ -107,7 +107,7 @@ async def reviewing(
     if webhook is None:
         yield
         return
-    certificate = Certificate(webhook.certificates, webhook.client_authority)
+    certificate = ServingCertificate(webhook.certificates, webhook.client_authority)
     certificate.look()
     application = make_application(namespaces, on_review, webhook.images)
     keeping = asyncio.create_task(certificate.keep(), name="certificate")

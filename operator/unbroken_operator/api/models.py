@@ -20,6 +20,7 @@ from unbroken_core.settings import (
     SIZE_RULES,
     TIMEOUT_RULES,
 )
+from unbroken_operator.api.health_models import Health
 from unbroken_operator.api.memory_rules import MEMORY_RULES, SIZE_CEL, SIZE_MESSAGE, cel_of
 from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, cel_rules, rule, rules
 from unbroken_operator.api.pod_models import Logs, Rendezvous, Sidecar, Template
@@ -198,6 +199,17 @@ class Memory(Model):
     outermost layer. Where there are too few domains it is the next layer within, and the status says so."""
 
 
+_PRESET_NAMES = {preset.value: [layer.name for layer in layers] for preset, layers in PRESETS.items()}
+ACROSS_PRESET = rule(
+    "!has(self.memory) || !has(self.memory.across) || self.memory.across in ['', 'host'] || "
+    "!has(self.topology) || !has(self.topology.preset) || "
+    f"self.memory.across in {_PRESET_NAMES}[self.topology.preset]",
+    f"memory.across must be host or the name of a layer of the preset: {_PRESET_NAMES}",
+    ".memory.across",
+)
+"""COPIES_RULES knows the layers that a spec names; these are the API's own."""
+
+
 class Spec(Model):
     """What the job is to be."""
 
@@ -207,6 +219,7 @@ class Spec(Model):
             *cel_rules((LAYER_FITS_PODS, LAYER_FITS_JOB), ".topology.layers"),
             *cel_rules(RESTART_RULES),
             *cel_rules(COPIES_RULES),
+            ACROSS_PRESET,
             *(rule(cel_of(row), row.message, row.field_path) for row in MEMORY_RULES),
             rule(
                 "(has(self.topology) ? self.topology.layers : []) == "
@@ -258,6 +271,7 @@ class Spec(Model):
     logs: Logs | None = None
     memory: Memory | None = None
     """Where checkpoints in memory are kept; empty means that there are none."""
+    health: Health = Health()
     update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
     """What happens to running pods when template, sidecar, logs or memory change. OnDelete: they stay until they are
     deleted or lost. Rolling: as many new pods as spares.count, at least one, are made beside them. When one is ready,

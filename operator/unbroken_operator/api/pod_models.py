@@ -285,6 +285,7 @@ class TemplateSpec(Model):
                 "containers[0].command: is required: the command that starts the training "
                 "(an image's own entrypoint cannot be put under the launcher)",
             ),
+            rule(template_rules.VARIABLES_CEL, f"containers[0].env: {template_rules.OWN_VARIABLES}", ".containers"),
             *_checked(template_rules.POD_RULES),
         ),
     )

@@ -154,6 +154,13 @@ POD_RULES = (
         ".imagePullSecrets",
     ),
 )
+OWN_VARIABLES = f"names that begin with {layout.RESERVED_VARIABLE_PREFIX} are the operator's"
+USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
+VARIABLES_CEL = (
+    "!has(self.containers[0].env) || self.containers[0].env.all(e, "
+    f"!e.name.startsWith('{layout.RESERVED_VARIABLE_PREFIX}') || e.name in {list(USERS_VARIABLES)})"
+)
+"""Of the trainer: other containers may be given what they like."""
 PULL_SECRETS_CEL = f"!has(self.imagePullSecrets) || self.imagePullSecrets.all(name, !name{_SECRET})"
 """The same of `spec.rendezvous`, which has names only."""
 CONTAINER_RULES = (

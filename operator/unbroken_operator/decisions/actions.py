@@ -8,7 +8,7 @@ from typing import Any, Union
 from unbroken_core.messages import Earlier, Observation
 from unbroken_core.reasons import Reason
 from unbroken_operator.decisions.limits.budgets import Budget
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class PatchPod:
 
     name: str
     uid: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str | None]
+    """None removes one."""
     annotations: Mapping[str, str | None]
     """None removes one."""
 
@@ -176,7 +177,7 @@ class Decision:
     actions: tuple[Action, ...]
     check_after_s: float | None = None
     """Plan again after this time even when nothing happens; None means there is nothing to wait for."""
-    counted: frozenset[Refusal] = frozenset()
+    counted: frozenset[OperatorRefusal] = frozenset()
     """What the spec asks for and does not get, in words of the metric."""
     num_pods_held: int = 0
     """Pods that are missing, and wait for the job's budget."""

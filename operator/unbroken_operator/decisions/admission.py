@@ -15,12 +15,12 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
-from unbroken_operator.api import layout, memory_rules, template_rules
+from unbroken_operator.api import health_models, layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen
 from unbroken_operator.decisions.limits.images import NOT_ALLOWED, image_violation, is_allowed
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 
 MAX_SHOWN = 8
 MAX_MESSAGE = 1900
@@ -31,7 +31,6 @@ MAX_VALUES, MAX_DEPTH = 10_000, 64
 MAX_WARNINGS = 3
 MAX_KEYS, MAX_KEY = 3, 80
 """So many keys are named in one line, and so many characters of each."""
-_USERS_VARIABLES = ("UNBROKEN_PREIMPORT",)
 
 
 @dataclass(frozen=True)
@@ -58,11 +57,12 @@ class InvalidSpec:
     violations: tuple[str, ...]
 
     @property
-    def counted(self) -> frozenset[Refusal]:
+    def counted(self) -> frozenset[OperatorRefusal]:
         """What of it is counted."""
-        signs = ((Refusal.RESERVED_KEYS, layout.RESERVED_KEYS), (Refusal.IMAGE, NOT_ALLOWED))
+        signs = ((OperatorRefusal.RESERVED_KEYS, layout.RESERVED_KEYS), (OperatorRefusal.IMAGE, NOT_ALLOWED))
         found = (
-            next((what for what, sign in signs if sign in violation), Refusal.SPEC) for violation in self.violations
+            next((what for what, sign in signs if sign in violation), OperatorRefusal.SPEC)
+            for violation in self.violations
         )
         return frozenset(found)
 
@@ -101,6 +101,7 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
         )
     found += _template_violations(spec)
     found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))
+    found += (f"spec.health.{text}" for text in health_models.refusals(spec.health))
     names = spec.rendezvous.image_pull_secrets or ()
     found += template_rules.pull_secret_refusals(names, "spec.rendezvous.imagePullSecrets")
     found += _change_violations(spec, accepted)
@@ -185,6 +186,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             drain_s=float(boxes.drain_seconds),
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
+        "health": spec.health.mode,
         "copies": 0 if spec.memory is None else spec.memory.replicas,
         "across": "" if spec.memory is None else spec.memory.across or "",
     }
@@ -295,8 +297,8 @@ def _key_violations(spec: Spec) -> Iterator[str]:
 def _variable_violations(variables: Sequence[Variable], where: str) -> Iterator[str]:
     for index, variable in enumerate(variables):
         name = variable.name
-        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in _USERS_VARIABLES:
-            yield f"{where}[{index}].name: names that begin with UNBROKEN_ are the operator's, got {name!r}"
+        if name.startswith(layout.RESERVED_VARIABLE_PREFIX) and name not in template_rules.USERS_VARIABLES:
+            yield f"{where}[{index}].name: {template_rules.OWN_VARIABLES}, got {name!r}"
 
 
 def _change_violations(spec: Spec, before: Mapping[str, Any] | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken_core.reasons import Reason
+from unbroken_core.reasons import Reason, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.actions import Action, PatchPod, PostEvent, RepairTokens, Revert
@@ -54,7 +54,7 @@ def drift(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> 
             waits.append(wait_s)
         else:
             actions.append(repair)
-    for patch in _stamps(settings, assessment):
+    for patch in _stamps(snapshot, settings, assessment):
         _, wait_s = _held_back(snapshot.memory, patch.key, NUM_FREE_STAMPS)
         if wait_s > 0:
             waits.append(wait_s)
@@ -173,12 +173,16 @@ def _released(pod: PodView) -> str:
     )
 
 
-def _stamps(settings: JobSettings, assessment: Assessment) -> Iterator[PatchPod]:
+def _stamps(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Iterator[PatchPod]:
     """Yield the labels and annotations of pods that are not as things stand."""
+    metadata = snapshot.job["spec"]["template"].get("metadata") or {}
+    gang = (metadata.get("labels") or {}).get(layout.GANG_LABEL)
     names = [layer.name for layer in settings.layers]
     for pod in assessment.alive:
         role = assessment.role(pod).value
-        labels = {layout.ROLE_LABEL: role} if role != pod.role else {}
+        labels: dict[str, str | None] = {layout.ROLE_LABEL: role} if role != pod.role else {}
+        if gang is not None and (role == Role.ACTIVE.value) is not (layout.GANG_LABEL in pod.labels):
+            labels[layout.GANG_LABEL] = gang if role == Role.ACTIVE.value else None
         annotations = {}
         if names and pod.uid in assessment.domains.by_pod:
             topology = json.dumps(dict(zip(names, assessment.domains.by_pod[pod.uid], strict=True)))

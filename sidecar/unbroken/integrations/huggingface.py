@@ -19,11 +19,14 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from unbroken import inprocess, memory
-from unbroken.integrations import random_numbers
+from unbroken.integrations import random_numbers, versions
 from unbroken.memory.agreement import all_true
 from unbroken.memory.place import read_every
 
 logger = logging.getLogger(__name__)
+
+versions.require("transformers", (5, 0), (5, 23))
+versions.require("accelerate", (1, 10), (1, 15))
 
 MAX_LOGS = 1_000
 """Entries of the Trainer's log history in a checkpoint in memory: the newest."""

@@ -75,8 +75,11 @@ class GlobalBatches(Sampler[list[int]]):
         """Let the next pass be this one, counted from 0, from its beginning. Frameworks call it before each."""
         self.start_at(epoch * self._steps)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what must be the same wherever training goes on."""
+    def describe(self) -> dict[str, Any]:
+        """Return what must be the same wherever training goes on: a checkpoint keeps it for `check`.
+
+        Not named `state_dict`: loaders with a state would take it for the place, and skip nothing.
+        """
         return {
             "num_samples": self._num_samples,
             "global_batch": self._global_batch,
@@ -84,9 +87,9 @@ class GlobalBatches(Sampler[list[int]]):
             "shuffle": self._shuffle,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def check(self, state: dict[str, Any]) -> None:
         """Compare with what was saved. Raises ValueError where a step's number would mean another place in the data."""
-        own = self.state_dict()
+        own = self.describe()
         if different := [name for name in own if state.get(name) != own[name]]:
             want, got = ({name: one.get(name) for name in different} for one in (state, own))
             raise ValueError(f"samples: want {want}, as in the checkpoint, got {got}; else samples come twice or never")

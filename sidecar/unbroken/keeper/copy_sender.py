@@ -16,6 +16,7 @@ from pathlib import Path
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken.keeper.pinning import Order
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.checkpoints import Load, Peer
 from unbroken_core.pod.memory_slots import NUM_SLOTS, Head, Moment, SlotState, digests_name, slot_name
@@ -29,7 +30,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class CopyProgress:
     """What a buddy has of one worker's checkpoints."""
 
     kept: Moment | None = None
@@ -44,13 +45,14 @@ class CopySender:
     def __init__(
         self, peer: Peer, context: ssl.SSLContext, arena: Arena, *, ranks_per_pod: int, bytes_per_s: float = 0.0,
         on_progress: Callable[[], None] = lambda: None, began_with: Callable[[Moment], Load | None] = lambda _: None,
-        on_copied: Callable[[int], None] = lambda _: None,
+        on_copied: Callable[[int], None] = lambda _: None, first: Callable[[], Order | None] = lambda: None,
     ) -> None:  # fmt: skip
         """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread.
 
         `began_with` returns what the iteration of a checkpoint went back to. `on_copied` is told the bytes of each one
-        that was sent, and is kept.
+        that was sent, and is kept. `first` returns the step that goes before all that is newer, if it is here.
         """
+        self._first = first
         self._on_copied = on_copied
         self._began_with = began_with
         self.peer = peer
@@ -59,7 +61,7 @@ class CopySender:
         self._ranks_per_pod = ranks_per_pod
         self._bytes_per_s = bytes_per_s
         self._on_progress = on_progress
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, CopyProgress] = {}
         self._news = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"copies-to-{peer.uid}"[:64], daemon=True)
@@ -78,7 +80,7 @@ class CopySender:
         self._news.set()
 
     @property
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, CopyProgress]:
         """By local rank."""
         return dict(self._progress)
 
@@ -98,6 +100,10 @@ class CopySender:
                 if link is None:
                     link = connect((self.peer.host, self.peer.port), self._context, self.peer.uid)
                 is_kept = [self._send(link, *one) for one in due]
+                if not all(is_kept) and not any(one.problem for one in self._progress.values()):
+                    # Busy, or told to come back soon.
+                    self._over.wait(_FIRST_PAUSE_S)
+                    continue
             except (LinkError, OSError) as error:
                 if link is not None:
                     link.close()
@@ -118,7 +124,7 @@ class CopySender:
         due = []
         for local_rank in range(self._ranks_per_pod):
             newest = self._newest(local_rank)
-            kept = self._progress.get(local_rank, Progress()).kept
+            kept = self._progress.get(local_rank, CopyProgress()).kept
             if newest is not None and (kept is None or kept != newest[1].moment):
                 due.append((local_rank, *newest))
         return due
@@ -134,7 +140,9 @@ class CopySender:
             and head.job == self._arena.job
             and self._checksums(path, head) is not None
         ]
-        return max(sealed, key=lambda one: one[1].moment.order, default=None)
+        wanted = self._first()
+        first = [one for one in sealed if one[1].moment.order == wanted]
+        return max(first or sealed, key=lambda one: one[1].moment.order, default=None)
 
     def _checksums(self, path: Path, head: Head) -> tuple[int, ...] | None:
         digests = read_digests(path.with_name(digests_name(path.name)), head)
@@ -155,13 +163,15 @@ class CopySender:
         except SlotBusyError:
             # A newer one is on its way.
             return False
+        if isinstance(answer, Declined) and answer.is_soon:
+            return False
         if isinstance(answer, Declined):
             if self._is_news(answer.reason):
                 logger.warning("copy declined: to=%s step=%d: %s", self.peer.uid, head.moment.step, answer.reason)
-            self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, answer.reason))
+            self._set(local_rank, CopyProgress(self._progress.get(local_rank, CopyProgress()).kept, answer.reason))
             return False
         self._on_copied(num_sent)
-        self._set(local_rank, Progress(head.moment))
+        self._set(local_rank, CopyProgress(head.moment))
         return True
 
     def _send_content(self, link: Link, slot: ReadLock, num_blocks: int) -> None:
@@ -181,13 +191,13 @@ class CopySender:
         if self._is_news(problem):
             logger.warning("checkpoints not copied: to=%s: %s", self.peer.uid, problem)
         for local_rank in range(self._ranks_per_pod):
-            self._set(local_rank, Progress(self._progress.get(local_rank, Progress()).kept, problem))
+            self._set(local_rank, CopyProgress(self._progress.get(local_rank, CopyProgress()).kept, problem))
 
     def _is_news(self, problem: str) -> bool:
         """Return whether to log it: it may be the same again and again."""
         return all(one.problem != problem for one in self._progress.values())
 
-    def _set(self, local_rank: int, progress: Progress) -> None:
+    def _set(self, local_rank: int, progress: CopyProgress) -> None:
         if self._progress.get(local_rank) != progress:
             self._progress[local_rank] = progress
             self._on_progress()

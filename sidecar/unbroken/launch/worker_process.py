@@ -41,7 +41,7 @@ class WorkerProcess:
 
 
 @dataclass
-class WorkerPlace:
+class LocalWorker:
     """One local rank."""
 
     local_rank: int

@@ -16,7 +16,7 @@ from unbroken.launch.preimport import plan_forking
 from unbroken.launch.process_tree import die_with_parent, signal_group
 from unbroken.launch.stack_dump import request_stack
 from unbroken.launch.worker_process import (
-    WorkerPlace,
+    LocalWorker,
     WorkerProcess,
     common_environment,
     error_path,
@@ -41,7 +41,7 @@ class Workers:
         self._config = config
         self._stdout, self._stderr = stdout, stderr
         self._tie = die_with_parent()
-        self._workers = [WorkerPlace(rank, HeldPort()) for rank in range(config.ranks_per_pod)]
+        self._workers = [LocalWorker(rank, HeldPort()) for rank in range(config.ranks_per_pod)]
         self._is_log_refused = False
         self._new_streams: list[Stream] = []
         self._forking: Forking | None = None
@@ -144,12 +144,12 @@ class Workers:
         for worker in self._workers:
             self._cancel_start(worker)
 
-    def _cancel_start(self, worker: WorkerPlace) -> None:
+    def _cancel_start(self, worker: LocalWorker) -> None:
         if worker.ordered is not None and self._forking is not None:
             self._forking.cancel(worker.local_rank)
         worker.ordered = worker.next_order = None
 
-    def _start(self, worker: WorkerPlace, order: Spawn) -> None:
+    def _start(self, worker: LocalWorker, order: Spawn) -> None:
         """Start a process by Popen; a failure becomes its exit code."""
         worker.renew(order.incarnation)
         environment = worker_environment(self._config, order)
@@ -160,7 +160,7 @@ class Workers:
             worker.process.error = why_not_started(self._config.command[0], error, environment)
             complain(self._stderr, worker.process.error)
 
-    def _popen(self, worker: WorkerPlace, environment: Mapping[str, str]) -> None:
+    def _popen(self, worker: LocalWorker, environment: Mapping[str, str]) -> None:
         process = subprocess.Popen(
             self._config.command,
             env=environment,
@@ -182,7 +182,7 @@ class Workers:
                 pipe.close()
         self._adopt(worker, process.pid, output)
 
-    def _adopt(self, worker: WorkerPlace, pid: int, output: Sequence[int]) -> None:
+    def _adopt(self, worker: LocalWorker, pid: int, output: Sequence[int]) -> None:
         """Take over a running process, with the read ends of its stdout and stderr."""
         process = worker.process
         process.pid = pid
@@ -205,7 +205,7 @@ class Workers:
     def _complain(self, message: str) -> None:
         complain(self._stderr, message)
 
-    def _open_log(self, worker: WorkerPlace) -> LogFile | None:
+    def _open_log(self, worker: LocalWorker) -> LogFile | None:
         if self._config.log_dir is None:
             return None
         folder = self._config.log_dir / self._config.pod
@@ -295,7 +295,7 @@ class Workers:
                 # A process that got no processor has not written yet: look again until it has, or ends.
                 worker.process.log_stack_at_s = None if self._log_stack(worker) else now_s + _LOG_STACK_AFTER_S
 
-    def _log_stack(self, worker: WorkerPlace) -> bool:
+    def _log_stack(self, worker: LocalWorker) -> bool:
         """Copy a written stack; return False to try again later."""
         try:
             text = stack_path(self._config.directory, worker.local_rank).read_bytes()[:MAX_STACK_BYTES]
@@ -336,7 +336,7 @@ class Workers:
                 has_ended = True
         return has_ended
 
-    def _note_exit(self, worker: WorkerPlace, exit_code: int) -> None:
+    def _note_exit(self, worker: LocalWorker, exit_code: int) -> None:
         if worker.process.log_stack_at_s is not None:
             worker.process.log_stack_at_s = None
             self._log_stack(worker)
@@ -348,7 +348,7 @@ class Workers:
         worker.port.release()
         worker.port = fresh
 
-    def _note_error(self, worker: WorkerPlace, exit_code: int) -> None:
+    def _note_error(self, worker: LocalWorker, exit_code: int) -> None:
         process = worker.process
         for stream in process.streams:
             stream.drain()
@@ -357,7 +357,7 @@ class Workers:
             # Most scripts write no error file; the last line of a traceback says it as well.
             process.error = process.streams[-1].last_line.decode(errors="replace").strip()[:MAX_ERROR_CHARACTERS]
 
-    def _doubt_fork(self, worker: WorkerPlace, exit_code: int) -> None:
+    def _doubt_fork(self, worker: LocalWorker, exit_code: int) -> None:
         """If the fork may be why a process failed, do not fork the next one."""
         process = worker.process
         if not process.is_forked or self._forking is None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from unbroken.memory.client import KeeperClient
-from unbroken.memory.place import Place
+from unbroken.memory.pacing import may_replace
+from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
 from unbroken_core.checkpoints import Load, LoadSource
@@ -58,7 +59,7 @@ class Skipped:
 
 
 @dataclass
-class Arena:
+class WorkerSlots:
     """Slots of one place in one pod."""
 
     folder: Path
@@ -70,10 +71,12 @@ class Arena:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by who writes a slot."""
     _iteration: tuple[int, int] = (0, 0)
+    _last_step: int = 0
+    """Of the last save that was due."""
     _kept: int | None = None
     """Index of the slot with the checkpoint that was sealed or restored last."""
 
-    def enter(self, place: Place) -> None:
+    def enter(self, place: WorkerInfo) -> None:
         """Begin an iteration of the job: writers of earlier ones end."""
         self._iteration = max(self._iteration, (place.iteration, place.term))
 
@@ -100,7 +103,7 @@ class Arena:
         if self._populating is not None:
             self._populating.wait()
 
-    def write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+    def write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
         """Copy a shard into the slot that is not kept."""
         if not self._lock.acquire(timeout=_BUSY_S):
             reason = f"another save of this process has not ended within {_BUSY_S:g} s"
@@ -128,7 +131,7 @@ class Arena:
         self._slots = []
         self.client.close()
 
-    def _write(self, place: Place, step: int, shard: Shard) -> Saved | Skipped:
+    def _write(self, place: WorkerInfo, step: int, shard: Shard) -> Saved | Skipped:
         iteration = (place.iteration, place.term)
 
         def may_go_on() -> bool:
@@ -136,10 +139,10 @@ class Arena:
 
         if not may_go_on():
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
-        index = self._target()
+        index = self._locked(step)
+        if index is None:
+            return self._skipped(step, "earlier checkpoints are still being copied to other pods", "busy")
         slot = self._slots[index]
-        if not slot.lock():
-            return self._skipped(step, "the checkpoint before the last is still being copied to another pod", "busy")
         try:
             author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
             head = slot.begin(author, shard)
@@ -180,6 +183,25 @@ class Arena:
         """Tell the keeper of a load."""
         self.client.tell(Measured(Measure.LOADED, source, seconds, steps_redone))
 
+    def _locked(self, step: int) -> int | None:
+        """Return which slot the next save goes into, locked; None for none.
+
+        Never the newest, unless the other one is pinned: that one all ranks can go back to.
+        """
+        target, before = self._target(), self._last_step
+        self._last_step = step
+        for index in (target, 1 - target):
+            slot = self._slots[index]
+            if not slot.lock():
+                break
+            if slot.claim():
+                return index
+            slot.unlock()
+            pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)
+            if pinned < (0, 0, 0) or not may_replace(newest[2], step, max(step - before, 1)):
+                break  # Void, and the keeper is about to let it go; or the newest is to be copied.
+        return None
+
     def _target(self) -> int:
         if self._kept is None:
             # A new process: the newest one is the one to keep.
@@ -198,11 +220,11 @@ class Arena:
         self._populating = Populating(list(self._slots))
 
 
-_arena: Arena | None = None
+_arena: WorkerSlots | None = None
 _owner = 0
 
 
-def arena_of(place: Place) -> Arena | None:
+def arena_of(place: WorkerInfo) -> WorkerSlots | None:
     """Return this process' arena; None outside of a job."""
     global _arena, _owner
     if place.folder is None:
@@ -211,7 +233,7 @@ def arena_of(place: Place) -> Arena | None:
     if is_other or _owner != os.getpid():
         if _arena is not None and _owner == os.getpid():
             _arena.close()
-        _arena, _owner = Arena(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
+        _arena, _owner = WorkerSlots(place.folder, place.local_rank, KeeperClient(place.folder)), os.getpid()
     if _arena is not None:
         _arena.enter(place)
     return _arena

@@ -6,9 +6,9 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
-from unbroken.memory.arena import Arena, Saved, Skipped, arena_of
+from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
 from unbroken.memory.disk import DcpFolder, Disk, newest_step
-from unbroken.memory.place import Place, read_every, read_place
+from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
 from unbroken.memory.shard import ShardReader
 from unbroken_core.checkpoints import Load, LoadSource
@@ -37,7 +37,7 @@ class Checkpointer:
         self._every = every
         self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
         self._reader = ShardReader()
-        self._place: Place | None = None
+        self._place: WorkerInfo | None = None
         self._told: set[str] = set()
         self.num_skipped = 0
         """How many saves that were due were not made."""
@@ -110,7 +110,7 @@ class Checkpointer:
         _tell_keeper(arena, restoration.load(LoadSource.DISK, step=on_disk))
         return "disk", on_disk
 
-    def _enter(self) -> Arena | None:
+    def _enter(self) -> WorkerSlots | None:
         place = read_place()
         if place != self._place:
             # Offsets and meshes belong to one iteration.
@@ -129,7 +129,7 @@ class Checkpointer:
             logger.warning("not saved in memory: %s", problem)
 
 
-def _tell_keeper(arena: Arena | None, load: Load) -> None:
+def _tell_keeper(arena: WorkerSlots | None, load: Load) -> None:
     if arena is not None and not arena.loaded(load):
         logger.warning("the keeper does not know what was restored: %s, step %d", load.source, load.step)
 

@@ -11,7 +11,7 @@ MAX_CANDIDATES = 32
 
 
 @dataclass(frozen=True)
-class Offer:
+class ReadableShard:
     """One shard that some host can read."""
 
     moment: Moment
@@ -20,7 +20,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ReadableCheckpoint:
     """A checkpoint of which every shard can be read somewhere."""
 
     moment: Moment
@@ -29,25 +29,25 @@ class Candidate:
     """The training has failed after it: only where there is nothing else."""
 
 
-def with_later(restore: Restore, found: Iterable[Candidate]) -> list[Candidate]:
+def with_later(restore: Restore, found: Iterable[ReadableCheckpoint]) -> list[ReadableCheckpoint]:
     """Return what a plan names, after what ranks have found that is later than all of it."""
     by_key = {(*one.moment.order, one.world_size): one for one in found}
     told = [
-        Candidate(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
+        ReadableCheckpoint(Moment(one.term, one.iteration, one.step), one.world_size, one.is_given_up)
         for one in restore.candidates
     ]
     return [*(by_key[key] for key in restore.later(by_key)), *told]
 
 
-def candidates(offers: Iterable[Offer]) -> list[Candidate]:
+def candidates(offers: Iterable[ReadableShard]) -> list[ReadableCheckpoint]:
     """Return the whole checkpoints, the newest first: those of later iterations before later steps of earlier ones.
 
     A checkpoint with a missing rank is none, even if others have the same tensors: that rank's own objects, such as the
     state of its random numbers, would be another's.
     """
-    ranks: defaultdict[Candidate, set[int]] = defaultdict(set)
+    ranks: defaultdict[ReadableCheckpoint, set[int]] = defaultdict(set)
     for offer in offers:
         if 0 <= offer.rank < offer.world_size:
-            ranks[Candidate(offer.moment, offer.world_size)].add(offer.rank)
+            ranks[ReadableCheckpoint(offer.moment, offer.world_size)].add(offer.rank)
     whole = [one for one, held in ranks.items() if len(held) == one.world_size]
     return sorted(whole, key=lambda one: (*one.moment.order, one.world_size), reverse=True)[:MAX_CANDIDATES]

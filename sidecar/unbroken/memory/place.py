@@ -18,7 +18,7 @@ _LIMITS = ("UNBROKEN_MEMORY_LIMIT", "UNBROKEN_MEMORY")
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerInfo:
     """One worker in one iteration."""
 
     folder: Path | None
@@ -32,12 +32,12 @@ class Place:
     """What the coordinator says all ranks go back to; None: it has not said."""
 
 
-def read_place(environment: Mapping[str, str] | None = None) -> Place:
+def read_place(environment: Mapping[str, str] | None = None) -> WorkerInfo:
     """Return the place that wrapper, launcher or agent have exported; a lone process without them."""
     source = os.environ if environment is None else environment
     has_memory = any(source.get(name) for name in _LIMITS)
     folder = (source.get("UNBROKEN_POD_FOLDER") or source.get("UNBROKEN_DIR", "")) if has_memory else ""
-    return Place(
+    return WorkerInfo(
         folder=Path(folder) if folder else None,
         local_rank=_number(source, "UNBROKEN_LOCAL_RANK", "LOCAL_RANK"),
         term=_number(source, "UNBROKEN_TERM"),

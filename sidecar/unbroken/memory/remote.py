@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken.memory.arena import Arena
-from unbroken.memory.choosing import Candidate
+from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.choosing import ReadableCheckpoint
 from unbroken.memory.sources import Source, UnreadableError, blocks_of, open_source
 from unbroken_core.checkpoints import Peer, Restore
 from unbroken_core.pod.memory_messages import MAX_RUNS, Fetched, FetchShard, FoundSlot
@@ -26,15 +26,15 @@ class Holders:
     """Who has what, as the plan says."""
 
     def __init__(self, restore: Restore | None) -> None:
-        self._runs: dict[Candidate, tuple[tuple[int, int, int, str], ...]] = {}
+        self._runs: dict[ReadableCheckpoint, tuple[tuple[int, int, int, str], ...]] = {}
         self._peers: dict[str, Peer] = {}
         if restore is not None:
             self._peers = {one.uid: one for one in restore.peers}
             for one in restore.candidates:
                 moment = Moment(one.term, one.iteration, one.step)
-                self._runs[Candidate(moment, one.world_size, one.is_given_up)] = one.fetches
+                self._runs[ReadableCheckpoint(moment, one.world_size, one.is_given_up)] = one.fetches
 
-    def of(self, candidate: Candidate, rank: int) -> list[Holder]:
+    def of(self, candidate: ReadableCheckpoint, rank: int) -> list[Holder]:
         """Return who has this rank's shard, in the order in which to ask."""
         return [
             Holder(self._peers[uid], kept + rank - first)
@@ -42,7 +42,7 @@ class Holders:
             if first <= rank < first + number and uid in self._peers
         ]
 
-    def ranks(self, candidate: Candidate, near: float) -> list[int]:
+    def ranks(self, candidate: ReadableCheckpoint, near: float) -> list[int]:
         """Return the ranks whose shards others have, those around `near` first: of a part of the whole between 0 and 1.
 
         Parts of tensors lie in the order of ranks, so a rank of a smaller world reads those around its own place.
@@ -59,7 +59,7 @@ class Holders:
 class RemoteSource(Source):
     """One shard in the memory of another pod, of which blocks are fetched before they are compared."""
 
-    arena: Arena | None = None
+    arena: WorkerSlots | None = None
     wanted: FetchShard | None = None
     inode: int = 0
     num_bytes: int = 0
@@ -95,10 +95,10 @@ class RemoteSource(Source):
 class Remote:
     """All that one restore has from other pods."""
 
-    def __init__(self, arena: Arena | None, holders: Holders) -> None:
+    def __init__(self, arena: WorkerSlots | None, holders: Holders) -> None:
         self._arena = arena
         self._holders = holders
-        self._sources: dict[tuple[Candidate, int], RemoteSource] = {}
+        self._sources: dict[tuple[ReadableCheckpoint, int], RemoteSource] = {}
         self._away: dict[Peer, str] = {}
         """Who could not be asked, and why: nobody waits for the same pod twice."""
 
@@ -107,19 +107,19 @@ class Remote:
         """What was fetched."""
         return sum(one.num_bytes for one in self._sources.values())
 
-    def num_holders(self, candidate: Candidate, rank: int) -> int:
+    def num_holders(self, candidate: ReadableCheckpoint, rank: int) -> int:
         """Return how many others have it, as the plan says."""
         return len(self._holders.of(candidate, rank))
 
-    def has_any(self, candidate: Candidate) -> bool:
+    def has_any(self, candidate: ReadableCheckpoint) -> bool:
         """Return whether others have any shard of it."""
         return bool(self._holders.ranks(candidate, 0.0))
 
-    def ranks(self, candidate: Candidate, near: float) -> list[int]:
+    def ranks(self, candidate: ReadableCheckpoint, near: float) -> list[int]:
         """Return the ranks whose shards others have, the most likely ones first."""
         return self._holders.ranks(candidate, near)
 
-    def open(self, candidate: Candidate, rank: int) -> RemoteSource:
+    def open(self, candidate: ReadableCheckpoint, rank: int) -> RemoteSource:
         """Return a shard. Raises UnreadableError when none of those who have it can hand it out."""
         place = (candidate, rank)
         before = self._sources.get(place)
@@ -136,7 +136,7 @@ class Remote:
             one.close()
         self._sources.clear()
 
-    def _open(self, candidate: Candidate, rank: int) -> RemoteSource:
+    def _open(self, candidate: ReadableCheckpoint, rank: int) -> RemoteSource:
         problems = []
         for holder in self._holders.of(candidate, rank):
             if holder.peer in self._away:
@@ -149,7 +149,7 @@ class Remote:
                 self._away[holder.peer] = str(error)
         raise UnreadableError(f"shard of rank {rank}: {'; '.join(problems) or 'nobody has it'}"[:1000])
 
-    def _ask(self, candidate: Candidate, holder: Holder) -> RemoteSource:
+    def _ask(self, candidate: ReadableCheckpoint, holder: Holder) -> RemoteSource:
         if self._arena is None:
             raise UnreadableError("this process has no keeper")
         moment = candidate.moment
@@ -165,7 +165,7 @@ class Remote:
         return source
 
 
-def fetched(arena: Arena, wanted: FetchShard, runs: tuple[tuple[int, int], ...]) -> Fetched:
+def fetched(arena: WorkerSlots, wanted: FetchShard, runs: tuple[tuple[int, int], ...]) -> Fetched:
     """Have the keeper fetch blocks. Raises UnreadableError."""
     answer = arena.fetch(wanted, runs)
     if isinstance(answer, Fetched):

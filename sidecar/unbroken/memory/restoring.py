@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from torch.optim import Optimizer
 
 from unbroken.memory.agreement import all_true, gather
-from unbroken.memory.arena import Arena
-from unbroken.memory.choosing import Candidate, Offer, candidates, with_later
+from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.choosing import ReadableCheckpoint, ReadableShard, candidates, with_later
 from unbroken.memory.lazy_state import make_lazy_state
-from unbroken.memory.place import Place
+from unbroken.memory.place import WorkerInfo
 from unbroken.memory.reading import Contents, missing
 from unbroken.memory.remote import Holders, Remote
 from unbroken.memory.shard import is_stateful, state_dicts
@@ -50,7 +50,7 @@ class Chosen:
 class Restoration:
     """One `load`. Every rank of the default group makes the same calls in the same order."""
 
-    def __init__(self, arena: Arena | None, place: Place) -> None:
+    def __init__(self, arena: WorkerSlots | None, place: WorkerInfo) -> None:
         self._place = place
         self._arena = arena
         found = None if arena is None else arena.find()
@@ -59,12 +59,12 @@ class Restoration:
             logger.warning("checkpoints in memory that must not be read: %s", "; ".join(found.bad)[:2000])
         self._sources: dict[FoundSlot, Source] = {}
         self._remote = Remote(arena, Holders(place.restore))
-        self._refused: dict[Candidate, str] = {}
-        self._own: dict[Candidate, str] = {}
+        self._refused: dict[ReadableCheckpoint, str] = {}
+        self._own: dict[ReadableCheckpoint, str] = {}
         """What this rank itself could not read, and why."""
         rows = [(one.term, one.iteration, one.step, one.rank, one.world_size) for one in self._slots]
         offers = [
-            Offer(Moment(term, iteration, step), rank, world_size)
+            ReadableShard(Moment(term, iteration, step), rank, world_size)
             for of_rank in gather(rows, _OFFER_NUMBERS)
             for term, iteration, step, rank, world_size in of_rank
         ]
@@ -118,7 +118,7 @@ class Restoration:
         self._sources.clear()
         self._remote.close()
 
-    def _try(self, candidate: Candidate, state: Mapping[str, Any]) -> Chosen | None:
+    def _try(self, candidate: ReadableCheckpoint, state: Mapping[str, Any]) -> Chosen | None:
         """Plan how this rank would read a candidate; None when it cannot."""
         for choice in self._choices(candidate):
             sources: list[Source] = []
@@ -133,7 +133,7 @@ class Restoration:
                 return chosen
         return None
 
-    def _choices(self, candidate: Candidate) -> Iterator[list[Callable[[], Source]]]:
+    def _choices(self, candidate: ReadableCheckpoint) -> Iterator[list[Callable[[], Source]]]:
         """Yield which shards to read, the cheapest choice first.
 
         The own shard alone is one layout to read, on this host or from another pod; the others have to be read when the
@@ -188,13 +188,13 @@ class Restoration:
             self._sources[slot] = open_source(slot, None if self._arena is None else self._arena.mapped(slot.path))
         return self._sources[slot]
 
-    def _is_later(self, chosen: Candidate | None) -> bool:
+    def _is_later(self, chosen: ReadableCheckpoint | None) -> bool:
         """Return whether it is one that the plan did not name, since it was saved after all that it names."""
         told = () if self._place.restore is None else self._place.restore.candidates
         named = [(Moment(one.term, one.iteration, one.step), one.world_size) for one in told]
         return chosen is not None and (chosen.moment, chosen.world_size) not in named
 
-    def _explain(self, whole: Sequence[Candidate], chosen: Candidate | None) -> None:
+    def _explain(self, whole: Sequence[ReadableCheckpoint], chosen: ReadableCheckpoint | None) -> None:
         """Log what is lost, if anything: nobody shall fall back in silence."""
         if self._why_none and not self._is_later(chosen):
             logger.warning("checkpoint in memory not used: %s", self._why_none)

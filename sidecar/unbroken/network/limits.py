@@ -9,7 +9,7 @@ FAILURES_AT_ONCE = 50.0
 _MAX_ADDRESSES = 1024
 
 
-class Budget:
+class TokenBucket:
     """A token bucket: so many at once, and so many per second on average."""
 
     __slots__ = ("_at_s", "_burst", "_left", "_rate_per_s")
@@ -35,7 +35,7 @@ class FailureRate:
     """Decides which addresses still get an answer to a wrong token. Remembers a limited number of them."""
 
     def __init__(self) -> None:
-        self._budgets: dict[str, Budget] = {}
+        self._budgets: dict[str, TokenBucket] = {}
 
     def may_answer(self, address: str, now_s: float) -> bool:
         """Return whether this failure is answered."""
@@ -43,7 +43,7 @@ class FailureRate:
         if budget is None:
             if len(self._budgets) >= _MAX_ADDRESSES:
                 self._budgets.clear()
-            budget = self._budgets[address] = Budget(FAILURES_PER_S, FAILURES_AT_ONCE, now_s)
+            budget = self._budgets[address] = TokenBucket(FAILURES_PER_S, FAILURES_AT_ONCE, now_s)
         if budget.take(now_s) == 0:
             return True
         budget.give_back()  # Who goes on does not have to wait ever longer.

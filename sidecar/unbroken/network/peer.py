@@ -17,7 +17,7 @@ def text_frame(text: str) -> bytes:
     return struct.pack(">BBQ", 0x81, 127, len(data)) + data
 
 
-class Peer:
+class FrameWriter:
     """Writes whole frames to the transport, whose buffer is this connection's queue.
 
     Nothing is awaited: a slow agent costs the others nothing, and a frame for all is encoded once.

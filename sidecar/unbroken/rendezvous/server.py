@@ -8,8 +8,8 @@ from aiohttp import web
 
 from unbroken.network.connections import Connections
 from unbroken.network.frames import MessageRefused, next_text
-from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
-from unbroken.network.peer import Peer
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, TokenBucket
+from unbroken.network.peer import FrameWriter
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import give_up_silent_peer
 from unbroken.network.token import Verifier
@@ -116,7 +116,7 @@ class Server:
     ) -> None:
         can_halt = CAN_HALT in request.headers.get(FEATURES_HEADER, "").split(",")
         peer = self._service.join(hello, transport, can_halt)
-        budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         wanted: CertificateRequest | None = None
         try:
             with self._token_guard.held(request, peer.close):
@@ -136,13 +136,13 @@ class Server:
         finally:
             self._service.leave(peer)
 
-    def _checked(self, peer: Peer, message: CertificateRequest) -> CertificateRequest:
+    def _checked(self, peer: FrameWriter, message: CertificateRequest) -> CertificateRequest:
         """Return the request of a member. Raises MessageRefused."""
         if not self._service.is_member(peer):
             raise MessageRefused(Refusal.OUT_OF_PLACE, "CertificateRequest: want it of a member, got it before Welcome")
         return message
 
-    async def _certify(self, peer: Peer, hello: Hello, message: CertificateRequest) -> None:
+    async def _certify(self, peer: FrameWriter, hello: Hello, message: CertificateRequest) -> None:
         """Vouch for the key of a keeper: for that of its own pod alone, whatever the request names.
 
         The token proves the name of the pod, and the operator has told the uid of that name. Until it does, the request

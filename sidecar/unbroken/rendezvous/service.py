@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from unbroken.network.peer import Peer, text_frame
+from unbroken.network.peer import FrameWriter, text_frame
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken_core import wire
 from unbroken_core.coordinator.coordinator import Coordinator
@@ -55,7 +55,7 @@ class Service:
         self._refusals = refusals
         self.started_s = self._loop.time()
         """On the loop's clock."""
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, FrameWriter] = {}
         self._left: set[str] = set()
         """Pods whose last report said that they leave."""
         self.empty_since_s: float | None = None
@@ -74,25 +74,25 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------------- agents
 
-    def join(self, hello: Hello, transport: asyncio.WriteTransport, can_halt: bool = False) -> Peer:
+    def join(self, hello: Hello, transport: asyncio.WriteTransport, can_halt: bool = False) -> FrameWriter:
         """Accept a connection that sent Hello. `can_halt`: its agent knows that message."""
         self._num_sessions += 1
         # The agent's own session is not enough: it is the same on each of its connections.
         session = f"{hello.session[:64]}#{self._num_sessions}"
-        peer = Peer(session, hello.pod, transport, self._loop.time())
+        peer = FrameWriter(session, hello.pod, transport, self._loop.time())
         self._peers[session] = peer
         self._left.discard(hello.pod)
         self._step(AgentJoined(session, hello, can_halt))
         return peer
 
-    def receive(self, peer: Peer, message: Report | Heartbeat) -> None:
+    def receive(self, peer: FrameWriter, message: Report | Heartbeat) -> None:
         """Take a member's report or heartbeat."""
         peer.received_at_s = self._loop.time()
         if isinstance(message, Report) and message.is_leaving:
             self._left.add(peer.pod)
         self._step(AgentReported(peer.session, message))
 
-    def is_member(self, peer: Peer) -> bool:
+    def is_member(self, peer: FrameWriter) -> bool:
         """Return whether this connection is the one over which its pod is in the job."""
         return peer.is_member and peer.session in self._peers
 
@@ -100,11 +100,11 @@ class Service:
         """Return whether the operator says the same of this pod as its agent."""
         return self._coordinator.is_named(hello.pod_uid, hello.pod)
 
-    def certify(self, peer: Peer, certificate: Certificate) -> None:
+    def certify(self, peer: FrameWriter, certificate: Certificate) -> None:
         """Answer a member's request."""
         self._perform([Send(peer.session, certificate)])
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, peer: FrameWriter) -> None:
         """Note that a connection is closed."""
         if self._peers.pop(peer.session, None) is not None:
             self.empty_since_s = self._loop.time()

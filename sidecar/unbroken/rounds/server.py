@@ -11,8 +11,8 @@ from aiohttp import web
 
 from unbroken.network.addresses import plain_address
 from unbroken.network.frames import MessageRefused, next_text
-from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, Budget
-from unbroken.network.peer import Peer, text_frame
+from unbroken.network.limits import MESSAGES_AT_ONCE, MESSAGES_PER_S, TokenBucket
+from unbroken.network.peer import FrameWriter, text_frame
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.socket_options import Transport, give_up_silent_peer
 from unbroken.rounds.restored_state import KnownRounds
@@ -36,7 +36,7 @@ _MAX_GATHER_S = 0.05
 @dataclass
 class _Run:
     rounds: RunRounds
-    peers: dict[str, Peer] = field(default_factory=dict)
+    peers: dict[str, FrameWriter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
     is_settling: bool = False
 
@@ -99,7 +99,7 @@ class Rounds:
         addresses = _addresses(transport)
         self._num_sessions += 1
         session = f"{run_id[:40]}#{self._num_sessions}"
-        peer = Peer(session, session, transport, self._loop.time())
+        peer = FrameWriter(session, session, transport, self._loop.time())
         try:
             with self._held(request, peer.close):
                 await self._converse(run_id, peer, connection, addresses)
@@ -115,9 +115,9 @@ class Rounds:
         return connection
 
     async def _converse(
-        self, run_id: str, peer: Peer, connection: web.WebSocketResponse, addresses: tuple[str, str]
+        self, run_id: str, peer: FrameWriter, connection: web.WebSocketResponse, addresses: tuple[str, str]
     ) -> None:
-        budget = Budget(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
+        budget = TokenBucket(MESSAGES_PER_S, MESSAGES_AT_ONCE, self._loop.time())
         limit_s: float | None = _FIRST_REPORT_S
         while (text := await next_text(connection, limit_s, MAX_REPORT_BYTES)) is not None:
             report: NodeReport = wire.decode(text, NodeReport)

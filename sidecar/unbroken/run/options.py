@@ -15,7 +15,7 @@ from unbroken.run.memory_folder import read_size
 from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
-from unbroken_core.settings import DEFAULT_RUNGS, JobSettings, RungBudget, Timeouts
+from unbroken_core.settings import DEFAULT_RUNGS, HealthMode, JobSettings, RungBudget, Timeouts
 
 MAX_LOCAL_PODS = 250
 STDIN = "-"
@@ -75,6 +75,7 @@ def read_options(arguments: Sequence[str] | None) -> RunOptions:
         timeouts=_timeouts(parsed),
         copies=_copies(parsed),
         across=parsed.memory_across,
+        health=HealthMode(parsed.health),
     )
     return RunOptions(
         settings=settings,
@@ -191,6 +192,12 @@ def _add_other(parser: argparse.ArgumentParser) -> None:
     )
     other.add_argument(
         "--memory-across", default="", metavar="LAYER", help="copies lie in different domains of it (the outermost)"
+    )
+    other.add_argument(
+        "--health",
+        choices=[mode.value for mode in HealthMode],
+        default=HealthMode.OFF.value,
+        help="look after devices and links: Observe tells, Act moves ranks (Off)",
     )
     other.add_argument("--tls", action="store_true", help="encrypt what agents and rendezvous say to each other")
     other.add_argument("--quiet", action="store_true", help="say nothing but why a job failed")

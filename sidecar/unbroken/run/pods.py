@@ -11,13 +11,21 @@ from unbroken.run.children import Child
 from unbroken.run.options import RunOptions
 from unbroken_core.messages import PodObservation
 from unbroken_core.reasons import Role
+from unbroken_core.settings import HealthMode
 from unbroken_core.wire import settings_to_json
 
 RENDEZVOUS_PORT = 29600
 METRICS_PORT = 29601
 AGENT_METRICS_PORT = 29602
 COPIES_PORT = 29603
-_USERS = ("UNBROKEN_DRAIN", "UNBROKEN_PREIMPORT")
+_USERS = (
+    "UNBROKEN_DRAIN",
+    "UNBROKEN_PREIMPORT",
+    "UNBROKEN_WATCH_DELAY",
+    "UNBROKEN_WATCH_ROOT",
+    "UNBROKEN_WATCH_PROBES",
+    "UNBROKEN_WATCH_STORAGE",
+)
 """Variables that a user may set; all others with this prefix belong to one job."""
 
 
@@ -137,6 +145,8 @@ class Recipes:
             **self._identity(pod),
             "UNBROKEN_RANKS_PER_POD": str(self.options.settings.ranks_per_pod),
         }
+        if self.options.settings.health is not HealthMode.OFF:
+            environment["UNBROKEN_WATCH"] = "1"
         if self.memory is not None:
             environment["UNBROKEN_MEMORY_LIMIT"] = str(self.options.memory_bytes)
         if self.options.log_dir is not None:

@@ -40,7 +40,7 @@ from unbroken.rounds.client import RoundsLink, RoundsServer
 from unbroken.rounds.starter import Starter, is_local
 from unbroken.torchrun_plugin.options import RendezvousOptions, read_options
 from unbroken.torchrun_plugin.round_store import RoundStore, connect_store, open_store
-from unbroken_core.torchrun_rounds.messages import PROTOCOL, Departure, End, Intent, NodeReport, Stage, Standing
+from unbroken_core.torchrun_rounds.messages import PROTOCOL, Departure, EndOfRounds, Intent, NodeReport, Stage, Standing
 
 logger = logging.getLogger(__name__)
 
@@ -227,12 +227,12 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
         self._say()
         self._ask(lambda standing: True, "an answer")
         standing = self._link.standing
-        return standing is not None and standing.end is not End.NO
+        return standing is not None and standing.end is not EndOfRounds.NO
 
     def set_closed(self) -> None:
         """Close the run: no node gets another round. Raises RendezvousConnectionError, RendezvousTimeoutError."""
         self._say(closes=True)
-        self._ask(lambda standing: standing.end is not End.NO, "the run closed")
+        self._ask(lambda standing: standing.end is not EndOfRounds.NO, "the run closed")
         self._record(f"node {self._link.report.name} has closed run {self._run_id}", NodeState.SUCCEEDED)
 
     def _ask(self, is_right: Callable[[Standing], bool], wanted: str) -> None:
@@ -324,9 +324,9 @@ class UnbrokenRendezvousHandler(RendezvousHandler):
 def _raise_at_end(standing: Standing) -> None:
     if standing.stage in (Stage.RUNNING, Stage.STARTING):
         return
-    if standing.end is End.CLOSED:
+    if standing.end is EndOfRounds.CLOSED:
         raise RendezvousClosedError(f"there will be no further round: {standing.message}")
-    if standing.end is End.RELEASED:
+    if standing.end is EndOfRounds.RELEASED:
         raise RendezvousGracefulExitError(f"this node was not needed: {standing.message}")
 
 

@@ -12,7 +12,7 @@ _LOOK_S = 0.04
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """How a child has ended."""
 
     exit_code: int | None
@@ -22,16 +22,16 @@ class Answer:
     """Of the child, as far as it is known."""
 
 
-class Child:
+class CommandRunner:
     """Runs one command at a time. A child that hangs in the kernel is not joined by another."""
 
     def __init__(self) -> None:
         self._stuck: int | None = None
 
-    def run(self, command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> Answer:
+    def run(self, command: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> CommandResult:
         """Run a command. Raises OSError where it cannot be started."""
         if self._stuck is not None and not self._reap(self._stuck):
-            return Answer(None, "", 0.0)
+            return CommandResult(None, "", 0.0)
         self._stuck = None
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
@@ -56,7 +56,7 @@ class Child:
         finally:
             os.close(reader)
 
-    def _follow(self, pid: int, reader: int, until_s: float) -> Answer:
+    def _follow(self, pid: int, reader: int, until_s: float) -> CommandResult:
         output = b""
         is_open = True
         while (rest_s := until_s - time.monotonic()) > 0:
@@ -69,20 +69,20 @@ class Child:
             # Its own children may hold the pipe open for longer than it lives.
             ended = _wait(pid)
             if ended is not None:
-                return Answer(ended[0], _text(output), ended[1])
+                return CommandResult(ended[0], _text(output), ended[1])
             if not is_open:
                 time.sleep(min(rest_s, _LOOK_S / 4))
         return self._end(pid, output)
 
-    def _end(self, pid: int, output: bytes) -> Answer:
+    def _end(self, pid: int, output: bytes) -> CommandResult:
         _kill(pid)
         for _ in range(20):
             ended = _wait(pid)
             if ended is not None:
-                return Answer(None, _text(output), ended[1])
+                return CommandResult(None, _text(output), ended[1])
             time.sleep(0.05)
         self._stuck = pid
-        return Answer(None, _text(output), 0.0)
+        return CommandResult(None, _text(output), 0.0)
 
     @staticmethod
     def _reap(pid: int) -> bool:

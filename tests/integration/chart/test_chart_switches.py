@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.handshake import shakes_hands
 
-from unbroken_operator.adapters.webhook import Certificate
+from unbroken_operator.adapters.webhook import ServingCertificate
 
 from .test_chart import CHART, REGISTRY, helm_or_skip, rendered, run
 
@@ -189,7 +189,7 @@ def test_the_webhooks_certificate_is_for_its_service_and_signed_by_what_the_api_
     client = configuration["webhooks"][0]["clientConfig"]
     for file in ("tls.crt", "tls.key"):
         (tmp_path / file).write_bytes(base64.b64decode(secret["data"][file]))
-    certificate = Certificate(tmp_path)
+    certificate = ServingCertificate(tmp_path)
     assert certificate.look()
     authority = base64.b64decode(client["caBundle"]).decode()
     name = f"{client['service']['name']}.{client['service']['namespace']}.svc"

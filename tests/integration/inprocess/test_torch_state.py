@@ -20,11 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
 
 from unbroken.inprocess.exception import StaleStateError
 from unbroken.inprocess.torch_state import caches, mesh_identity
 from unbroken.inprocess.torch_state.groups import take_groups
-from unbroken.inprocess.torch_state.renewal import Layout, TorchState
+from unbroken.inprocess.torch_state.modes import Modes
+from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 from unbroken_core.reasons import Cause
 
 from .agent_double import AgentDouble, Policy
@@ -86,7 +88,7 @@ def test_rank_that_becomes_another_has_its_own_offset() -> None:
     state = TorchState()
     for number, (rank, world_size) in enumerate([(1, 4), (1, 4), (0, 4), (1, 2), (3, 4)]):
         with state.watched(number):
-            state.take(Layout(rank, world_size))
+            state.take(RankLayout(rank, world_size))
             mesh = join(rank, world_size)
             assert offset(mesh) == 2 * rank
         del mesh
@@ -100,7 +102,7 @@ def test_what_the_cache_of_a_thread_keeps_is_never_found_again_and_refused_to_an
     with ThreadPoolExecutor(1) as pool:
         for number in (0, 1):
             with state.watched(number):
-                state.take(Layout(1, 4))
+                state.take(RankLayout(1, 4))
                 mesh = join(rank=1)
                 assert pool.submit(offset, mesh).result() == 2
                 assert pool.submit(mesh_identity.check, mesh).result() == ""
@@ -109,13 +111,13 @@ def test_what_the_cache_of_a_thread_keeps_is_never_found_again_and_refused_to_an
             state.empty()
             gc.collect()
         with state.watched(2), pytest.raises(StaleStateError, match=r"a mesh of that time is kept: by .* C"):
-            state.take(Layout(0, 4))
+            state.take(RankLayout(0, 4))
 
 
 def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
     state = TorchState()
     with state.watched(0):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         mesh = join(rank=1)
         offset(mesh)
         watched: list[weakref.ref[Any]] = [weakref.ref(one) for one in (mesh, *mesh.get_all_groups())]
@@ -131,6 +133,70 @@ def test_every_name_of_the_list_is_in_this_torch() -> None:
     assert (slow, missing) == ([], [])
 
 
+def leave_grad_off() -> None:
+    torch._C._set_grad_enabled(False)
+
+
+def leave_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def leave_autocast_on() -> None:
+    torch.autocast("cpu", torch.float16, cache_enabled=False).__enter__()
+
+
+def leave_device() -> None:
+    torch.device("meta").__enter__()
+
+
+def leave_dispatch_mode() -> None:
+    FlopCounterMode(display=False).__enter__()
+
+
+def leave_saved_tensors() -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(lambda tensor: None, lambda nothing: torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [leave_grad_off, leave_dtype, leave_autocast_on, leave_device, leave_dispatch_mode, leave_saved_tensors],
+    ids=lambda leave: leave.__name__.removeprefix("leave_"),
+)
+def test_what_an_interruption_leaves_switched_is_as_before_in_the_next_iteration(leave: Callable[[], None]) -> None:
+    """It came after torch had turned a switch, and before Python knew that a `with` block was entered."""
+    state = TorchState()
+    state.take(RankLayout(1, 4))
+    before = Modes.read()
+    for _ in range(3):
+        leave()
+    assert Modes.read() != before
+    state.take(RankLayout(1, 4))
+    assert Modes.read() == before
+    weight = torch.ones(2, requires_grad=True)
+    (weight * weight).sum().backward()
+    assert (weight.device.type, weight.dtype) == ("cpu", torch.float32)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0]
+
+
+def test_switches_of_the_script_itself_are_kept() -> None:
+    with torch.device("cpu"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        before = Modes.read()
+        state = TorchState()
+        state.take(RankLayout(0, 1))
+        torch.set_grad_enabled(True)
+        leave_device()
+        state.take(RankLayout(0, 1))
+        assert Modes.read() == before != Modes()
+
+
+def test_inference_mode_that_stays_on_gets_a_new_process() -> None:
+    state = TorchState()
+    state.take(RankLayout(0, 1))
+    with torch.inference_mode(), pytest.raises(StaleStateError, match=r"inference of this thread: want False"):
+        state.take(RankLayout(0, 1))
+
+
 def test_process_that_writes_checkpoints_is_handed_over_to_be_ended() -> None:
     module: Any = torch.distributed.checkpoint._async_process_executor
     writer = object()
@@ -142,19 +208,19 @@ def test_process_that_writes_checkpoints_is_handed_over_to_be_ended() -> None:
 @pytest.mark.parametrize(
     ("is_kept", "layout", "is_stale"),
     [
-        pytest.param(True, Layout(0, 4), True, id="kept, another rank"),
-        pytest.param(True, Layout(1, 2), True, id="kept, another world"),
-        pytest.param(True, Layout(1, 4), False, id="kept, the same rank"),
-        pytest.param(False, Layout(0, 4), False, id="not kept"),
+        pytest.param(True, RankLayout(0, 4), True, id="kept, another rank"),
+        pytest.param(True, RankLayout(1, 2), True, id="kept, another world"),
+        pytest.param(True, RankLayout(1, 4), False, id="kept, the same rank"),
+        pytest.param(False, RankLayout(0, 4), False, id="not kept"),
     ],
 )
 def test_mesh_in_a_global_is_named_and_refused_to_another_rank(
-    is_kept: bool, layout: Layout, is_stale: bool, caplog: pytest.LogCaptureFixture
+    is_kept: bool, layout: RankLayout, is_stale: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = TorchState()
     for number in (0, 1):
         with state.watched(number):
-            state.take(Layout(1, 4))
+            state.take(RankLayout(1, 4))
             KEPT.extend([{"model": join(rank=1)}] if is_kept else [])
         take_groups()
         state.empty()
@@ -178,7 +244,7 @@ def kept_by_a_function_that_runs(state: TorchState) -> None:
 
     def train() -> None:
         with state.watched(0):
-            state.take(Layout(1, 4))
+            state.take(RankLayout(1, 4))
             cache["mesh"] = join(rank=1)
 
     train()
@@ -186,7 +252,7 @@ def kept_by_a_function_that_runs(state: TorchState) -> None:
     state.empty()
     gc.collect()
     with state.watched(1):
-        state.take(Layout(0, 4))
+        state.take(RankLayout(0, 4))
 
 
 def test_mesh_in_a_variable_of_a_running_function_is_named_and_refused() -> None:
@@ -206,13 +272,13 @@ def test_mesh_that_only_cplusplus_or_the_compiler_holds_is_refused_to_another_ra
     """A script may still come to it: what cannot be found is not what cannot be used."""
     state = TorchState()
     with state.watched(0):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         kept = keep(join(rank=1))
     take_groups()
     state.empty()
     gc.collect()
     with state.watched(1), pytest.raises(StaleStateError, match="a mesh of that time is kept: "):
-        state.take(Layout(0, 4))
+        state.take(RankLayout(0, 4))
     del kept
 
 
@@ -235,14 +301,14 @@ def test_swallowed_error_of_the_check_comes_back_with_every_mesh(monkeypatch: py
     monkeypatch.setattr(mesh_identity, "check", lambda _mesh, may_fail: "stale, says the test")
     state = TorchState()
     with state.watched(0):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         join(rank=1)
         assert state.problem == ""
     take_groups()
     state.empty()
     gc.collect()
     with state.watched(1):
-        state.take(Layout(0, 4))
+        state.take(RankLayout(0, 4))
         for _ in range(2):
             with pytest.raises(StaleStateError, match="stale, says the test"):
                 dist.is_initialized() and take_groups()
@@ -256,7 +322,7 @@ def test_check_that_cannot_be_made_ends_nobody_who_keeps_the_rank(monkeypatch: p
 
     monkeypatch.setattr(mesh_identity, "_problem", fail)
     state = TorchState()
-    for number, layout in enumerate([Layout(1, 4), Layout(1, 4), Layout(0, 4)]):
+    for number, layout in enumerate([RankLayout(1, 4), RankLayout(1, 4), RankLayout(0, 4)]):
         with state.watched(number):
             state.take(layout)
             if number < 2:
@@ -273,7 +339,7 @@ def test_check_is_made_of_real_tensors_where_the_script_makes_none() -> None:
     state = TorchState()
     for number in (0, 1):
         with state.watched(number), torch.device("meta"):
-            state.take(Layout(1, 4))
+            state.take(RankLayout(1, 4))
             join(rank=1)
             assert state.problem == ""
         take_groups()
@@ -284,38 +350,38 @@ def test_check_is_made_of_real_tensors_where_the_script_makes_none() -> None:
 def test_pickled_mesh_is_as_torch_writes_it() -> None:
     state = TorchState()
     with state.watched(3):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         saved = pickle.dumps(join(rank=1))
     take_groups()
     assert pickle.loads(saved) == join(rank=1)
 
 
 def test_torch_that_lacks_a_name_keeps_its_rank_or_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    unknown = caches.Memory("torch.distributed.device_mesh", "_renamed.cache", caches._clear)
+    unknown = caches.TorchCache("torch.distributed.device_mesh", "_renamed.cache", caches._clear)
     monkeypatch.setattr(caches, "MEMORIES", (*caches.MEMORIES, unknown))
     state = TorchState()
     with state.watched(0):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
     state.empty()
     with state.watched(1):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
     state.empty()
     with state.watched(2), pytest.raises(StaleStateError, match=r"device_mesh\._renamed\.cache"):
-        state.take(Layout(0, 4))
+        state.take(RankLayout(0, 4))
 
 
 def test_memory_that_fails_to_be_emptied_counts_as_one_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_holder: Any, _name: str) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(caches, "MEMORIES", (caches.Memory("torch", "compiler", fail),))
+    monkeypatch.setattr(caches, "MEMORIES", (caches.TorchCache("torch", "compiler", fail),))
     assert caches.empty_all() == ([], ["torch.compiler"])
 
 
 def test_mesh_that_is_unpickled_is_of_this_iteration_where_it_is_of_this_rank() -> None:
     state = TorchState()
     with state.watched(1):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         mesh = join(rank=1)
         saved = pickle.dumps(mesh)
         assert pickle.loads(saved) == mesh
@@ -331,7 +397,7 @@ def test_first_iteration_leaves_meshes_as_torch_makes_them() -> None:
     state = TorchState()
     original = DeviceMesh.__init__
     with state.watched(0):
-        state.take(Layout(1, 4))
+        state.take(RankLayout(1, 4))
         mesh: Any = join(rank=1)
     assert mesh._thread_id is None
     assert DeviceMesh.__init__ is original
@@ -343,7 +409,7 @@ def test_compiled_code_is_dropped_when_a_name_of_a_group_means_other_ranks(monke
     state = TorchState()
     for number, ranks in enumerate(([0, 1], [0, 1], [1, 2], [1, 2])):
         with state.watched(number):
-            state.take(Layout(1, 4))
+            state.take(RankLayout(1, 4))
             dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
             dist.new_group(ranks)
         take_groups()

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from tests.waiting import eventually
 
-from unbroken.network.peer import Peer as Connection
+from unbroken.network.peer import FrameWriter as Connection
 from unbroken.network.refusals import Refusals
 from unbroken.network.token import JobKeyFile, write_private
 from unbroken.rendezvous.server import Server

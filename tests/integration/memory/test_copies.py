@@ -65,7 +65,7 @@ def offer_of(owner: CopyPod, local_rank: int = 0) -> tuple[Offer, bytes]:
 
 
 def has_kept(sender: copy_sender.CopySender, step: int) -> bool:
-    return sender.progress.get(0, copy_sender.Progress()).kept == Moment(1, 0, step)
+    return sender.progress.get(0, copy_sender.CopyProgress()).kept == Moment(1, 0, step)
 
 
 # ---------------------------------------------------------------------------------------------------------- what works
@@ -108,7 +108,7 @@ def test_a_holder_that_starts_late_gets_what_was_sealed_before(pods: Callable[..
     port = holder.peer.port
     holder.server.close()
     sender = owner.send_to(holder)
-    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).problem, "a problem that is told")
     listener = socket.create_server(("127.0.0.1", port))
     holder.server = copy_server(holder, listener)
     wait_until(lambda: sender.progress[0].kept, "a copy")
@@ -202,7 +202,7 @@ def test_an_owner_refuses_another_pod_in_the_place_of_its_buddy(pods: Callable[.
     owner, holder = pair(pods)
     sender = owner.send_to(holder, peer=replace(holder.peer, uid="buddy"))
     owner.save(1)
-    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).problem, "a problem that is told")
     assert problem == "want the keeper of pod buddy, got that of 'holder'"
     assert holder.copied() == {}
 
@@ -212,7 +212,7 @@ def test_a_pod_keeps_copies_of_its_buddies_alone(pods: Callable[..., list[CopyPo
     holder.copies.keep_for(["somebody"])
     sender = owner.send_to(holder)
     owner.save(1)
-    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).problem, "a problem that is told")
     assert problem == "this pod is not to keep your copies"
     assert holder.copied() == {}
     holder.copies.keep_for(["somebody", owner.uid])
@@ -296,7 +296,7 @@ def test_connections_without_a_handshake_do_not_keep_others_out(
     silent = [socket.create_connection((holder.peer.host, holder.peer.port)) for _ in range(300)]
     sender = owner.send_to(holder)
     owner.save(1)
-    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "a copy")
+    wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).kept, "a copy")
     for one in silent:
         one.close()
 
@@ -343,7 +343,7 @@ def test_a_copy_that_breaks_off_leaves_the_older_one(pods: Callable[..., list[Co
     link.close()
     assert holder.copied() == {(0, 1, 0): before}
     sender = owner.send_to(holder)
-    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "the copy, sent again")
+    wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).kept, "the copy, sent again")
     assert holder.copied() == {(0, 1, 0): before, (0, 2, 0): after}
 
 
@@ -359,7 +359,7 @@ def test_a_peer_that_stalls_is_cut_off_and_frees_the_slot(
     assert link.receive(ToOwner) == Wanted()
     # The holder waits for content, and gives up; then the same copy can be made over another connection.
     sender = owner.send_to(holder)
-    wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).kept, "a copy")
+    wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).kept, "a copy")
     assert holder.copied() == {(0, 1, 0): content}
     link.close()
 
@@ -380,7 +380,7 @@ def test_a_holder_that_never_answers_does_not_hold_the_slot_for_ever(
     owner.save(1)
     sender = owner.send_to(holder)
     assert begun.wait(60)
-    problem = wait_until(lambda: sender.progress.get(0, copy_sender.Progress()).problem, "a problem that is told")
+    problem = wait_until(lambda: sender.progress.get(0, copy_sender.CopyProgress()).problem, "a problem that is told")
     assert "timed out" in problem or "closed" in problem
     monkeypatch.setattr(type(holder.server), "_take", original)
     wait_until(lambda: sender.progress[0].kept, "a copy, once it answers")
@@ -429,7 +429,7 @@ def test_a_trainer_that_truncates_its_slot_ends_the_copy_alone(pods: Callable[..
     os.truncate(sealed.path, CONTENT_OFFSET + 1000)
     sender = owner.send_to(holder)
     other = owner.save(1, local_rank=1, rank=1)
-    wait_until(lambda: sender.progress.get(1, copy_sender.Progress()).kept, "the copy of another worker")
+    wait_until(lambda: sender.progress.get(1, copy_sender.CopyProgress()).kept, "the copy of another worker")
     assert holder.copied() == {(0, 1, 1): other}
 
 
@@ -594,3 +594,66 @@ class Impatient(threading.Event):
         """Do not wait."""
         self._waits.append(timeout)
         return self.is_set()
+
+
+# -------------------------------------------------------------------------------------------------------------- pinned
+
+
+def send_first(owner: CopyPod, holder: CopyPod, first: Callable[[], tuple[int, int, int] | None]) -> None:
+    """Send to a holder until the owner is closed, one step before all others."""
+    sender = copy_sender.CopySender(
+        holder.peer, owner.identity.client_context(), owner.arena, ranks_per_pod=2, first=first
+    )
+    owner.senders.append(sender)
+    sender.start()
+
+
+def test_a_pinned_copy_stays_whatever_comes_after_it(pods: Callable[..., list[CopyPod]]) -> None:
+    """Also after several: else what a lost owner was promised would be gone."""
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in range(1, 6):
+        contents[step] = owner.save(step, size=1000)
+        wait_until(partial(has_kept, sender, step), "a copy")
+        holder.copies.pin([(0, 2, 1)] if step == 1 else [(0, 1, 2)])
+    assert holder.copied() == {(0, 2, 0): contents[2], (0, 5, 0): contents[5]}
+
+
+def test_a_copy_waits_while_both_that_are_there_are_pinned_and_is_no_problem(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in (1, 2):
+        contents[step] = owner.save(step, size=1000)
+        wait_until(partial(has_kept, sender, step), "a copy")
+    holder.copies.pin([(0, 1, 1), (0, 1, 2)])
+    contents[3] = owner.save(3, size=1000)
+    link = owner.connect(holder)
+    offer, _ = offer_of(owner)
+    link.send(offer)
+    answer = link.receive(ToOwner)
+    link.close()
+    assert answer == Declined("the copies that are here are needed until another step is protected", is_soon=True)
+    assert sender.progress[0] == copy_sender.CopyProgress(Moment(1, 0, 2))
+    holder.copies.pin([(0, 1, 2)])
+    wait_until(partial(has_kept, sender, 3), "a copy once one is free")
+    assert holder.copied() == {(0, 2, 0): contents[2], (0, 3, 0): contents[3]}
+
+
+def test_the_step_that_is_to_be_protected_goes_first_though_a_newer_one_was_kept(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, holder = pair(pods)
+    wanted: list[tuple[int, int, int]] = []
+    send_first(owner, holder, lambda: wanted[0] if wanted else None)
+    sender = owner.senders[0]
+    contents = {step: owner.save(step, size=1000) for step in (1, 2)}
+    wait_until(partial(has_kept, sender, 2), "a copy of the newest")
+    wanted.append((0, 1, 1))
+    holder.copies.pin([(0, 1, 1)])
+    sender.note()
+    wait_until(partial(has_kept, sender, 1), "a copy of the older one")
+    assert holder.copied() == {(0, step, 0): content for step, content in contents.items()}

@@ -238,7 +238,7 @@ async def test_silent_connections_are_closed_and_do_not_keep_others_out(is_encry
 
     made = make_certificates(["localhost"])
     write(made, tmp_path)
-    certificate = webhook.Certificate(tmp_path)
+    certificate = webhook.ServingCertificate(tmp_path)
     certificate.look()
     context = certificate.context if is_encrypted else None
     limits = ListenLimits(connections=4, of_one_address=4, handshake_s=2.0, connection_s=2.0)
@@ -315,7 +315,7 @@ async def test_with_a_client_authority_only_its_certificates_are_answered(
     made = make_certificates(["localhost"])
     write(made, tmp_path)
     clients = {name: make_client_certificate(tmp_path / name) for name in ("right", "other")}
-    certificate = webhook.Certificate(tmp_path, clients["right"] / "ca.crt")
+    certificate = webhook.ServingCertificate(tmp_path, clients["right"] / "ca.crt")
     assert certificate.look()
     trusting = ssl.create_default_context(cadata=made.authority)
     if shown:
@@ -341,6 +341,6 @@ async def test_with_a_client_authority_only_its_certificates_are_answered(
 
 def test_without_the_file_of_the_client_authority_nobody_is_trusted(tmp_path: Path) -> None:
     write(make_certificates(["localhost"]), tmp_path)
-    certificate = webhook.Certificate(tmp_path, tmp_path / "missing.crt")
+    certificate = webhook.ServingCertificate(tmp_path, tmp_path / "missing.crt")
     assert not certificate.look()
     assert certificate.context.verify_mode is ssl.CERT_REQUIRED

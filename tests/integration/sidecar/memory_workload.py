@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unbroken import inprocess, memory
 from unbroken.keeper.digests import read_digests, read_slot_head
-from unbroken.memory.arena import Arena
+from unbroken.memory.arena import WorkerSlots
 from unbroken.memory.client import KeeperClient
 from unbroken.memory.reading import Contents
 from unbroken.memory.slots import Slot
@@ -49,11 +49,11 @@ EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
 LIMIT_S = 60.0
 LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
-    "found": (Arena, "find", True),
+    "found": (WorkerSlots, "find", True),
     "verified": (Contents, "verify", True),
     # After the first tensor, where the others are still as the script has made them.
     "half-read": (DefaultLoadPlanner, "commit_tensor", True),
-    "read": (Arena, "restored", False),
+    "read": (WorkerSlots, "restored", False),
 }
 """Points of a load: the owner of the function that is called there, and whether it is over by then."""
 

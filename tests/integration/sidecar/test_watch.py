@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 from unbroken.watch.checks.check import Check
 from unbroken.watch.checks.gpu import GPU, judge_gpus
-from unbroken.watch.child import Child
+from unbroken.watch.child import CommandRunner
 from unbroken.watch.gpus import GpuReader
 from unbroken.watch.lane import Lane
 from unbroken.watch.watch import PATIENCE_S, Board
@@ -40,7 +40,7 @@ class Agent:
         self._listener.bind(str(folder / "agent.sock"))
         self._listener.listen()
         self._changed = threading.Condition()
-        self.health = Health()
+        self.health = Health(())
         self.num_messages = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -208,7 +208,7 @@ def verdict_of(board: Board) -> Verdict:
 
 
 def test_a_child_that_hangs_is_killed_with_its_own_children_and_one_that_floods_is_cut() -> None:
-    child = Child()
+    child = CommandRunner()
     flood = child.run(["sh", "-c", "yes flood | head -c 1000000; exit 3"], LIMIT_S, dict(os.environ))
     assert (flood.exit_code, len(flood.output)) == (3, 4096)
     hung = child.run(["sh", "-c", "sleep 1000 & echo $!; wait"], 3.0, dict(os.environ))

@@ -12,7 +12,7 @@ from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
 from unbroken_operator.adapters.errors import RendezvousUnreachable
 from unbroken_operator.adapters.poller import Poller
-from unbroken_operator.adapters.rendezvous_client import Reading, RendezvousApi, RendezvousTarget
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget, SoundReport
 from unbroken_operator.decisions.limits.budgets import POLLS, Allowance, full, left, spend, wait_s
 from unbroken_operator.decisions.limits.report import ReportLimits
 
@@ -62,13 +62,13 @@ class Hasty:
         """No key was replaced."""
         return False
 
-    async def status(self, _target: RendezvousTarget, _after: JobStatus | None, _limits: ReportLimits) -> Reading:
+    async def status(self, _target: RendezvousTarget, _after: JobStatus | None, _limits: ReportLimits) -> SoundReport:
         """See RendezvousApi."""
         self.num_asked += 1
         if self._kind == "errors" or (self._kind == "all in turn" and self.num_asked % 2):
             raise RendezvousUnreachable("302")
         phase = JobPhase.RUNNING if self._kind == "the same" or self.num_asked % 4 else JobPhase.INTERRUPTED
-        return Reading(dataclasses.replace(self._report, phase=phase), 1000)
+        return SoundReport(dataclasses.replace(self._report, phase=phase), 1000)
 
 
 @pytest.mark.parametrize("kind", ["news", "the same", "errors", "all in turn"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from unbroken_core.reasons import JobPhase
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
 
@@ -62,15 +63,35 @@ def test_kueue_is_told_of_as_many_pods_as_the_job_makes() -> None:
     assert "digits-1" in [action.name for action in world.deleted], "a failed pod would count against the job"
 
 
+def members(world: World) -> list[str]:
+    """Return the training pods of the group."""
+    return [name for name in world.names() if GROUP_LABEL in world.pods[name]["metadata"]["labels"]]
+
+
 def test_the_pods_of_a_gang_bear_its_name_and_the_job_can_train_with_its_number() -> None:
     example = objects("digits-coscheduling.yaml")
     group, job = example["PodGroup"], example[layout.KIND]
     world = world_of(job)
     assert group["spec"]["minMember"] == job["spec"].get("minReplicas", job["spec"]["replicas"])
-    for name in world.names():
+    active = [f"digits-{number}" for number in range(4)]
+    assert world.names() == active, "spares take no node that the group may need"
+    for name in active:
         pod = world.pods[name]
         assert pod["metadata"]["labels"][GROUP_LABEL] == group["metadata"]["name"]
         assert pod["spec"]["schedulerName"] == job["spec"]["template"]["spec"]["schedulerName"]
+    world.run_pods()
+    world.settle()
+    world.run_pods()
+    spares = ["digits-4", "digits-5"]
+    assert members(world) == active, "a spare waits for nobody"
+    world.rendezvous_says(JobPhase.RUNNING, active, spares)
+    world.settle()
+    assert members(world) == active
+    world.end_pod("digits-1", "Failed")
+    world.rendezvous_says(JobPhase.RUNNING, ["digits-0", "digits-2", "digits-3", "digits-4"], ["digits-5"])
+    world.settle()
+    assert {name for name in members(world) if name != "digits-1"} == {"digits-0", "digits-2", "digits-3", "digits-4"}
+    assert "digits-6" in world.names(), "its replacement is a spare, and held back by no group"
     rendezvous = world.pods["digits-rendezvous-0"]
     num_left, num_free = job["spec"]["replicas"] - 2, 1
     assert num_left + num_free >= group["spec"]["minMember"], "two nodes lost, one free: its pod must not wait"

@@ -10,7 +10,7 @@ from unbroken_core.errors import InputError
 from unbroken_operator.config import parse
 from unbroken_operator.decisions.admission import admit, admit_images
 from unbroken_operator.decisions.limits.images import is_allowed
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.plan import plan
 from unbroken_operator.decisions.review import answer
 
@@ -46,7 +46,7 @@ def test_an_image_is_allowed_by_its_whole_name_or_by_a_prefix(image: str, is_it:
 @pytest.mark.parametrize("field", ["rendezvous", "sidecar"])
 def test_a_job_with_another_image_gets_no_pods_and_is_told_why(field: str) -> None:
     world = _world(ALLOWED, **{field: {"image": "evil.example/rendezvous:1"}})
-    assert plan(world.snapshot()).counted == {Refusal.IMAGE}
+    assert plan(world.snapshot()).counted == {OperatorRefusal.IMAGE}
     world.settle()
     assert world.pods == {}
     assert world.condition("Admitted") == ("False", "InvalidSpec")

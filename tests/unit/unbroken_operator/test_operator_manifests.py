@@ -12,7 +12,7 @@ from unbroken_operator.api import layout
 from unbroken_operator.decisions.admission import ValidSpec, admit
 from unbroken_operator.decisions.objects.credentials import (
     Certificates,
-    Identity,
+    TokenKeys,
     certificates_of,
     identity_of,
     missing_keys,
@@ -67,6 +67,7 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
         "UNBROKEN_DIR": "/var/run/unbroken",
         "UNBROKEN_RANKS_PER_POD": "2",
         "UNBROKEN_DRAIN": "23",
+        "UNBROKEN_WATCH": "1",
         "PYTHONPATH": "/opt/unbroken/lib",
     }
     install, agent = spec["initContainers"]
@@ -229,7 +230,7 @@ def test_the_rendezvous_runs_where_the_user_wants_it() -> None:
 
 def test_secret_and_service_belong_to_the_job() -> None:
     settings = admitted().settings
-    identity = Identity("k" * 64)
+    identity = TokenKeys("k" * 64)
     manifest = with_credentials(secret(settings), identity, settings.uid, CERTIFICATES)
     assert (identity_of(manifest), certificates_of(manifest)) == (identity, CERTIFICATES)
     in_clear = with_credentials(secret(settings), identity, settings.uid, None)
@@ -326,13 +327,13 @@ def test_a_secret_that_someone_broke_has_no_identity(data: dict[str, str], lost:
 
 def test_the_content_of_a_secret_decides_whether_its_job_has_a_key() -> None:
     old = {"data": {"token": encoded(b"t" * 64)}}
-    assert identity_of(old) == Identity("", "t" * 64)
+    assert identity_of(old) == TokenKeys("", "t" * 64)
     assert missing_keys(old, is_encrypted=False) == ()
-    identity = Identity("k" * 64)
+    identity = TokenKeys("k" * 64)
     new = with_credentials({}, identity, "uid", None)
     assert identity_of(new) == identity
     assert identity.operator_token("uid").startswith("operator//")
-    assert Identity("", "t" * 64).operator_token("uid") == "t" * 64
+    assert TokenKeys("", "t" * 64).operator_token("uid") == "t" * 64
     assert base64.b64decode(new["data"]["token"]).startswith(b"reader//")
 
 

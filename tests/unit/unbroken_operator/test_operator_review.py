@@ -243,7 +243,7 @@ def write(made: Certificates, folder: Path, *keys: str) -> None:
 
 def test_a_certificate_may_come_late_and_be_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = (make_certificates(["localhost"]) for _ in range(2))
-    certificate = webhook.Certificate(tmp_path)
+    certificate = webhook.ServingCertificate(tmp_path)
     assert [certificate.look(), certificate.look()] == [False, False]
     assert not shakes_hands(certificate.context, first.authority)
     (told,) = caplog.messages

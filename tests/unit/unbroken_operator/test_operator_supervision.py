@@ -14,7 +14,7 @@ from unbroken_operator.__main__ import STATUS_NOT_ENDED
 from unbroken_operator.adapters.kube import Kube
 from unbroken_operator.adapters.metrics import OperatorMetrics
 from unbroken_operator.adapters.poller import Poller
-from unbroken_operator.adapters.rendezvous_client import Reading, RendezvousApi, RendezvousTarget
+from unbroken_operator.adapters.rendezvous_client import RendezvousApi, RendezvousTarget, SoundReport
 from unbroken_operator.adapters.tasks.supervision import MAX_S, end_all, keep_running
 from unbroken_operator.decisions.limits.report import ReportLimits
 from unbroken_operator.decisions.snapshot import OperatorOptions
@@ -64,14 +64,14 @@ class Buggy:
         self._bug: Exception | None = bug
         self.num_asked = 0
 
-    async def status(self, _target: RendezvousTarget, _after: JobStatus | None, _limits: ReportLimits) -> Reading:
+    async def status(self, _target: RendezvousTarget, _after: JobStatus | None, _limits: ReportLimits) -> SoundReport:
         """See RendezvousApi."""
         self.num_asked += 1
         if self.num_asked <= 10 and self._bug is not None:
             raise self._bug
         report = running_world().report
         assert report is not None
-        return Reading(report, 100)
+        return SoundReport(report, 100)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=["a huge number", "an unknown encoding", "a token of two lines"])

@@ -19,7 +19,7 @@ from unbroken_operator.decisions.actions import (
     within_budgets,
 )
 from unbroken_operator.decisions.limits.budgets import Budget, allowances
-from unbroken_operator.decisions.limits.refusals import Refusal
+from unbroken_operator.decisions.limits.refusals import OperatorRefusal
 from unbroken_operator.decisions.memory import JobMemory
 from unbroken_operator.decisions.plan import plan
 
@@ -157,19 +157,19 @@ def test_what_is_held_back() -> None:
 
 
 def test_every_budget_has_a_word_in_the_metric() -> None:
-    assert {budget.name for budget in Budget} <= {refusal.name for refusal in Refusal}
+    assert {budget.name for budget in Budget} <= {refusal.name for refusal in OperatorRefusal}
 
 
 def test_a_spec_with_reserved_keys_is_counted() -> None:
     template = a_job()["spec"]["template"] | {"metadata": {"annotations": {"unbroken.dev/settings": "x"}}}
-    assert plan(World(a_job(template=template)).snapshot()).counted == {Refusal.RESERVED_KEYS}
+    assert plan(World(a_job(template=template)).snapshot()).counted == {OperatorRefusal.RESERVED_KEYS}
     assert plan(World().snapshot()).counted == frozenset()
 
 
 def test_a_spec_with_another_fault_is_counted_beside_the_reserved_keys() -> None:
-    assert plan(World(a_job(replicas=0)).snapshot()).counted == {Refusal.SPEC}
+    assert plan(World(a_job(replicas=0)).snapshot()).counted == {OperatorRefusal.SPEC}
     pod = {"containers": [dict(CONTAINER)], "shareProcessNamespace": True}
     template = {"metadata": {"labels": {"unbroken.dev/job": "x"}}, "spec": pod}
     both = World(a_job(template=template))
-    assert plan(both.snapshot()).counted == {Refusal.RESERVED_KEYS, Refusal.SPEC}
+    assert plan(both.snapshot()).counted == {OperatorRefusal.RESERVED_KEYS, OperatorRefusal.SPEC}
     assert plan(World(a_job()).snapshot()).counted == frozenset()

@@ -41,6 +41,7 @@ export const CAUSE_WORDS = {
   unhealthy: 'a health check failed',
   'process-exit': 'the process ended',
   'process-signal': 'a signal ended the process',
+  'device-fault': 'a GPU or a link is broken',
   'pod-leaving': 'the pod was being deleted',
   'pod-lost': 'the pod is gone, or its connection is and did not come back',
   'heartbeat-lost': 'the pod fell silent',

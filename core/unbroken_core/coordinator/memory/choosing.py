@@ -31,7 +31,7 @@ BLAMED = frozenset(
 
 
 @dataclass(frozen=True)
-class Offer:
+class SavedStep:
     """One step that every rank had saved."""
 
     key: StepKey
@@ -90,7 +90,7 @@ class Recall:
     """Highest step that any rank had told when the plan was cut."""
 
 
-def decide_restore(offers: Iterable[Offer], attempts: Attempts, floors: Iterable[Load] = ()) -> Choice:
+def decide_restore(offers: Iterable[SavedStep], attempts: Attempts, floors: Iterable[Load] = ()) -> Choice:
     """Return the choice; `offers` are in any order."""
     keys: list[StepKey] = []
     given_up: list[StepKey] = []
@@ -115,7 +115,7 @@ def decide_restore(offers: Iterable[Offer], attempts: Attempts, floors: Iterable
     )
 
 
-def offers_of(table: Checkpoints, seats: Mapping[int, str]) -> list[Offer]:
+def offers_of(table: Checkpoints, seats: Mapping[int, str]) -> list[SavedStep]:
     """Return the newest steps that every rank had saved. `seats`: uid by rank of the new world."""
     keys = sorted(
         (key for key, step in table.steps.items() if step.was_sealed and not table.is_void(key)), reverse=True
@@ -123,7 +123,7 @@ def offers_of(table: Checkpoints, seats: Mapping[int, str]) -> list[Offer]:
     found = []
     for key in keys[:MAX_OFFERS]:
         lacking = table.lacking(key, seats)
-        found.append(Offer(key, table.losses(key, lacking) if lacking else ""))
+        found.append(SavedStep(key, table.losses(key, lacking) if lacking else ""))
     return found
 
 
@@ -158,10 +158,9 @@ def _is_later(load: Load | None, choice: Choice) -> bool:
     return load is not None and load.source is LoadSource.MEMORY and load.of_order not in named
 
 
-def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copies: int = 0) -> MemoryStatus:
+def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> MemoryStatus:
     """Return what the status says of the memory while this iteration is in force."""
     complete = table.newest_complete()
-    protected = table.newest_protected(num_copies) if num_copies else None
     load, refused = table.load_of(iteration), table.refusal_of(iteration)
     choice = recalled.choice
     reason = "" if choice is None or _is_later(load, choice) else choice.reason
@@ -172,7 +171,6 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copi
         reason = f"step {step} could not be read by {pod}: {why}"
     status = MemoryStatus(
         complete_step=-1 if complete is None else complete.step,
-        protected_step=-1 if protected is None else protected.step,
         reason=reason[:1000],
     )
     if load is None:

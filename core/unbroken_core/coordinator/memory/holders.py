@@ -15,7 +15,7 @@ Run = tuple[int, int, int, str]
 """As in Candidate.fetches."""
 
 
-class Digests(NamedTuple):
+class HeldShard(NamedTuple):
     """What a holder says of a shard."""
 
     layout: str
@@ -34,7 +34,7 @@ class Digests(NamedTuple):
 class Step:
     """One checkpoint: each rank's holders."""
 
-    holders: dict[int, dict[str, Digests]] = field(default_factory=dict)
+    holders: dict[int, dict[str, HeldShard]] = field(default_factory=dict)
     """By rank, then by place. No rank without a holder."""
     num_verified: int = 0
     """Ranks with a verified holder."""
@@ -45,7 +45,7 @@ class Step:
     contents: dict[int, tuple[str, str]] = field(default_factory=dict)
     """By rank, the digests of what was verified once; they stay known when its holders go."""
 
-    def add(self, rank: int, place: str, digests: Digests) -> None:
+    def add(self, rank: int, place: str, digests: HeldShard) -> None:
         """Note a holder."""
         places = self.holders.setdefault(rank, {})
         before = _is_verified(places)
@@ -64,7 +64,7 @@ class Step:
         if not places:
             del self.holders[rank]
 
-    def contradicts(self, rank: int, place: str, digests: Digests) -> bool:
+    def contradicts(self, rank: int, place: str, digests: HeldShard) -> bool:
         """Return whether another holder says something else of this shard, whom to believe rather.
 
         One shard has one content. Its owner is believed before those who have copies, and of these who said so first:
@@ -77,7 +77,7 @@ class Step:
             return self.contents.get(rank, digests.content) != digests.content
         return any(other.data != digests.data for other in others if digests.owner or not other.owner)
 
-    def refuted(self, rank: int, digests: Digests) -> list[str]:
+    def refuted(self, rank: int, digests: HeldShard) -> list[str]:
         """Return the places of copies that are other than what the owner says."""
         if digests.owner or not digests.data:
             return []
@@ -148,5 +148,5 @@ def _compressed(shards: Iterable[tuple[int, int, str]]) -> list[Run]:
     return runs
 
 
-def _is_verified(places: dict[str, Digests]) -> bool:
+def _is_verified(places: dict[str, HeldShard]) -> bool:
     return any(digests.data for digests in places.values())

@@ -18,14 +18,16 @@ from unbroken_core.checkpoints import (
     MAX_FETCHES,
     MAX_FLOORS,
     MAX_LOADS,
+    MAX_PINNED,
     Copy,
     Held,
     Holding,
+    Key,
     Load,
     Peer,
     is_void,
 )
-from unbroken_core.coordinator.memory.holders import Digests, Run, Step, kept, runs_of
+from unbroken_core.coordinator.memory.holders import HeldShard, Run, Step, kept, runs_of
 from unbroken_core.coordinator.memory.speaking import Speakers
 
 MAX_STEPS_OF_PLACE = 8
@@ -67,7 +69,9 @@ class _Place:
     """Owners of whom it has copies, and none that is not void."""
     problems: tuple[tuple[str, str], ...] = ()
     """As in Held."""
-    shards: dict[StepKey, dict[int, Digests]] = field(default_factory=dict)
+    pinned: tuple[Key, ...] = ()
+    """As in Held."""
+    shards: dict[StepKey, dict[int, HeldShard]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,8 @@ class Checkpoints:
         """Rises whenever another pod's keeper is reached, or somewhere else, or no more."""
         self.domains: dict[str, tuple[str, ...]] = {}
         """From the outermost layer to that of which copies are in different ones. A pod not in it may be in any."""
-        self._protected: tuple[int, int, StepKey | None] = (-1, 0, None)
-        """(version, copies, newest step) of the last answer."""
-        self._version = 0
+        self.version = 0
+        """Rises whenever something is told that changes who holds what."""
 
     # ------------------------------------------------------------------------------------------------------- verbs
 
@@ -173,7 +176,7 @@ class Checkpoints:
     def assign(self, owners: Keeping, domains: Mapping[str, tuple[str, ...]]) -> None:
         """Note whose copies each pod shall keep, and which pods are in different domains."""
         self.domains = dict(domains)
-        self._version += 1
+        self.version += 1
         for teller, held in self.speakers.assign(owners, self._arenas):
             self._hear(teller, held)
 
@@ -227,16 +230,6 @@ class Checkpoints:
         """Return the newest complete step."""
         return max((key for key in self.steps if self.is_complete(key) and not self.is_void(key)), default=None)
 
-    def newest_protected(self, num_copies: int, keeping: Keeping | None = None) -> StepKey | None:
-        """Return the newest protected step."""
-        if keeping is None and self._protected[:2] == (self._version, num_copies):
-            return self._protected[2]
-        keys = sorted((key for key in self.steps if not self.is_void(key)), reverse=True)
-        newest = next((key for key in keys if self.is_protected(key, num_copies, keeping)), None)
-        if keeping is None:
-            self._protected = (self._version, num_copies, newest)
-        return newest
-
     def is_reached(self, uid: str) -> bool:
         """Return whether other pods' keepers reach this one's."""
         place = self._places.get(uid)
@@ -245,6 +238,10 @@ class Checkpoints:
     def peers(self) -> dict[str, Peer]:
         """Return where keepers are reached, by uid of their pods."""
         return {uid: place.peer for uid, place in self._places.items() if place.peer is not None}
+
+    def is_pinned(self, key: StepKey) -> bool:
+        """Return whether all pods whose keeper is reached say that they do not overwrite this step."""
+        return all(tuple(key) in place.pinned for place in self._places.values() if place.peer is not None)
 
     def copy_problem(self) -> str:
         """Return why a pod's newest checkpoints are not copied, of the first that says so; "" where none does."""
@@ -348,7 +345,7 @@ class Checkpoints:
         before = self._places.get(teller.uid)
         self.num_reached += peer != (None if before is None else before.peer)
         problems = () if peer is None else held.problems[:MAX_COPIES]
-        place = _Place(teller.name, held.arena, peer, problems=problems)
+        place = _Place(teller.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
         self._replace(teller, place, teller.uid, holdings, held.copies if peer is not None else ())
         if self.speakers.is_put_off(teller.uid):
             self.speakers.remember(teller.uid, (teller, held))
@@ -377,7 +374,7 @@ class Checkpoints:
         before = self._places.get(uid)
         if before == place:
             return
-        self._version += 1
+        self.version += 1
         if before is not None:
             self._drop(uid, before, is_lost=False)
         self._places[uid] = place
@@ -402,8 +399,8 @@ class Checkpoints:
         for holding in holdings:
             key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
             for rank, layout, data in holding.shards:
-                if self._may_hold(teller, uid, key, rank, Digests(layout, data)):
-                    place.shards.setdefault(key, {})[rank] = Digests(layout, data)
+                if self._may_hold(teller, uid, key, rank, HeldShard(layout, data)):
+                    place.shards.setdefault(key, {})[rank] = HeldShard(layout, data)
                 else:
                     self.num_refused += 1
         for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
@@ -424,7 +421,7 @@ class Checkpoints:
                 self.num_refused += len(copy.shards)
                 continue
             for rank, layout, data in copy.shards:
-                digests = Digests(layout, data, copy.owner)
+                digests = HeldShard(layout, data, copy.owner)
                 is_told = rank in place.shards.get(key, ())
                 if is_told or not data or not self._may_hold(teller, uid, key, rank, digests):
                     self.num_refused += 1
@@ -433,7 +430,7 @@ class Checkpoints:
                 else:
                     self.speakers.put_off(uid, copy.owner)
 
-    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: Digests) -> bool:
+    def _is_vouched(self, teller: Teller, key: StepKey, rank: int, digests: HeldShard) -> bool:
         """Return whether more than this pod's word speaks for a copy.
 
         That this coordinator has told the pod to keep it; that its owner is gone, so that nobody can say more; or that
@@ -447,7 +444,7 @@ class Checkpoints:
         others = {} if step is None else step.holders.get(rank, {})
         return any(other.content == digests.content for holder, other in others.items() if holder != teller.uid)
 
-    def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: Digests) -> bool:
+    def _may_hold(self, teller: Teller, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
         if not 0 <= rank < key.world_size <= teller.most_ranks or not 0 <= key.iteration <= teller.last_iteration:
             return False
         if self.is_void(key):
@@ -459,7 +456,7 @@ class Checkpoints:
         return step is None or not step.contradicts(rank, place, digests)
 
     def _drop(self, uid: str, place: _Place, is_lost: bool) -> None:
-        self._version += 1
+        self.version += 1
         for key, shards in place.shards.items():
             step = self.steps[key]
             for rank in shards:
@@ -483,13 +480,13 @@ class Checkpoints:
         for key in [key for key, step in self.steps.items() if not step.holders and key != newest]:
             del self.steps[key]
 
-    def _reads(self, uid: str, places: Mapping[str, Digests]) -> bool:
+    def _reads(self, uid: str, places: Mapping[str, HeldShard]) -> bool:
         if uid in places:
             return True
         arena = self._arenas.get(uid)
         return any(self._places[place].arena == arena for place, digests in places.items() if not digests.owner)
 
-    def _near(self, places: Mapping[str, Digests]) -> set[str]:
+    def _near(self, places: Mapping[str, HeldShard]) -> set[str]:
         """Return the arenas of which each pod reads a shard itself; a copy only the pod that keeps it."""
         found = set()
         for uid, digests in places.items():
@@ -565,7 +562,7 @@ class Checkpoints:
             for key in [key for key in place.shards if self.is_void(key)]:
                 for rank in place.shards.pop(key):
                     self.steps[key].take_out(rank, uid)
-        self._version += 1
+        self.version += 1
         if self.newest is not None and self.is_void(self.newest):
             self.newest = self.newest_complete()
         self._forget_empty()
@@ -574,7 +571,7 @@ class Checkpoints:
         return len(self._votes[load])
 
 
-def _own(place: _Place) -> dict[StepKey, dict[int, Digests]]:
+def _own(place: _Place) -> dict[StepKey, dict[int, HeldShard]]:
     """Return the shards of a place that are no copies."""
     found = {
         key: {rank: digests for rank, digests in shards.items() if not digests.owner}

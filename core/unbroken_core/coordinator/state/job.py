@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from unbroken_core.coordinator.events import Action, Close, Send
 from unbroken_core.coordinator.memory.choosing import Recall
-from unbroken_core.coordinator.memory.rings import Copying
+from unbroken_core.coordinator.memory.rings import CopyRings
 from unbroken_core.coordinator.memory.table import Checkpoints
+from unbroken_core.coordinator.state.health_table import HealthTable
 from unbroken_core.coordinator.state.members import ActiveWorld, Members
 from unbroken_core.coordinator.state.phases import AnyPhase, Forming
 from unbroken_core.coordinator.state.places import Member
@@ -124,6 +125,8 @@ class JobState:
         self.previous = PreviousWorld(is_over=True)
         self.phase: AnyPhase = Forming(now_s, self.pod_clock.read(now_s))
         self.report = StatusText(Reason.WAITING_FOR_PODS, "waits for the first pod")
+        self.health = HealthTable()
+        """What the pods' watches have found."""
         self.budgets = Budgets(settings.rungs)
         self.history = History()
         self.progress = Progress()
@@ -142,7 +145,7 @@ class JobState:
         self.checkpoints = Checkpoints()
         """Checkpoints in memory, as agents tell them."""
         self.recall = Recall()
-        self.copying = Copying()
+        self.copying = CopyRings()
         """Who keeps whose copies of them."""
         self.actions: list[Action] = []
         """Of the step that is under way, in order."""
@@ -166,6 +169,7 @@ class JobState:
             cluster.pods,
             self.refused,
             self.checkpoints.num_loads,
+            self.health.num_changes,
         )
 
     def send(self, member: Member, message: RendezvousMessage) -> None:

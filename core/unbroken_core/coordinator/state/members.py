@@ -118,6 +118,8 @@ class Members:
         """Pods with a worker without a rank that gets ready: it has yet to leave what it was told to leave, or its
         process is starting, and no other worker of the pod has a rank."""
         self.out: dict[str, None] = {}
+        self.unfit: dict[str, None] = {}
+        """Pods that are out for what their watches found."""
         self.hopeless: dict[str, None] = {}
         self.respawning: dict[str, None] = {}
         """Pods with a process to be started, for which the order was not given yet."""
@@ -187,6 +189,7 @@ class Members:
         is_placed = member.has_domains or bool(member.ranks) or self.ranking.num_layers == 0
         _put(self.without_domain, uid, is_ready and not is_placed)
         _put(self.out, uid, is_known and member.out is not None)
+        _put(self.unfit, uid, is_known and bool(member.unfit))
         self._sort_health(member, health, is_known)
         self._sort_iteration(member)
         if is_known:
@@ -292,6 +295,12 @@ class Members:
         if pod.domains and not names_domains:
             member.has_domains = True
             self.ranking.place(member.uid, member.pod, pod.domains)
+        self.sort(member)
+
+    def note_unfit(self, member: Member, why: str) -> None:
+        """Note that a pod can have no ranks for what its watch found; "": that it can."""
+        self.num_changes += 1
+        member.unfit = why
         self.sort(member)
 
     def begin(self, world: ActiveWorld, cut: Cut) -> None:

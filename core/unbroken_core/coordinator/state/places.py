@@ -116,6 +116,8 @@ class Member:
     can_halt: bool = False
     """Whether its agent knows Halt."""
     is_leaving: bool = False
+    unfit: str = ""
+    """Why it can have no ranks by what its watch found; "" when it can."""
     gone: Cause | None = None
     """Set while the operator says that the pod is gone."""
     has_domains: bool = False
@@ -128,7 +130,14 @@ class Member:
     @property
     def out(self) -> Cause | None:
         """Why this pod can have no ranks; None when it can."""
-        return self.gone or (Cause.POD_LEAVING if self.is_leaving else None)
+        if self.gone or self.is_leaving:
+            return self.gone or Cause.POD_LEAVING
+        return Cause.DEVICE_FAULT if self.unfit else None
+
+    @property
+    def out_detail(self) -> str:
+        """What more there is to say about `out`; "" when that is all."""
+        return self.unfit if self.out is Cause.DEVICE_FAULT else ""
 
     @property
     def role(self) -> Role:

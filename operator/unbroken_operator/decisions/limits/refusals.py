@@ -3,7 +3,7 @@
 from enum import Enum
 
 
-class Refusal(str, Enum):
+class OperatorRefusal(str, Enum):
     """One kind of it."""
 
     REPORT = "report"

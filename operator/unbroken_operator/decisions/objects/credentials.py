@@ -22,7 +22,7 @@ class Certificates:
 
 
 @dataclass(frozen=True)
-class Identity:
+class TokenKeys:
     """What the tokens of a job follow from."""
 
     job_key: str
@@ -39,18 +39,18 @@ class Identity:
         return derive_token(self.job_key, Kind.READER, uid) if self.job_key else self.token
 
 
-def identity_of(item: Mapping[str, Any]) -> Identity | None:
+def identity_of(item: Mapping[str, Any]) -> TokenKeys | None:
     """Return what a job's Secret says; None when that cannot be read, or can be neither key nor token."""
     if layout.JOB_KEY_KEY in (item.get("data") or {}):
         job_key = _secret_text(item, layout.JOB_KEY_KEY)
-        return Identity(job_key) if job_key else None
+        return TokenKeys(job_key) if job_key else None
     token = _secret_text(item, layout.TOKEN_KEY)
     # The token of readers has slashes: the Secret of a job has lost its key then.
-    return Identity("", token) if token and "/" not in token else None
+    return TokenKeys("", token) if token and "/" not in token else None
 
 
 def with_credentials(
-    manifest: Mapping[str, Any], identity: Identity, uid: str, certificates: Certificates | None
+    manifest: Mapping[str, Any], identity: TokenKeys, uid: str, certificates: Certificates | None
 ) -> Manifest:
     """Return the Secret with key and token, and with certificates unless the job's traffic is unencrypted."""
     texts = {layout.TOKEN_KEY: identity.reader_token(uid)}

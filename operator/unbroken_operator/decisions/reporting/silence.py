@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from unbroken_core.plurals import counted
 from unbroken_core.reasons import JobPhase, Reason, Role
-from unbroken_operator.api.status_models import ConditionType, JobState
+from unbroken_operator.api.status_models import ConditionType, JobStateWord
 from unbroken_operator.decisions.assessment import Assessment
 from unbroken_operator.decisions.reporting.finding import Finding, cut, listed
 from unbroken_operator.decisions.snapshot import Snapshot
@@ -24,7 +24,7 @@ _KNOWN_BY_THE_RENDEZVOUS = (
     ConditionType.SPARES_EXHAUSTED,
     ConditionType.SPARES_SPREAD,
 )
-_AT_WORK = (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.value)
+_AT_WORK = (JobStateWord.RUNNING.value, JobStateWord.RECOVERING.value, JobStateWord.UNKNOWN.value)
 
 
 def is_unknown(snapshot: Snapshot) -> bool:

@@ -7,7 +7,7 @@ from unbroken_core.messages import Earlier, JobStatus, Recovery
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_core.settings import JobSettings
 from unbroken_operator.api import layout
-from unbroken_operator.api.status_models import MAX_HISTORY, JobState
+from unbroken_operator.api.status_models import MAX_HISTORY, JobStateWord
 from unbroken_operator.decisions.actions import Ordinals
 from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, accepted_facts
 from unbroken_operator.decisions.assessment import Assessment
@@ -17,15 +17,16 @@ from unbroken_operator.decisions.reporting.fitting import fitted
 from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
+from unbroken_operator.decisions.time_spent import is_old, time_of
 
 _STATES = {
-    JobPhase.FORMING: JobState.FORMING,
-    JobPhase.RUNNING: JobState.RUNNING,
-    JobPhase.INTERRUPTED: JobState.RECOVERING,
-    JobPhase.PLANNED: JobState.RECOVERING,
-    JobPhase.ENDING: JobState.RUNNING,
-    JobPhase.COMPLETE: JobState.COMPLETE,
-    JobPhase.FAILED: JobState.FAILED,
+    JobPhase.FORMING: JobStateWord.FORMING,
+    JobPhase.RUNNING: JobStateWord.RUNNING,
+    JobPhase.INTERRUPTED: JobStateWord.RECOVERING,
+    JobPhase.PLANNED: JobStateWord.RECOVERING,
+    JobPhase.ENDING: JobStateWord.RUNNING,
+    JobPhase.COMPLETE: JobStateWord.COMPLETE,
+    JobPhase.FAILED: JobStateWord.FAILED,
 }
 ETTR_STEP = 0.05
 """A change of this size is worth its own write; it grows rare as the job grows older."""
@@ -66,7 +67,7 @@ def next_status(
             status["suspectNodes"] = suspects
         status = _with_lifecycle(status, snapshot, assessment)
     status["state"] = _state(status, snapshot, verdict).value
-    if status["state"] == JobState.UNKNOWN.value:
+    if status["state"] == JobStateWord.UNKNOWN.value:
         # How many there were is in the condition, with the time: a number would be read as one of now.
         status.pop("ranks", None)
     return fitted(status)
@@ -109,11 +110,12 @@ def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
 def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
 
-    ETTR moves all the time: a small change is written together with something else only.
+    ETTR and time move all the time: a small change is written together with something else, or once in a while.
     """
     patch = _difference(before, after)
-    if set(patch) == {"ettr"} and abs((before.get("ettr") or 0.0) - (patch["ettr"] or 0.0)) < ETTR_STEP:
-        return {}
+    if set(patch) <= {"ettr", "time"} and not is_old(before, after):
+        moved = abs((before.get("ettr") or 0.0) - (after.get("ettr") or 0.0))
+        return patch if moved >= ETTR_STEP else {}
     return patch
 
 
@@ -130,24 +132,24 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return patch
 
 
-def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> JobState:
+def _state(status: Mapping[str, Any], snapshot: Snapshot, verdict: ValidSpec | InvalidSpec) -> JobStateWord:
     report = snapshot.report
     held = {item["type"] for item in status["conditions"] if item["status"] == "True"}
     for is_it, state in (
-        ("Complete" in held, JobState.COMPLETE),
-        ("Failed" in held, JobState.FAILED),
-        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobState.INVALID),
-        ("Suspended" in held, JobState.SUSPENDED),
-        (is_unknown(snapshot), JobState.UNKNOWN),
+        ("Complete" in held, JobStateWord.COMPLETE),
+        ("Failed" in held, JobStateWord.FAILED),
+        (isinstance(verdict, InvalidSpec) and not has_run(snapshot), JobStateWord.INVALID),
+        ("Suspended" in held, JobStateWord.SUSPENDED),
+        (is_unknown(snapshot), JobStateWord.UNKNOWN),
     ):
         if is_it:
             return state
     if report is None:
         stored = status.get("state")
-        is_known = stored in (JobState.RUNNING.value, JobState.RECOVERING.value, JobState.UNKNOWN.value)
-        return JobState(stored) if is_known else JobState.FORMING
+        is_known = stored in (JobStateWord.RUNNING.value, JobStateWord.RECOVERING.value, JobStateWord.UNKNOWN.value)
+        return JobStateWord(stored) if is_known else JobStateWord.FORMING
     if report.phase is JobPhase.PLANNED and not report.recoveries:
-        return JobState.FORMING
+        return JobStateWord.FORMING
     return _STATES[report.phase]
 
 
@@ -167,6 +169,9 @@ def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
     }
     if report.ettr is not None:
         result["ettr"] = round(report.ettr, 4)
+    time = time_of(snapshot, report)
+    if time is not None:
+        result["time"] = time
     if report.recoveries:
         last = report.recoveries[-1]
         result["lastInterruption"] = _interruption(last)

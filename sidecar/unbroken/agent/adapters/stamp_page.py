@@ -12,7 +12,7 @@ from unbroken.agent.adapters.access import shared_mode
 from unbroken.agent.adapters.clearing import clear
 from unbroken_core.bounds import MAX_NUMBER
 from unbroken_core.pod.stacks import MAX_STACK_BYTES, parse_stack, stack_path
-from unbroken_core.pod.stamps import Slot, pack_header, page_bytes, unpack_slot
+from unbroken_core.pod.stamps import WorkerStamps, pack_header, page_bytes, unpack_slot
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class StampPage:
         self._descriptor = descriptor
         self._bytes()
 
-    def read(self) -> tuple[Slot, ...]:
+    def read(self) -> tuple[WorkerStamps, ...]:
         """Return the stamps of all places in local order; they are from the trainer, and bounded, but may be false."""
         first, second = self._bytes(), self._bytes()
         return tuple(_slot(first, second, rank) for rank in range(self._num_slots))
@@ -86,14 +86,14 @@ def _opened(path: Path, num_slots: int) -> int | None:
     return None
 
 
-def _slot(first: bytes, second: bytes, local_rank: int) -> Slot:
+def _slot(first: bytes, second: bytes, local_rank: int) -> WorkerStamps:
     """Return a worker's stamps, as two looks in a row have seen them.
 
     The kernel does not promise to copy a number while it is written in one piece: a time that was torn is older than
     the other look's, and one of the future is no older than now.
     """
     earlier, later = unpack_slot(first, local_rank), unpack_slot(second, local_rank)
-    return Slot(
+    return WorkerStamps(
         later.pid,
         later.iteration,
         max(earlier.alive_ns, later.alive_ns),

@@ -20,7 +20,7 @@ from unbroken_core.pod.activities import Reading, place_of, read
 from unbroken_core.pod.liveness import Ages
 from unbroken_core.pod.pod_messages import MainThread
 from unbroken_core.pod.stacks import bounded
-from unbroken_core.pod.stamps import Slot
+from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.reasons import Cause, Doing
 from unbroken_core.settings import JobSettings
 
@@ -35,7 +35,7 @@ _FROZEN = 0.5
 _WAITS = (Doing.COLLECTIVE, Doing.WAITING)
 
 
-def note_stamps(place: LocalPlace, slot: Slot, worker: Ages, soft_s: float) -> None:
+def note_stamps(place: LocalPlace, slot: WorkerStamps, worker: Ages, soft_s: float) -> None:
     """Note the stamps of a worker in its function, and whether to look where it stands."""
     place.stamps = Stamps(slot.iteration, slot.main_ns, worker)
     incarnation = place.incarnation

@@ -8,7 +8,7 @@ from unbroken_core.findings import Health
 from unbroken_core.messages import AgentMessage, CertificateRequest, Plan, RendezvousMessage
 from unbroken_core.pod.memory_messages import OfAgent
 from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWorker, WorkerReport
-from unbroken_core.pod.stamps import Slot
+from unbroken_core.pod.stamps import WorkerStamps
 
 # ------------------------------------------------------------------------------------------------------------ events
 
@@ -100,7 +100,7 @@ class ConnectionRefused:
 class Ticked:
     """Time passed. `slots` are the stamps of all places in local order, or None when the page was not read."""
 
-    slots: tuple[Slot, ...] | None = None
+    slots: tuple[WorkerStamps, ...] | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """Frames, innermost last, by local rank of the workers whose stacks were requested."""
 

@@ -9,7 +9,7 @@ from unbroken.agent.decisions.place import LocalPlace
 from unbroken_core.messages import Fault, WorkerState
 from unbroken_core.pod.liveness import Evidence, ages, find_hangs
 from unbroken_core.pod.stacks import where
-from unbroken_core.pod.stamps import Slot
+from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.reasons import Cause, WorkerPhase
 from unbroken_core.settings import Timeouts
 
@@ -30,7 +30,7 @@ def note_hangs(
     """
     if seen.slots is None:
         return
-    watched: dict[int, Slot] = {}
+    watched: dict[int, WorkerStamps] = {}
     for place, state, slot in zip(places, workers, seen.slots, strict=True):
         if not _is_of(slot, place):
             continue
@@ -80,6 +80,6 @@ def note_absent(places: Sequence[LocalPlace], now_s: float, timeouts: Timeouts) 
             place.incarnation = replace(place.incarnation, found=Fault(Cause.SOFT_TIMEOUT, -1, detail, waited_s))
 
 
-def _is_of(slot: Slot, place: LocalPlace) -> bool:
+def _is_of(slot: WorkerStamps, place: LocalPlace) -> bool:
     """Whether these stamps are from the process that is at the place now."""
     return place.present is not None and slot.incarnation == place.incarnation.number and slot.pid > 0

@@ -45,7 +45,7 @@ from unbroken.inprocess.pod.progress import ProgressSlot
 from unbroken.inprocess.state import FrozenState, Mode, State
 from unbroken.inprocess.torch_state.groups import take_groups
 from unbroken.inprocess.torch_state.leftovers import Leftovers
-from unbroken.inprocess.torch_state.renewal import Layout, TorchState
+from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 from unbroken_core.messages import PROTOCOL, Answer, Fault, Question
 from unbroken_core.pod.pod_messages import Attach, Enter, Release, WorkerReport
 from unbroken_core.reasons import Cause, JobPhase, WorkerPhase
@@ -102,6 +102,7 @@ class WrappedCall:
         self._raised = RepeatedError()
         self._has_exited = False
         """Whether the function was left by `sys.exit(0)`."""
+        self._has_told_swallowed = False
         self._is_practised = False
         """Whether this worker has run an iteration, or rehearsed one."""
         self._has_run = False
@@ -261,7 +262,7 @@ class WrappedCall:
         def body() -> Any:
             # The gate is open: an interruption now ends the function; an earlier one is seen here.
             self._refuse_what_is_over()
-            self._torch_state.take(Layout(self.state.active_rank, self.state.active_world_size))
+            self._torch_state.take(RankLayout(self.state.active_rank, self.state.active_world_size))
             self._plugins.prepare(self.state)
             if self._plugins.health.is_news:
                 # Other results go with later reports: this is for the first, and after a failure.
@@ -284,11 +285,23 @@ class WrappedCall:
         self._is_in_function = False
         self._step_hold.end()
         self._progress.end()
+        self._tell_swallowed()
         self._has_exited = isinstance(outcome.error, SystemExit) and outcome.error.code in (None, 0)
         if self._has_exited:
             # An early stop: the script wants no more of this, and calls it a success.
             return FunctionOutcome()
         return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, InnerFault) else outcome
+
+    def _tell_swallowed(self) -> None:
+        """Say once that the script keeps what it should let pass: it cost time, and may have trained on meanwhile."""
+        where = self._gate.swallowed_at
+        if where and not self._has_told_swallowed:
+            self._has_told_swallowed = True
+            logger.warning(
+                "a handler swallowed RankShouldRestart, and the function was interrupted again: let it pass, as "
+                "`except Exception` does where=%s",
+                where,
+            )
 
     def _refuse_what_is_over(self) -> None:
         if self._link.orders.has_left(self._iteration):

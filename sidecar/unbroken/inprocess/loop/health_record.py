@@ -19,7 +19,7 @@ class HealthRecord:
         if isinstance(check, Composition):
             watched: HealthCheck = Compose(*(self.watch(part) for part in check.instances))
             return watched
-        return _Watched(check, self._is_passed)
+        return _RecordedCheck(check, self._is_passed)
 
     def tell(self) -> tuple[tuple[str, bool], ...]:
         """Return all results by name, and count them as reported."""
@@ -35,7 +35,7 @@ class HealthRecord:
         return tuple(sorted(self._is_passed.items()))
 
 
-class _Watched(HealthCheck):
+class _RecordedCheck(HealthCheck):
     """One check and where its result goes."""
 
     def __init__(self, check: Callable[[FrozenState], FrozenState], is_passed: dict[str, bool]) -> None:

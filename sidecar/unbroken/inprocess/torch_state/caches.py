@@ -19,7 +19,7 @@ DTENSOR = "torch.distributed.tensor"
 
 
 @dataclass(frozen=True)
-class Memory:
+class TorchCache:
     """One thing that torch keeps; it exists only where `module` was imported."""
 
     module: str
@@ -106,34 +106,34 @@ _PROPAGATOR = "DTensor._op_dispatcher.sharding_propagator"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SYMMETRIC_MEMORY = "torch.distributed._symmetric_memory"
 
-MEMORIES: tuple[Memory, ...] = (
+MEMORIES: tuple[TorchCache, ...] = (
     # An operation on a sharded tensor returns the mesh, and so the offset, of the iteration before.
-    Memory(f"{DTENSOR}._api", f"{_PROPAGATOR}.propagate_op_sharding", _renew),
-    Memory("torch", "_C._clear_DTensor_sharding_propagator_cache", _call),
-    Memory(f"{DTENSOR}._api", f"{_PROPAGATOR}._propagate_tensor_meta_cached", _clear_cache),
+    TorchCache(f"{DTENSOR}._api", f"{_PROPAGATOR}.propagate_op_sharding", _renew),
+    TorchCache("torch", "_C._clear_DTensor_sharding_propagator_cache", _call),
+    TorchCache(f"{DTENSOR}._api", f"{_PROPAGATOR}._propagate_tensor_meta_cached", _clear_cache),
     # Uneven shards in nested meshes fail to redistribute.
-    Memory(f"{DTENSOR}._redistribute", "_gen_transform_infos", _clear_cache),
-    Memory(f"{DTENSOR}._redistribute", "clear_redistribute_planner_cache", _call),
-    Memory(f"{DTENSOR}._collective_utils", "MeshTopoInfo.build_from_mesh", _clear_cache),
-    Memory(f"{DTENSOR}._random", "_rng_tracker", _forget),
-    Memory("torch.distributed.device_mesh", "_mesh_resources.mesh_stack", _clear),
-    Memory("torch.distributed._shard.api", "_CURRENT_PROCESS_GROUP", _forget),
+    TorchCache(f"{DTENSOR}._redistribute", "_gen_transform_infos", _clear_cache),
+    TorchCache(f"{DTENSOR}._redistribute", "clear_redistribute_planner_cache", _call),
+    TorchCache(f"{DTENSOR}._collective_utils", "MeshTopoInfo.build_from_mesh", _clear_cache),
+    TorchCache(f"{DTENSOR}._random", "_rng_tracker", _forget),
+    TorchCache("torch.distributed.device_mesh", "_mesh_resources.mesh_stack", _clear),
+    TorchCache("torch.distributed._shard.api", "_CURRENT_PROCESS_GROUP", _forget),
     # Plans of the former ranks: survivors and a new coordinator do not agree on what is written.
-    Memory(_PLANNER, "SavePlanner._cached_save_plan", _clear),
-    Memory(_PLANNER, "SavePlanner._cached_final_save_plan", _clear),
-    Memory(_PLANNER, "SavePlanner._cached_all_plans", _clear),
-    Memory(_PLANNER, "SavePlanner._cached_global_plan", _clear),
-    Memory(_PLANNER, "SavePlanner._cached_metadata", _clear),
+    TorchCache(_PLANNER, "SavePlanner._cached_save_plan", _clear),
+    TorchCache(_PLANNER, "SavePlanner._cached_final_save_plan", _clear),
+    TorchCache(_PLANNER, "SavePlanner._cached_all_plans", _clear),
+    TorchCache(_PLANNER, "SavePlanner._cached_global_plan", _clear),
+    TorchCache(_PLANNER, "SavePlanner._cached_metadata", _clear),
     # A process that writes checkpoints, in a group of such processes of the former ranks; it takes seconds to end.
-    Memory("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
+    TorchCache("torch.distributed.checkpoint._async_process_executor", "_CHECKPOINT_PROCESS", _hand_over),
     # Keyed by names of groups, which begin again at "0".
-    Memory(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),
-    Memory(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
+    TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_store", _want_empty, is_optional=True),
+    TorchCache(_SYMMETRIC_MEMORY, "_group_name_to_workspace_tensor", _clear, is_optional=True),
     # Groups of the compiler's own.
-    Memory("torch._dynamo.distributed", "_COMPILE_PG", _forget),
-    Memory("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
+    TorchCache("torch._dynamo.distributed", "_COMPILE_PG", _forget),
+    TorchCache("torch._dynamo.distributed", "_GUARD_PG", _forget, is_optional=True),
     # Accelerate's states are shared by all objects of a process: a new Accelerator() takes rank and world from them.
-    Memory("accelerate.state", "GradientState._reset_state", _call),
-    Memory("accelerate.state", "AcceleratorState._reset_state", _call),
-    Memory("accelerate.state", "PartialState._reset_state", _call),
+    TorchCache("accelerate.state", "GradientState._reset_state", _call),
+    TorchCache("accelerate.state", "AcceleratorState._reset_state", _call),
+    TorchCache("accelerate.state", "PartialState._reset_state", _call),
 )

@@ -20,6 +20,7 @@ from unbroken.inprocess.torch_state import caches
 from unbroken.inprocess.torch_state.compiled import CompiledCode
 from unbroken.inprocess.torch_state.holders import find_holder
 from unbroken.inprocess.torch_state.mesh_identity import Meshes
+from unbroken.inprocess.torch_state.modes import Modes
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ UNKNOWN_HOLDER = "by an argument of the wrapped function, or by C++ (compiled co
 ADVICE = "make meshes and models inside the wrapped function, and keep none in a global, a closure or an argument"
 
 
-class Layout(NamedTuple):
+class RankLayout(NamedTuple):
     """What compiled code and offsets of shards depend on."""
 
     rank: int | None
@@ -41,8 +42,10 @@ class TorchState:
     def __init__(self) -> None:
         self._meshes = Meshes()
         self._compiled = CompiledCode()
-        self._layout: Layout | None = None
+        self._layout: RankLayout | None = None
         """In the last iteration that this process ran; None before the first."""
+        self._modes: Modes | None = None
+        """Before the first iteration; None until then."""
         self._missing: list[str] = []
         """Names of what torch may keep, and nobody could empty."""
         self._has_looked = False
@@ -54,11 +57,14 @@ class TorchState:
         with self._meshes.stamped(number, has_run=self._layout is not None), self._compiled.named_groups():
             yield
 
-    def take(self, layout: Layout) -> None:
+    def take(self, layout: RankLayout) -> None:
         """Have this rank, in a world of this size, from now on. An interruption in here does no harm.
 
         Raises StaleStateError when this process cannot have it without a trace of its former one.
         """
+        if self._modes is None:
+            self._modes = Modes.read()
+        self._modes.restore()
         former = self._layout
         if former is not None and former != layout:
             if reason := self._obstacle():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unbroken.watch.checks.check import Judgement, verdicts
-from unbroken.watch.child import Child
+from unbroken.watch.child import CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken_core.findings import Finding, Verdict
@@ -47,7 +47,7 @@ class StorageReader:
     """Samples the paths, one after the other."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        self._children = {path: Child() for path in paths[:MAX_PATHS]}
+        self._children = {path: CommandRunner() for path in paths[:MAX_PATHS]}
         self.cpu_s = 0.0
         """CPU time of the children so far."""
 
@@ -57,7 +57,7 @@ class StorageReader:
             raise NotCheckedError("no path is named (health.storage)")
         return {path: self._look(path, child) for path, child in self._children.items()}
 
-    def _look(self, path: str, child: Child) -> PathSample:
+    def _look(self, path: str, child: CommandRunner) -> PathSample:
         command = [sys.executable, "-I", "-S", "-c", _PROBE, path]
         try:
             answer = child.run(command, _TIMEOUT_S, {"PATH": os.environ.get("PATH", "")})

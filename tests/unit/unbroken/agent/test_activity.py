@@ -9,7 +9,7 @@ from unbroken.agent.decisions.place import LocalPlace, Looked, WorkerConnection
 from unbroken_core.messages import Activity, Interrupt
 from unbroken_core.pod.liveness import ages
 from unbroken_core.pod.pod_messages import MainThread, WorkerReport
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, WorkerStamps
 from unbroken_core.reasons import Cause, Doing, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
@@ -28,7 +28,7 @@ def place(alive_s: float = 0.0, main_s: float = 0.0, ping_s: float = 9.9) -> Loc
     found = LocalPlace(0)
     found.connection = WorkerConnection(is_open=True)
     alive_ns, main_ns, ping_ns = (NOW_NS - int(age_s * 1e9) for age_s in (alive_s, main_s, ping_s))
-    slot = Slot(50, 0, alive_ns, main_ns, ping_ns, 3, FLAG_IN_FUNCTION | FLAG_PING_ARMED, 0)
+    slot = WorkerStamps(50, 0, alive_ns, main_ns, ping_ns, 3, FLAG_IN_FUNCTION | FLAG_PING_ARMED, 0)
     note_stamps(found, slot, ages(slot, NOW_NS), 10.0)
     return found
 
@@ -131,7 +131,7 @@ def test_nobody_is_told_of_for_other_causes_or_other_iterations() -> None:
 def test_worker_that_moves_on_is_looked_at_again_when_it_stops_again() -> None:
     found = place(main_s=9.0)
     assert (found.incarnation.look_wanted, found.incarnation.stack_wanted) == (0, 0)
-    slot = Slot(50, 0, NOW_NS, NOW_NS, NOW_NS, 4, FLAG_IN_FUNCTION | FLAG_PING_ARMED, 0)
+    slot = WorkerStamps(50, 0, NOW_NS, NOW_NS, NOW_NS, 4, FLAG_IN_FUNCTION | FLAG_PING_ARMED, 0)
     note_stamps(found, slot, ages(slot, NOW_NS), 10.0)
     assert (found.incarnation.look_wanted, found.incarnation.stack_wanted) == (-1, -1)
     assert found.looked is None

@@ -59,7 +59,7 @@ from unbroken_core.pod.pod_messages import (
     Spawn,
     WorkerReport,
 )
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, WorkerStamps
 from unbroken_core.reasons import Cause, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts
 
@@ -590,7 +590,7 @@ def test_stale_stamp_is_reported_as_soft_timeout_once() -> None:
     pod = Pod()
     pod.run()
     now_ns = int(pod.now_s * 1e9)
-    fresh = Slot(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
+    fresh = WorkerStamps(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
     stale = replace(fresh, pid=51, alive_ns=now_ns - int(11e9), main_ns=now_ns - int(11e9), step=2)
     pod.step(Ticked((fresh, stale)))
     assert [fault and fault.cause for fault in faults(pod)] == [None, Cause.SOFT_TIMEOUT]
@@ -610,7 +610,7 @@ def test_worker_that_makes_no_progress_is_asked_for_its_stack_which_then_names_t
 
     def look(age_s: float, stacks: dict[int, tuple[str, ...]]) -> list[Action]:
         now_ns = int(pod.now_s * 1e9)
-        fresh = Slot(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
+        fresh = WorkerStamps(50, 0, now_ns, now_ns, 0, 3, FLAG_IN_FUNCTION, 0)
         stale = replace(fresh, pid=51, alive_ns=now_ns - int(age_s * 1e9))
         return pod.step(Ticked((fresh, stale), stacks))
 
@@ -630,7 +630,7 @@ def test_stamps_of_a_former_incarnation_are_ignored() -> None:
     pod = Pod()
     pod.run()
     now_ns = int(pod.now_s * 1e9)
-    old = Slot(50, 0, now_ns - int(99e9), now_ns - int(99e9), 0, 3, FLAG_IN_FUNCTION, 7)
+    old = WorkerStamps(50, 0, now_ns - int(99e9), now_ns - int(99e9), 0, 3, FLAG_IN_FUNCTION, 7)
     assert pod.step(Ticked((old, old))) == []
 
 

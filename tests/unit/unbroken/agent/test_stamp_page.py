@@ -13,10 +13,10 @@ from unbroken.agent.adapters.clearing import clear
 from unbroken.agent.adapters.stamp_page import StampPage
 from unbroken_core.bounds import MAX_NUMBER, MAX_SECONDS
 from unbroken_core.pod.liveness import ages, find_hangs, next_check_s
-from unbroken_core.pod.stamps import FLAGS, SLOT_BYTES, STEP, Slot, pack_header, page_bytes, slot_offset
+from unbroken_core.pod.stamps import FLAGS, SLOT_BYTES, STEP, WorkerStamps, pack_header, page_bytes, slot_offset
 from unbroken_core.settings import Timeouts
 
-NEVER = Slot(0, 0, 0, 0, 0, 0, 0, 0)
+NEVER = WorkerStamps(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 100, page_bytes(2) - 1])
@@ -72,7 +72,7 @@ def test_a_page_that_is_there_is_kept_with_what_is_in_it(tmp_path: Path) -> None
         file.seek(slot_offset(0))
         file.write(struct.pack("<8q", 7, 3, 1, 2, 3, 4, 1, 0))
     page = StampPage(path, 1)
-    assert page.read() == (Slot(7, 3, 1, 2, 3, 4, 1, 0),)
+    assert page.read() == (WorkerStamps(7, 3, 1, 2, 3, 4, 1, 0),)
     page.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.inprocess.exception import StaleStateError
 from unbroken.inprocess.torch_state import caches
-from unbroken.inprocess.torch_state.renewal import Layout, TorchState
+from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 
 STATES = ("PartialState", "AcceleratorState", "GradientState")
 
@@ -40,20 +40,20 @@ def test_an_accelerate_whose_states_cannot_be_emptied_gets_a_new_process_with_a_
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate.state", accelerate_with(shared, STATES[1:]))
     state = TorchState()
-    state.take(Layout(2, 3))
+    state.take(RankLayout(2, 3))
     state.empty()
-    state.take(Layout(2, 3))
+    state.take(RankLayout(2, 3))
     state.empty()
     with pytest.raises(StaleStateError, match=r"accelerate\.state\.PartialState\._reset_state"):
-        state.take(Layout(0, 2))
+        state.take(RankLayout(0, 2))
 
 
 def test_lightning_learns_the_rank_of_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("lightning_utilities.core.rank_zero")
     module.rank_zero_only = SimpleNamespace(rank=2)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    TorchState().take(Layout(0, 2))
+    TorchState().take(RankLayout(0, 2))
     assert module.rank_zero_only.rank == 0
     del module.rank_zero_only.rank
-    TorchState().take(Layout(1, 2))
+    TorchState().take(RankLayout(1, 2))
     assert not hasattr(module.rank_zero_only, "rank")

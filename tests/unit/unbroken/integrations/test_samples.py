@@ -78,7 +78,7 @@ def test_what_is_no_step_is_refused(step: object) -> None:
 
 
 def test_other_data_than_those_of_the_checkpoint_are_refused() -> None:
-    saved = GlobalBatches(100, 10).state_dict()
-    GlobalBatches(100, 10).load_state_dict(saved)
+    saved = GlobalBatches(100, 10).describe()
+    GlobalBatches(100, 10).check(saved)
     with pytest.raises(ValueError, match=r"want .*: 10\}, as in the checkpoint, got .*: 20\}"):
-        GlobalBatches(100, 20).load_state_dict(saved)
+        GlobalBatches(100, 20).check(saved)

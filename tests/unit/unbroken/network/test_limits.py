@@ -3,13 +3,13 @@
 from unbroken.network.limits import (
     FAILURES_AT_ONCE,
     FAILURES_PER_S,
-    Budget,
     FailureRate,
+    TokenBucket,
 )
 
 
 def test_budget_lets_a_burst_pass_and_then_a_steady_rate() -> None:
-    budget = Budget(rate_per_s=4.0, burst=3.0, now_s=100.0)
+    budget = TokenBucket(rate_per_s=4.0, burst=3.0, now_s=100.0)
     assert [budget.take(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 0.25, 0.5]
     assert budget.take(100.75) == 0.0
     assert [budget.take(1000.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.25]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.network.peer import Peer, text_frame
+from unbroken.network.peer import FrameWriter, text_frame
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.token import GRACE_S, FixedToken, TokenFile
 from unbroken.rendezvous.config import loopback_beside
@@ -159,7 +159,7 @@ class SlowTransport:
 
 def test_agent_that_does_not_read_is_cut_off_when_its_queue_is_full() -> None:
     transport = SlowTransport()
-    peer = Peer("s", "pod", transport, 0.0)  # type: ignore[arg-type] # has what a Peer uses of a transport
+    peer = FrameWriter("s", "pod", transport, 0.0)  # type: ignore[arg-type] # has what a FrameWriter uses of a transport
     answers = [peer.send(b"x" * (300 << 10)) for _ in range(4)]
     assert (answers, transport.is_aborted) == ([True, True, True, False], True)
     assert peer.send(b"x")

@@ -15,7 +15,7 @@ from unbroken_cli.sizing.placement import CountPlacement, PlannerPlacement, make
 from unbroken_cli.sizing.reading import read_scenario
 from unbroken_cli.sizing.scenario import Lemons, Tier
 from unbroken_cli.sizing.simulation import Term, cause_names, simulate
-from unbroken_cli.sizing.spreads import MAX_DRAWS, Fixed, Histogram, Spread, Total, Weibull
+from unbroken_cli.sizing.spreads import MAX_DRAWS, Distribution, Fixed, Histogram, Total, Weibull
 from unbroken_cli.sizing.study import IDLE, Runs, answer, gpu_hours, ratios, run_many, shares
 
 
@@ -212,7 +212,7 @@ def test_a_common_cause_strikes_a_share_of_a_rack() -> None:
         (Total((Fixed(1.0), Weibull(2.0))), 3.0),
     ],
 )
-def test_samples_have_the_mean_of_their_spread(spread: Spread, mean: float) -> None:
+def test_samples_have_the_mean_of_their_spread(spread: Distribution, mean: float) -> None:
     samples = spread.sample(np.random.default_rng(1).random((40_000, MAX_DRAWS)))
     assert spread.mean_s == pytest.approx(mean)
     assert samples.mean() == pytest.approx(mean, rel=0.04)

@@ -9,8 +9,8 @@ from unbroken_core.coordinator.memory.choosing import (
     Attempts,
     Choice,
     Ended,
-    Offer,
     Recall,
+    SavedStep,
     decide_restore,
     memory_status,
     offers_of,
@@ -106,7 +106,7 @@ def test_a_smaller_world_needs_all_shards() -> None:
     near = Checkpoints()
     tell(near, "a", holding("a", 0, 10, 0), arena="aa")
     tell(near, "b", holding("b", 0, 10, 1), arena="aa")
-    assert offers_of(near, {0: "a"}) == [Offer(key(0, 10))]
+    assert offers_of(near, {0: "a"}) == [SavedStep(key(0, 10))]
 
 
 def test_replicas_protect_a_step_only_in_other_memory_and_another_domain() -> None:
@@ -208,7 +208,7 @@ def fail(attempts: Attempts, times: int, cause: Cause = Cause.EXCEPTION, has_com
     return attempts
 
 
-OFFERS = [Offer(key(0, 10)), Offer(key(0, 20))]
+OFFERS = [SavedStep(key(0, 10)), SavedStep(key(0, 20))]
 
 
 def test_a_step_that_failed_twice_at_the_same_place_is_given_up_for_the_one_before() -> None:
@@ -232,7 +232,7 @@ def test_failures_are_bounded() -> None:
 
 
 def test_a_plan_names_few_steps_the_newest_first_and_one_that_was_given_up_last() -> None:
-    offers = [Offer(key(0, step)) for step in range(30)]
+    offers = [SavedStep(key(0, step)) for step in range(30)]
     assert [one.step for one in decide_restore(offers, Attempts()).keys] == [29, 28, 27, 26][:MAX_CANDIDATES]
     attempts = Attempts(given_up=((key(0, 29), "bad"), (key(0, 27), "bad")))
     chosen, avoided = (key(0, 28), key(0, 26), key(0, 25)), (key(0, 29), key(0, 27))

@@ -3,7 +3,7 @@
 import pytest
 
 from unbroken_core.pod.liveness import Evidence, find_hangs, next_check_s, possible_delay_s, reconnect_grace_s
-from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, Slot
+from unbroken_core.pod.stamps import FLAG_IN_FUNCTION, FLAG_PING_ARMED, FLAG_PROTECTION_OFF, WorkerStamps
 from unbroken_core.settings import Timeouts
 
 TIMEOUTS = Timeouts(soft_s=10.0, hard_s=14.0)
@@ -12,14 +12,14 @@ IN = FLAG_IN_FUNCTION
 ARMED = FLAG_IN_FUNCTION | FLAG_PING_ARMED
 
 
-def slot(alive_s: float, main_s: float, ping_s: float = 0.0, flags: int = IN) -> Slot:
+def slot(alive_s: float, main_s: float, ping_s: float = 0.0, flags: int = IN) -> WorkerStamps:
     def ns(age_s: float) -> int:
         return int((NOW_S - age_s) * 1e9)
 
-    return Slot(1, 3, ns(alive_s), ns(main_s), ns(ping_s), 5, flags, 2)
+    return WorkerStamps(1, 3, ns(alive_s), ns(main_s), ns(ping_s), 5, flags, 2)
 
 
-def hangs(*slots: Slot) -> list[tuple[int, Evidence]]:
+def hangs(*slots: WorkerStamps) -> list[tuple[int, Evidence]]:
     found = find_hangs(dict(enumerate(slots)), int(NOW_S * 1e9), TIMEOUTS)
     return [(hang.local_rank, hang.evidence) for hang in found]
 
@@ -36,11 +36,11 @@ def hangs(*slots: Slot) -> list[tuple[int, Evidence]]:
         pytest.param(slot(0, 0, 11), None, id="ping not armed"),
         pytest.param(slot(99, 99, flags=0), None, id="outside of the function"),
         pytest.param(slot(99, 99, flags=IN | FLAG_PROTECTION_OFF), None, id="protection switched off"),
-        pytest.param(Slot(1, 3, 0, 0, 0, 0, IN, 0), None, id="never stamped"),
+        pytest.param(WorkerStamps(1, 3, 0, 0, 0, 0, IN, 0), None, id="never stamped"),
         pytest.param(slot(-5, -5), None, id="stamps of the future"),
     ],
 )
-def test_evidence_of_a_worker(worker: Slot, expected: Evidence | None) -> None:
+def test_evidence_of_a_worker(worker: WorkerStamps, expected: Evidence | None) -> None:
     assert hangs(worker) == ([] if expected is None else [(0, expected)])
 
 

@@ -9,34 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken_core.checkpoints import MAX_COPIES
-from unbroken_core.ranks.buddies import Keeper, Ring, assign_buddies
+from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies
 
 RACK, HOST, POD = 0, 1, 2
 
 
-def keepers(*racks: int, spares: int = 0) -> list[Keeper]:
+def keepers(*racks: int, spares: int = 0) -> list[CopyHolder]:
     """Pods, one a host: so many in each rack. The last ones are spares."""
     pods = [(f"rack-{rack}", number) for rack, size in enumerate(racks) for number in range(size)]
     return [
-        Keeper(f"{rack}.{number}", (rack, f"host-{number}"), is_active=place < len(pods) - spares)
+        CopyHolder(f"{rack}.{number}", (rack, f"host-{number}"), is_active=place < len(pods) - spares)
         for place, (rack, number) in enumerate(pods)
     ]
 
 
 @st.composite
-def some_keepers(draw: st.DrawFn) -> list[Keeper]:
+def some_keepers(draw: st.DrawFn) -> list[CopyHolder]:
     names = st.sampled_from(["", "a", "b", "c", "d"])
     places = draw(st.lists(st.tuples(names, names, st.booleans()), max_size=24))
-    return [Keeper(f"pod-{number}", (rack, host), active) for number, (rack, host, active) in enumerate(places)]
+    return [CopyHolder(f"pod-{number}", (rack, host), active) for number, (rack, host, active) in enumerate(places)]
 
 
-def are_surely_apart(one: Keeper, other: Keeper, depth: int) -> bool:
+def are_surely_apart(one: CopyHolder, other: CopyHolder, depth: int) -> bool:
     """Whether they differ in a layer in which both are known."""
     names = zip(one.domains[: depth + 1], other.domains, strict=False)
     return any("" not in (mine, others) and mine != others for mine, others in names)
 
 
-def check(pods: list[Keeper], rings: list[Ring], copies: int) -> None:
+def check(pods: list[CopyHolder], rings: list[Ring], copies: int) -> None:
     """What holds of every assignment."""
     by_uid = {pod.uid: pod for pod in pods}
     members = [uid for ring in rings for uid in ring.members]
@@ -56,24 +56,28 @@ def check(pods: list[Keeper], rings: list[Ring], copies: int) -> None:
 
 
 @given(some_keepers(), st.integers(1, MAX_COPIES), st.sampled_from([RACK, HOST]))
-def test_each_active_pod_has_as_many_holders_as_there_are_copies(pods: list[Keeper], copies: int, depth: int) -> None:
+def test_each_active_pod_has_as_many_holders_as_there_are_copies(
+    pods: list[CopyHolder], copies: int, depth: int
+) -> None:
     check(pods, assign_buddies(pods, copies, depth), copies)
 
 
 @given(some_keepers(), st.integers(1, MAX_COPIES), st.randoms(use_true_random=False))
-def test_the_order_of_the_pods_does_not_matter(pods: list[Keeper], copies: int, chance: random.Random) -> None:
+def test_the_order_of_the_pods_does_not_matter(pods: list[CopyHolder], copies: int, chance: random.Random) -> None:
     shuffled = list(pods)
     chance.shuffle(shuffled)
     assert assign_buddies(shuffled, copies, RACK) == assign_buddies(pods, copies, RACK)
 
 
 @given(some_keepers(), some_keepers(), st.integers(1, MAX_COPIES))
-def test_what_held_before_never_breaks_what_must_hold_now(before: list[Keeper], now: list[Keeper], copies: int) -> None:
+def test_what_held_before_never_breaks_what_must_hold_now(
+    before: list[CopyHolder], now: list[CopyHolder], copies: int
+) -> None:
     check(now, assign_buddies(now, copies, RACK, assign_buddies(before, copies, RACK)), copies)
 
 
 @given(some_keepers(), st.integers(1, MAX_COPIES))
-def test_asking_again_changes_nothing(pods: list[Keeper], copies: int) -> None:
+def test_asking_again_changes_nothing(pods: list[CopyHolder], copies: int) -> None:
     rings = assign_buddies(pods, copies, RACK)
     again = assign_buddies(pods, copies, RACK, rings)
     assert {ring.members for ring in again} == {ring.members for ring in rings}
@@ -105,7 +109,7 @@ def test_a_replacement_pairs_with_whom_the_lost_pod_has_left() -> None:
     pods = keepers(2, 2)
     rings = assign_buddies(pods, 1, RACK)
     assert {ring.members for ring in rings} == {("rack-0.0", "rack-1.0"), ("rack-0.1", "rack-1.1")}
-    now = [*pods[:3], Keeper("new", ("rack-1", "host-7"))]
+    now = [*pods[:3], CopyHolder("new", ("rack-1", "host-7"))]
     assert {ring.members for ring in assign_buddies(now, 1, RACK, rings)} == {
         ("rack-0.0", "rack-1.0"),
         ("rack-0.1", "new"),
@@ -129,29 +133,29 @@ def test_pods_of_one_rack_use_its_hosts_and_say_so() -> None:
 
 
 def test_pods_of_one_host_are_the_last_resort() -> None:
-    pods = [Keeper(f"pod-{number}", ("rack", "host")) for number in range(3)]
+    pods = [CopyHolder(f"pod-{number}", ("rack", "host")) for number in range(3)]
     assert assign_buddies(pods, 1, RACK) == [Ring(("pod-0", "pod-1", "pod-2"), POD)]
 
 
 def test_unknown_domains_are_not_taken_for_different_ones() -> None:
-    pods = [Keeper("pod-0", ("", "host-0")), Keeper("pod-1", ("", "host-1"))]
+    pods = [CopyHolder("pod-0", ("", "host-0")), CopyHolder("pod-1", ("", "host-1"))]
     assert assign_buddies(pods, 1, RACK) == [Ring(("pod-0", "pod-1"), HOST)]
 
 
 def test_a_rack_that_is_not_known_may_be_that_of_the_others() -> None:
-    pods = [Keeper("pod-0", ("rack-1", "host-0")), Keeper("pod-1", ("", "host-1"))]
+    pods = [CopyHolder("pod-0", ("rack-1", "host-0")), CopyHolder("pod-1", ("", "host-1"))]
     assert assign_buddies(pods, 1, RACK) == [Ring(("pod-1", "pod-0"), HOST)]
-    others = [Keeper(f"pod-{number}", (f"rack-{number}", f"host-{number}")) for number in (2, 3)]
+    others = [CopyHolder(f"pod-{number}", (f"rack-{number}", f"host-{number}")) for number in (2, 3)]
     assert assign_buddies([*pods, *others], 1, RACK) == [Ring(("pod-0", "pod-2"), RACK), Ring(("pod-3", "pod-1"), HOST)]
 
 
 def test_one_host_name_in_a_known_and_an_unknown_rack_may_be_one_host() -> None:
-    pods = [Keeper("pod-0", ("rack-1", "host-0")), Keeper("pod-1", ("", "host-0"))]
+    pods = [CopyHolder("pod-0", ("rack-1", "host-0")), CopyHolder("pod-1", ("", "host-0"))]
     assert assign_buddies(pods, 1, HOST) == [Ring(("pod-1", "pod-0"), POD)]
 
 
 def test_racks_of_one_name_in_two_zones_are_two_racks() -> None:
-    pods = [Keeper("pod-0", ("zone-a", "rack-1", "h0")), Keeper("pod-1", ("zone-b", "rack-1", "h1"))]
+    pods = [CopyHolder("pod-0", ("zone-a", "rack-1", "h0")), CopyHolder("pod-1", ("zone-b", "rack-1", "h1"))]
     assert assign_buddies(pods, 1, 1) == [Ring(("pod-0", "pod-1"), 1)]
 
 
@@ -159,7 +163,7 @@ def test_rings_that_were_too_near_are_formed_anew_once_somebody_comes() -> None:
     pods = keepers(4)
     rings = assign_buddies(pods, 1, RACK)
     assert {ring.depth for ring in rings} == {HOST}
-    more = [*pods, *(Keeper(f"new-{number}", ("rack-9", f"host-{number}")) for number in range(4))]
+    more = [*pods, *(CopyHolder(f"new-{number}", ("rack-9", f"host-{number}")) for number in range(4))]
     assert {ring.depth for ring in assign_buddies(more, 1, RACK, rings)} == {RACK}
 
 
@@ -176,7 +180,9 @@ def test_absurd_numbers_of_copies_are_refused(copies: int) -> None:
 
 def test_the_largest_jobs_are_assigned_in_few_steps() -> None:
     """No loop over all rings for each pod: one rack that has most of the pods was the case that showed it."""
-    pods = [Keeper(f"pod-{number}", ("a" if number < 12_000 else "b", f"host-{number}")) for number in range(16_384)]
+    pods = [
+        CopyHolder(f"pod-{number}", ("a" if number < 12_000 else "b", f"host-{number}")) for number in range(16_384)
+    ]
     rings = assign_buddies(pods, 1, RACK)
     check(pods, rings, 1)
     assert Counter(ring.depth for ring in rings) == {RACK: 4384, HOST: 3808}

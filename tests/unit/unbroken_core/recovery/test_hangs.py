@@ -7,7 +7,7 @@ import pytest
 
 from unbroken_core.messages import Activity
 from unbroken_core.reasons import Cause, Doing
-from unbroken_core.recovery.hangs import Verdict, Witness, judge
+from unbroken_core.recovery.hangs import HangVerdict, Witness, judge
 from unbroken_core.recovery.history import FaultRecord, Incident
 
 SOFT_S = 60.0
@@ -128,7 +128,7 @@ def world(*activities: Activity | None, ranks_per_pod: int = 1) -> list[Witness]
     ],
 )
 def test_who_is_named(activities: tuple[Activity | None, ...], ranks: tuple[int, ...], text: str) -> None:
-    assert judge(world(*activities), SOFT_S) == Verdict(ranks, text)
+    assert judge(world(*activities), SOFT_S) == HangVerdict(ranks, text)
 
 
 def test_rank_of_a_pod_is_named_only_while_most_other_pods_wait() -> None:

@@ -168,7 +168,7 @@ def test_the_steps_of_the_ladder_are_those_of_its_table_in_that_order() -> None:
 
 
 def test_a_step_whose_rung_is_not_possible_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up = ladder.Check(Rung.WORLD, lambda _view: Fail(Reason.NO_PROGRESS, "a step of our own"))
+    give_up = ladder.LadderStep(Rung.WORLD, lambda _view: Fail(Reason.NO_PROGRESS, "a step of our own"))
     monkeypatch.setattr(ladder, "LADDER", (give_up, *ladder.LADDER))
     assert chosen() == "fail NoProgress"
     assert chosen(possible=without(Rung.WORLD)) == "cut in-process"

@@ -8,7 +8,7 @@ from unbroken_core import wire
 from unbroken_core.torchrun_rounds.messages import (
     PROTOCOL,
     Departure,
-    End,
+    EndOfRounds,
     Intent,
     Limits,
     NodeReport,
@@ -202,7 +202,7 @@ class Fleet:
         newest = max(self.begun, default=-1)
         return self.where(lambda m: m.running == newest >= 0 and (m.standing is None or m.standing.num_waiting == 0))
 
-    def end_of(self, name: str) -> End:
+    def end_of(self, name: str) -> EndOfRounds:
         """Return what a node was told of the end."""
         standing = self.members[name].standing
-        return End.NO if standing is None else standing.end
+        return EndOfRounds.NO if standing is None else standing.end

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.unbroken_core.torchrun_rounds.rounds_fleet import LIMITS, Fleet
 
 from unbroken_core.errors import WireError
-from unbroken_core.torchrun_rounds.messages import Departure, End, Intent, NodeReport, Stage
+from unbroken_core.torchrun_rounds.messages import Departure, EndOfRounds, Intent, NodeReport, Stage
 from unbroken_core.torchrun_rounds.rounds import KEEP_S, RunRounds
 
 
@@ -243,10 +243,10 @@ def test_spare_is_released_when_a_node_has_finished_and_later_ones_are_turned_aw
     fleet = _of(2, 2)
     fleet.add("a", "b", "spare")
     fleet.leave("b")
-    assert fleet.end_of("spare") is End.RELEASED
+    assert fleet.end_of("spare") is EndOfRounds.RELEASED
     fleet.add("late")
-    assert fleet.end_of("late") is End.CLOSED
-    assert fleet.end_of("a") is End.NO
+    assert fleet.end_of("late") is EndOfRounds.CLOSED
+    assert fleet.end_of("a") is EndOfRounds.NO
 
 
 def test_node_that_fails_after_another_has_finished_goes_on_while_there_are_enough() -> None:
@@ -263,7 +263,7 @@ def test_node_that_fails_after_another_has_finished_is_told_at_once_that_they_ar
     fleet.add("a", "b")
     fleet.leave("b")
     fleet.join("a")
-    assert fleet.end_of("a") is End.CLOSED
+    assert fleet.end_of("a") is EndOfRounds.CLOSED
 
 
 def test_node_that_gives_up_leaves_the_others_to_go_on_where_they_are_enough() -> None:
@@ -278,14 +278,14 @@ def test_run_is_closed_at_once_when_a_node_gives_up_and_the_others_are_too_few()
     fleet = _of(2, 2)
     fleet.add("a", "b")
     fleet.leave("b", Departure.FAILED)
-    assert fleet.end_of("a") is End.CLOSED
+    assert fleet.end_of("a") is EndOfRounds.CLOSED
 
 
 def test_node_that_gives_up_can_close_the_run_for_all() -> None:
     fleet = _of(1, 3)
     fleet.add("a", "b", "c")
     fleet.leave("c", Departure.FAILED, closes=True)
-    assert {fleet.end_of(name) for name in "ab"} == {End.CLOSED}
+    assert {fleet.end_of(name) for name in "ab"} == {EndOfRounds.CLOSED}
 
 
 def test_spare_that_goes_disturbs_nobody() -> None:
@@ -305,7 +305,7 @@ def test_closing_lets_the_round_run_on_and_nobody_into_another() -> None:
     fleet.say("a", closes=True)
     assert fleet.runners() == {"a", "b"}
     fleet.join("b")
-    assert fleet.end_of("b") is End.CLOSED
+    assert fleet.end_of("b") is EndOfRounds.CLOSED
 
 
 def test_name_of_a_run_that_has_ended_is_free_again_after_a_while() -> None:
@@ -315,7 +315,7 @@ def test_name_of_a_run_that_has_ended_is_free_again_after_a_while() -> None:
     fleet.leave("a")
     fleet.disconnect("a")
     fleet.add("late")
-    assert fleet.end_of("late") is End.CLOSED
+    assert fleet.end_of("late") is EndOfRounds.CLOSED
     fleet.disconnect("late")
     fleet.pass_time(KEEP_S)
     assert not fleet.rounds.is_over(fleet.now_s)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 from tests.unit.unbroken_core.torchrun_rounds.rounds_fleet import LIMITS, Fleet, Member
 
-from unbroken_core.torchrun_rounds.forming import Candidate, order_ranks
+from unbroken_core.torchrun_rounds.forming import RoundCandidate, order_ranks
 from unbroken_core.torchrun_rounds.messages import Departure, Intent
 
 NAMES = "abcdef"
@@ -107,8 +107,8 @@ def test_all_nodes_that_live_are_in_one_round_again_once_nothing_happens_any_mor
     max_nodes=st.integers(1, 12),
 )
 def test_ranks_change_as_little_as_they_can(old: list[int], new: int, max_nodes: int) -> None:
-    nodes = [Candidate(f"old-{rank}", f"old-{rank}", (), 0.0, rank, True) for rank in old]
-    nodes += [Candidate(f"new-{number}", f"new-{number}", (), 1.0 + number, None, True) for number in range(new)]
+    nodes = [RoundCandidate(f"old-{rank}", f"old-{rank}", (), 0.0, rank, True) for rank in old]
+    nodes += [RoundCandidate(f"new-{number}", f"new-{number}", (), 1.0 + number, None, True) for number in range(new)]
     ranks = order_ranks(nodes, max_nodes)
     assert len(ranks) == len(set(ranks)) == min(len(nodes), max_nodes)
     kept = [uid for uid in ranks if uid.startswith("old-")]
@@ -119,7 +119,7 @@ def test_ranks_change_as_little_as_they_can(old: list[int], new: int, max_nodes:
 
 @given(st.lists(st.tuples(st.sampled_from("xy"), st.sampled_from("pq")), max_size=10))
 def test_nodes_of_a_domain_are_neighbours_on_every_level(domains: list[tuple[str, str]]) -> None:
-    nodes = [Candidate(str(n), f"n{n}", pair, float(n), None, True) for n, pair in enumerate(domains)]
+    nodes = [RoundCandidate(str(n), f"n{n}", pair, float(n), None, True) for n, pair in enumerate(domains)]
     ranks = [domains[int(uid)] for uid in order_ranks(nodes, 100)]
     for level in (1, 2):
         runs = [

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from unbroken_cli.sizing.study import IDLE, Answer, Difference, Estimate
+from unbroken_cli.sizing.study import IDLE, Difference, Estimate, SizingAnswer
 from unbroken_core.conventions.printable import printable_lines
 from unbroken_core.plurals import counted
 
@@ -25,12 +25,12 @@ _MEANING = {
 }
 
 
-def answer_lines(found: Answer) -> list[str]:
+def answer_lines(found: SizingAnswer) -> list[str]:
     """Return the answer as text."""
     return [*_head(found), *_ratio_lines(found), *_where_lines(found), *_advice_lines(found), *_notes(found)]
 
 
-def _head(found: Answer) -> Iterator[str]:
+def _head(found: SizingAnswer) -> Iterator[str]:
     spares = counted(found.spares, "spare")
     yield (
         f"{found.name}: {found.gpus} GPUs on {counted(found.nodes, 'node')}, {spares}, {_span(found.duration_s)}; "
@@ -46,7 +46,7 @@ def _head(found: Answer) -> Iterator[str]:
     )
 
 
-def _ratio_lines(found: Answer) -> Iterator[str]:
+def _ratio_lines(found: SizingAnswer) -> Iterator[str]:
     yield ""
     yield f"  {'':<20}{'mean':>8}{'':>11}  nine runs of ten"
     for name, value in found.ratios.items():
@@ -58,7 +58,7 @@ def _ratio_lines(found: Answer) -> Iterator[str]:
         yield f"  {'ettr by formula':<20}{found.daly_ettr:>8.4f}             Daly's, of mean costs and without waiting"
 
 
-def _where_lines(found: Answer) -> Iterator[str]:
+def _where_lines(found: SizingAnswer) -> Iterator[str]:
     yield ""
     yield "  where the time goes: " + ", ".join(f"{term} {share:.2%}" for term, share in found.shares.items())
     yield "  GPU-hours lost in one run, by cause"
@@ -67,7 +67,7 @@ def _where_lines(found: Answer) -> Iterator[str]:
         yield f"    {cause:<20}{_hours(sum(terms.values())):>12}   {parts}"
 
 
-def _losses(found: Answer) -> list[tuple[str, dict[str, float]]]:
+def _losses(found: SizingAnswer) -> list[tuple[str, dict[str, float]]]:
     """Return GPU-hours by term of what was no progress, by cause, the most first."""
     lost = {
         cause: {term: hours for term, hours in terms.items() if term != "progress"}
@@ -77,7 +77,7 @@ def _losses(found: Answer) -> list[tuple[str, dict[str, float]]]:
     return sorted(rows, key=lambda row: -sum(row[1].values()))
 
 
-def _advice_lines(found: Answer) -> Iterator[str]:
+def _advice_lines(found: SizingAnswer) -> Iterator[str]:
     yield ""
     waits = f"in {found.wait_in_a_run:.0%} of the runs at least once, {found.waits:.2f} times a run"
     yield f"  waits for a node: {waits}"
@@ -105,7 +105,7 @@ def _advice_lines(found: Answer) -> Iterator[str]:
             yield f"    {item.name:<32}{_points(item.goodput)}"
 
 
-def _notes(found: Answer) -> Iterator[str]:
+def _notes(found: SizingAnswer) -> Iterator[str]:
     for note in found.notes:
         yield f"  note: {note}"
 
@@ -140,7 +140,7 @@ svg { display: block; height: auto; width: 100%; } svg text { fill: var(--ink); 
 _WIDTH, _LEFT, _RIGHT, _ROW = 1000, 190, 110, 28
 
 
-def answer_page(found: Answer) -> str:
+def answer_page(found: SizingAnswer) -> str:
     """Return the answer as one HTML page that needs nothing else."""
     lost = _losses(found)
     rows = [("the time", {term: share for term, share in found.shares.items() if share > 0}, "")]
@@ -149,7 +149,7 @@ def answer_page(found: Answer) -> str:
     for terms in found.gpu_hours.values():
         for term, hours in terms.items():
             by_term[term] = by_term.get(term, 0.0) + hours / held
-    rows.append(("the GPU time held", by_term, ""))
+    rows.append(("the GPU time held", {term: by_term[term] for term in TERM_COLOURS if by_term.get(term)}, ""))
     body = [
         f"<h1>{escape(found.name)}: where the time goes</h1>",
         _key(),

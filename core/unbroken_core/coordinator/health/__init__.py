@@ -1,0 +1,1 @@
+"""What becomes of findings of the pods' watches: noting them, and blaming pods for them."""

@@ -1,0 +1,61 @@
+"""What the pods' watches have found, as the coordinator knows it, and whom it believes to be broken."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from unbroken_core.findings import Finding, Health, Verdict
+from unbroken_core.recovery.health import Assessment, Strike, strike_of
+
+
+@dataclass
+class HealthTable:
+    """One job's. Changed by verbs only; each costs O(findings of one pod)."""
+
+    by_uid: dict[str, Health] = field(default_factory=dict)
+    strikes: dict[str, Strike] = field(default_factory=dict)
+    """By uid of the pods that something speaks against."""
+    since_s: dict[str, float] = field(default_factory=dict)
+    """Since when, likewise."""
+    unchecked: "Counter[str]" = field(default_factory=Counter)
+    """How many pods tell nothing, by check."""
+    blamed_s: dict[str, float] = field(default_factory=dict)
+    """When each pod was blamed last."""
+    worn: dict[str, None] = field(default_factory=dict)
+    """Pods with a finding that is worse than ok: the last ones to be promoted."""
+    assessment: Assessment = field(default_factory=lambda: Assessment({}))
+    num_changes: int = 0
+
+    def note(self, uid: str, health: Health | None, now_s: float) -> None:
+        """Take what the watch of a pod says; None: there is none, or the pod is gone."""
+        if self.by_uid.get(uid) == health:
+            return
+        self.num_changes += 1
+        self.unchecked.subtract(_unchecked(self.by_uid.pop(uid, None)))
+        self.unchecked += Counter()  # Drops what is at zero.
+        self.strikes.pop(uid, None)
+        self.worn.pop(uid, None)
+        since_s = self.since_s.pop(uid, now_s)
+        if health is None:
+            return
+        self.by_uid[uid] = health
+        self.unchecked.update(_unchecked(health))
+        strike = strike_of(health)
+        if strike is not None:
+            self.strikes[uid], self.since_s[uid] = strike, since_s
+        if health.worst.severity > Verdict.OK.severity:
+            self.worn[uid] = None
+
+    def findings(self) -> Iterator[tuple[str, Finding]]:
+        """Yield what is wrong, with the pod's uid."""
+        for uid in self.worn:
+            for finding in self.by_uid[uid].findings:
+                if finding.verdict.severity > Verdict.OK.severity:
+                    yield uid, finding
+
+
+def _unchecked(health: Health | None) -> set[str]:
+    """Return the checks of which nothing is known at all."""
+    findings = () if health is None else health.findings
+    told = {each.check for each in findings if each.verdict is not Verdict.UNKNOWN}
+    return {each.check for each in findings} - told

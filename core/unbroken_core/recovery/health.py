@@ -1,0 +1,106 @@
+"""Whom findings speak against, and whether ranks should move because of it. Pure.
+
+a fatal finding                                    a strike
+a suspect one, seen in two of three samples        a strike
+two suspect ones of different checks               a strike
+degraded, unknown, what the script causes          none
+
+links of two pods in one domain                    the domain is blamed, and no pod of it
+strikes against two pods within BREAKER_S          the breaker opens: they may all be false, so none is believed
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from unbroken_core.findings import Finding, Health, Verdict
+from unbroken_core.plurals import counted
+
+BREAKER_S = 300.0
+SWITCH_S = 5.0
+"""For so long a link that is down waits for others of its domain, before its own pod is blamed."""
+LINK_CHECKS = frozenset(("ports", "network"))
+"""Whose findings may be those of a switch."""
+_CONFIRMED = 2
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What speaks against one pod."""
+
+    finding: Finding
+    is_fatal: bool
+    is_link: bool
+    """Whether only links do: what is wrong may be a switch."""
+
+    @property
+    def text(self) -> str:
+        """The finding, for people."""
+        return finding_text(self.finding)
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Who is blamed."""
+
+    blamed: Mapping[str, Strike]
+    """By uid of a pod."""
+    domains: tuple[str, ...] = ()
+    """Domains that are blamed in place of their pods."""
+    held: str = ""
+    """Why nobody is blamed although something speaks against them, for people; "" when nothing does."""
+
+
+def finding_text(finding: Finding) -> str:
+    """Return a finding in one line: what, where, how bad, and what was said."""
+    where = f" on {finding.entity}" if finding.entity else ""
+    what = finding.code or finding.check
+    return f"{what}{where} is {finding.verdict}" + (f": {finding.message}" if finding.message else "")
+
+
+def strike_of(health: Health | None) -> Strike | None:
+    """Return what speaks against a pod by its own findings; None: nothing, or not enough."""
+    findings = () if health is None else health.findings
+    fatal = [each for each in findings if each.verdict is Verdict.FATAL]
+    suspect = [each for each in findings if each.verdict is Verdict.SUSPECT]
+    if fatal:
+        # An event says more than what follows from it.
+        return Strike(min(fatal, key=lambda each: (not each.code.startswith("xid-"), each.entity)), True, False)
+    confirmed = [each for each in suspect if each.seen >= _CONFIRMED]
+    if not confirmed and len({each.check for each in suspect}) < _CONFIRMED:
+        return None
+    is_link = all(each.check in LINK_CHECKS for each in suspect)
+    return Strike((confirmed or suspect)[0], False, is_link)
+
+
+def assess(
+    strikes: Mapping[str, Strike],
+    domains: Mapping[str, str],
+    believed: Collection[str],
+    recent: Collection[str],
+) -> Assessment:
+    """Return who is blamed.
+
+    `domains`: the innermost domain of each pod, "" where there is none or it is not known. `believed`: pods that are
+    blamed already, and stay so while something speaks against them. `recent`: pods that were blamed not long ago.
+    """
+    shared: dict[str, list[str]] = {}
+    for uid, strike in strikes.items():
+        if strike.is_link and domains.get(uid):
+            shared.setdefault(domains[uid], []).append(uid)
+    of_domain = {domain: uids for domain, uids in shared.items() if len(uids) >= _CONFIRMED}
+    excused = {uid for uids in of_domain.values() for uid in uids}
+    kept = {uid: strike for uid, strike in strikes.items() if uid in believed}
+    fresh = {uid: strike for uid, strike in strikes.items() if uid not in believed and uid not in excused}
+    held = ""
+    if of_domain:
+        named = ", ".join(f"{domain} ({counted(len(uids), 'pod')})" for domain, uids in sorted(of_domain.items())[:4])
+        held = f"links of several pods are down or lossy, look at what they share: {named}"
+    if fresh and len(fresh.keys() | set(recent)) > 1:
+        num = len(fresh.keys() | set(recent))
+        text = (
+            f"findings speak against {counted(num, 'pod')} within {BREAKER_S / 60:.0f} min, which may be a false alarm"
+        )
+        return Assessment(
+            kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it")))
+        )
+    return Assessment({**kept, **fresh}, tuple(sorted(of_domain)), held)

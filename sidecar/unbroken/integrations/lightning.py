@@ -1,0 +1,251 @@
+"""Lightning's Trainer: progress, checkpoints in memory, and the way back to them. Needs lightning.
+
+A checkpoint is taken where the next batch begins: after the logs, validations and saves of the batch before it. So
+what these draw from the random numbers is neither lost nor drawn twice. It is restored in `on_fit_start`, where groups,
+model and optimizers are there, and Lightning has not yet restored what it read from a file of its own.
+"""
+
+import base64
+import io
+import logging
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+
+from unbroken import inprocess, memory
+from unbroken.integrations import random_numbers, versions
+from unbroken.integrations.samples import GlobalBatches
+from unbroken.memory.place import read_every
+
+logger = logging.getLogger(__name__)
+
+versions.require("lightning", (2, 5), (2, 6))
+
+STRATEGIES = ("DDPStrategy", "SingleDeviceStrategy")
+"""Those whose checkpoints in memory were compared with an uninterrupted run."""
+
+
+class Environment(TorchElasticEnvironment):  # type: ignore[misc]  # the package brings no types here
+    """Tells Lightning which rank this process has in this iteration, also where hosts have ranks of unlike numbers."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Take any product: the world has as many ranks as the job has now."""
+
+
+def place(call: inprocess.CallWrapper) -> dict[str, Any]:
+    """Return what `Trainer(...)` has to know of this iteration: `Trainer(**place(call), ...)`."""
+    world_size = call.state.active_world_size or 1
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE") or "1")
+    return {
+        **{"strategy": "ddp", "devices": devices, "num_nodes": max(world_size // devices, 1)},
+        **{"plugins": [Environment()], "use_distributed_sampler": False},
+    }
+
+
+class Resume(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Takes `Trainer.fit` back to the newest checkpoint that all ranks can read: `Trainer(callbacks=[Resume(call)])`.
+
+    Make it, Trainer, model and data inside the wrapped function. Where `fit` is given a `ckpt_path`, that checkpoint is
+    taken if the memory has none that is as new.
+
+    Args:
+        call: of the wrapped function.
+        batches: what the training data's loader has as `batch_sampler`. None: the loader has a state of its own, as
+            torchdata's StatefulDataLoader; this goes on in a world of the same size alone.
+        every: batches between two checkpoints in memory; None: as the job says, else 1.
+
+    `fit` raises ValueError for what cannot be resumed exactly, with what to change.
+    """
+
+    def __init__(
+        self, call: inprocess.CallWrapper, *, batches: GlobalBatches | None = None, every: int | None = None
+    ) -> None:
+        self._call = call
+        self._batches = batches
+        self._every = read_every() if every is None else every
+        self._from_file = _FromFile()
+        self._checkpoints = memory.Checkpointer(every=self._every, disk=self._from_file)
+        self._at_moves = memory.Checkpointer(every=1)
+        self._trainer: Any = None
+        self._begun_at = 0
+        self._random: Any = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what would go on in another way than it was."""
+        if stage != "fit":
+            return
+        self._trainer = trainer
+        if (name := type(trainer.strategy).__name__) not in STRATEGIES:
+            raise ValueError(f"Trainer(strategy=...): want ddp or one device, got {name}; write the loop with FSDP2")
+        want = (self._call.state.active_rank, self._call.state.active_world_size)
+        if (trainer.global_rank, trainer.world_size) != want:
+            raise ValueError(
+                f"Trainer: want rank {want[0]} of {want[1]}, got {trainer.global_rank} of {trainer.world_size}; "
+                "make it inside the wrapped function, with Trainer(**place(call), ...)"
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring model, optimizers and progress back."""
+        self._call.on_move(self._save_at_move)
+        state = self._state(trainer)
+        done = self._checkpoints.load(state)
+        self._begun_at = done or 0
+        if done is not None and not self._from_file.is_chosen:
+            self._restore(trainer, _read(state["progress"]))
+            self._random = state["random"]
+            logger.info("restored from memory: batches=%d", done)
+        if self._batches is not None:
+            self._batches.start_at(self._begun_at)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse data that begin anew: the first samples would come twice, and the last ones never."""
+        loaders = trainer.train_dataloader
+        for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+            is_ours = self._batches is not None and getattr(loader, "batch_sampler", None) is self._batches
+            if not is_ours and not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+                raise ValueError(
+                    "train_dataloader: want DataLoader(batch_sampler=batches) with Resume(batches=batches), or one "
+                    f"with a state, got {type(loader).__name__}, which would begin anew after a fault"
+                )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Save and report the batches before this one."""
+        progress = _progress_of(trainer)
+        done = progress.completed
+        if self._random is not None:
+            # Lightning counts a batch that was begun and not ended once more, and validates by that number.
+            progress.ready = done + 1
+            rank, world_size = trainer.global_rank, trainer.world_size
+            if not random_numbers.restore(self._random, rank, world_size, seed=done):
+                logger.warning("random numbers: new seeds, since this rank or the world size is another: at=%d", done)
+            self._random = None
+        if done == self._begun_at:
+            return
+        # Gradients that wait for more batches are in no checkpoint.
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            if done % self._every == 0:
+                with self._call.atomic():  # a fault elsewhere waits until this rank has saved
+                    self._checkpoints.save(self._state(trainer), done)
+            self._call.ping(step=done)
+        else:
+            self._call.ping()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """A validation makes progress, too."""
+        self._call.ping()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report the last batch."""
+        if (done := _progress_of(trainer).completed) > self._begun_at:
+            self._call.ping(step=done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning's own checkpoints have of this."""
+        batches = 0 if self._trainer is None else _progress_of(self._trainer).processed
+        return {"batches": batches, "samples": self._samples()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Remember what Lightning has read from a file."""
+        self._refuse_samples(state_dict.get("samples") or {})
+        self._from_file.batches = int(state_dict["batches"])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Remember it: what it says of optimizers and progress is restored after `on_fit_start`."""
+        self._from_file.checkpoint = checkpoint
+
+    def _save_at_move(self, step: int) -> None:
+        saved = self._at_moves.save(self._state(self._trainer), step)
+        if not isinstance(saved, memory.Saved):
+            logger.warning("not saved before a move: step=%d reason=%s", step, saved.reason)
+
+    def _state(self, trainer: Any) -> dict[str, Any]:
+        optimizers = {f"optimizer{i}": one for i, one in enumerate(trainer.optimizers)}
+        return {
+            "model": trainer.lightning_module,
+            **optimizers,
+            "progress": _write(self._progress(trainer)),
+            "random": random_numbers.capture(trainer.global_rank, trainer.world_size),
+        }
+
+    def _progress(self, trainer: Any) -> dict[str, Any]:
+        loops = trainer.fit_loop.state_dict()
+        # It counts the batch that it resumes from once more.
+        if "_batches_that_stepped" in (counted := loops.get("epoch_loop.state_dict", {})):
+            counted["_batches_that_stepped"] -= 1
+        others = [one for one in trainer.callbacks if one is not self]
+        return {
+            "loops": loops,
+            "world_size": trainer.world_size,
+            "samples": self._samples(),
+            "schedulers": [one.scheduler.state_dict() for one in trainer.lr_scheduler_configs],
+            "callbacks": {one.state_key: kept for one in others if (kept := one.state_dict())},
+            "precision": trainer.precision_plugin.state_dict(),
+        }
+
+    def _restore(self, trainer: Any, progress: dict[str, Any]) -> None:
+        self._refuse_samples(progress["samples"])
+        if self._batches is None and progress["world_size"] != trainer.world_size:
+            raise ValueError(
+                f"train_dataloader: want GlobalBatches as batch_sampler for a world of another size, got a loader with "
+                f"a state for {progress['world_size']} ranks in a world of {trainer.world_size}"
+            )
+        trainer.fit_loop.load_state_dict(progress["loops"])
+        for config, kept in zip(trainer.lr_scheduler_configs, progress["schedulers"], strict=True):
+            config.scheduler.load_state_dict(kept)
+        for callback in trainer.callbacks:
+            if kept := progress["callbacks"].get(callback.state_key):
+                callback.load_state_dict(kept)
+        if progress["precision"]:
+            trainer.precision_plugin.load_state_dict(progress["precision"])
+        if (checkpoint := self._from_file.checkpoint) is not None:
+            # Lightning restores this next.
+            checkpoint["loops"]["fit_loop"] = progress["loops"]
+            checkpoint["lr_schedulers"] = progress["schedulers"]
+            checkpoint["optimizer_states"] = [one.state_dict() for one in trainer.optimizers]
+            checkpoint[type(trainer.precision_plugin).__qualname__] = progress["precision"]
+
+    def _samples(self) -> dict[str, Any]:
+        return {} if self._batches is None else self._batches.describe()
+
+    def _refuse_samples(self, before: dict[str, Any]) -> None:
+        if self._batches is not None and before:
+            self._batches.check(before)
+
+
+class _FromFile:
+    """The checkpoint that Lightning itself has read, if `fit` was given one."""
+
+    def __init__(self) -> None:
+        self.batches: int | None = None
+        self.checkpoint: dict[str, Any] | None = None
+        self.is_chosen = False
+
+    def steps(self) -> list[int]:
+        """Return the number of batches that it has seen."""
+        return [] if self.batches is None else [self.batches]
+
+    def load(self, state: MutableMapping[str, Any], step: int) -> None:
+        """Leave it to Lightning, which has loaded the model and goes on with the rest."""
+        self.is_chosen = True
+        logger.warning("restored by Lightning: batches=%d", step)
+
+
+def _progress_of(trainer: Any) -> Any:
+    """Return how many batches were made ready, begun and ended over all epochs."""
+    return trainer.fit_loop.epoch_loop.batch_progress.total
+
+
+def _write(progress: dict[str, Any]) -> str:
+    """Return text, so that its shape is no part of the checkpoint's. Raises TypeError for what could not be read."""
+    file = io.BytesIO()
+    torch.save(progress, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _read(text: str) -> dict[str, Any]:
+    progress: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    return progress

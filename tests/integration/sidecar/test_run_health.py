@@ -1,0 +1,66 @@
+"""A GPU falls off the bus under one pod: its ranks move to a spare after a step, and everybody says why."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.devices import Gpus, System, compile_library
+
+from .test_planned_moves import WORKLOAD, made_by
+
+PODS = ("digits-0", "digits-1", "digits-2")
+
+
+@pytest.mark.timeout(200)
+def test_ranks_of_a_lost_gpu_move_to_a_spare_after_a_step_and_status_says_what_was_not_checked(
+    start_job: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = compile_library(tmp_path / "library")
+    gpus = {pod: Gpus(library, tmp_path / "gpus", pod) for pod in PODS}
+    for name, value in gpus[PODS[0]].environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("UNBROKEN_WATCH_DELAY", "0")
+    monkeypatch.setenv("UNBROKEN_WATCH_ROOT", str(System(tmp_path / "root").root))
+    options = ("--pods", "2", "--spares", "1", "--last-call", "60", "--health", "Act")
+    job = start_job(*options, "--job", "digits", workload="wrapped", command=[str(WORKLOAD)])
+
+    def wait_trained(iteration: int) -> None:
+        job.wait_for(lambda: all(len(made_by(tmp_path, rank, iteration)) > 2 for rank in range(2)), f"{iteration}")
+
+    def checked() -> int:
+        health = job.status().get("health")
+        return 0 if health is None else int(health["num_pods"])
+
+    wait_trained(0)
+    job.wait_for(lambda: checked() == len(PODS), "a word of every watch")
+    victim = next(str(pod["pod"]) for pod in job.status()["pods"] if pod["ranks"] == [1])
+    emitted_s = time.monotonic()
+    gpus[victim].emit(0, 31)
+    gpus[victim].emit(1, 79)
+    job.wait_for(lambda: job.status()["health"]["findings"], "the finding")
+    print(f"XID to status: {time.monotonic() - emitted_s:.3f} s")
+    wait_trained(1)
+    status = job.status()
+    recovery = status["recoveries"][-1]
+    last = made_by(tmp_path, 0, 0)[-1]
+    text = "xid-79 on GPU-0001 is fatal: XID 79: the GPU has fallen off the bus"
+    assert [recovery[key] for key in ("cause", "pod", "rung", "detail")] == [
+        "device-fault",
+        victim,
+        "pod",
+        f"{text}; moves after step {last}",
+    ]
+    assert {pod["pod"]: pod.get("unfit", "") for pod in status["pods"]} == {
+        pod: text if pod == victim else "" for pod in PODS
+    }
+    unchecked = dict(status["health"]["unchecked"])
+    assert {check: unchecked.get(check) for check in ("ports", "storage", "gpu-events")} == {
+        "ports": 3,
+        "storage": 3,
+        "gpu-events": None,
+    }
+    assert job.complete() == 0
+    for each in gpus.values():
+        each.close()

@@ -1,0 +1,89 @@
+"""A training of Lightning's Trainer: with validations, a schedule of learning rates and clipping."""
+
+import logging
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
+from tests.integrations.jobs.training import (
+    GLOBAL_BATCH,
+    NUM_STEPS,
+    OUT,
+    after_step,
+    finish,
+    make_model,
+    make_samples,
+    started,
+)
+from torch.utils.data import DataLoader
+
+from unbroken import inprocess
+from unbroken.integrations import lightning
+from unbroken.integrations.samples import GlobalBatches
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Module(LightningModule):  # type: ignore[misc]  # the package brings no types here
+    """The model of all jobs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model()
+
+    def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
+        """Return the loss."""
+        return self.model(**batch)["loss"]  # type: ignore[no-any-return]  # of a module
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+        """Log what EarlyStopping looks at, and draw a random number."""
+        self.log("val_loss", self.model(**batch)["loss"] + 1e-6 * torch.rand(1)[0], sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        """Let the rates fall at each step."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class AfterStep(Callback):  # type: ignore[misc]  # the package brings no types here
+    """Calls `after_step`."""
+
+    def __init__(self, call: inprocess.CallWrapper) -> None:
+        self.call = call
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """As its name says."""
+        after_step(trainer.global_step, self.call, pl_module.model)
+
+
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper) -> None:
+    """Train three rounds through the data, which are epochs of 10 steps."""
+    samples, module = make_samples(), Module()
+    batches = GlobalBatches(len(samples), GLOBAL_BATCH)
+    trainer = Trainer(
+        **lightning.place(call),
+        accelerator="cpu",
+        max_epochs=3,
+        val_check_interval=4,
+        gradient_clip_val=1.0,
+        callbacks=[
+            lightning.Resume(call, batches=batches),
+            AfterStep(call),
+            EarlyStopping("val_loss", patience=100),
+        ],
+        default_root_dir=OUT,
+        **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False),
+    )
+    loader: Any = DataLoader(samples, batch_sampler=batches)  # type: ignore[arg-type]  # a list is a data set
+    validation: Any = DataLoader(samples[:24], batch_size=6)  # type: ignore[arg-type]  # as above
+    trainer.fit(module, loader, validation)
+    assert trainer.global_step == NUM_STEPS
+    finish(module.model, trainer.global_step, call)
+
+
+if __name__ == "__main__":
+    started()
+    train()

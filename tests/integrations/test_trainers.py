@@ -1,0 +1,138 @@
+"""What cannot go on exactly is refused when training begins; what can goes on from a file of the framework's own."""
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import Trainer, TrainingArguments
+
+from unbroken.integrations import huggingface, lightning
+from unbroken.integrations.samples import GlobalBatches
+
+pytestmark = [pytest.mark.integrations, pytest.mark.filterwarnings("ignore")]
+
+
+class Call:
+    """A call of the wrapped function, of one rank."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.state = SimpleNamespace(active_rank=rank, active_world_size=world_size)
+        self.steps: list[int | None] = []
+
+    def ping(self, step: int | None = None) -> None:
+        """Remember it."""
+        self.steps.append(step)
+
+    def on_move(self, save: object) -> None:
+        """Take it."""
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+
+class Module(LightningModule):  # type: ignore[misc]  # the package brings no types here
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.seen: list[float] = []
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        """Return the loss."""
+        self.seen += batch[0][:, 0].tolist()
+        loss: torch.Tensor = self.layer(batch[0]).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+DATA = TensorDataset(torch.arange(40.0).repeat(2, 1).T / 40)
+
+
+def fit(call: Any, folder: Path, loader: Any, batches: GlobalBatches | None = None, **options: Any) -> None:
+    """Train one epoch with Lightning."""
+    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
+    callbacks = [lightning.Resume(call, batches=batches)]
+    trainer = LightningTrainer(
+        accelerator="cpu", devices=1, max_epochs=1, callbacks=callbacks, default_root_dir=folder, **quiet, **options
+    )
+    trainer.fit(Module(), loader)
+
+
+def test_loader_that_would_begin_anew_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    call = Call()
+    with pytest.raises(ValueError, match=r"train_dataloader: want .* got DataLoader, which would begin anew"):
+        fit(call, tmp_path, DataLoader(DATA, batch_size=4))
+    assert call.steps == []
+
+
+def test_lightning_reports_each_batch_where_the_loader_knows_its_place(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches)
+    assert call.steps == list(range(1, 11))
+
+
+def test_gradients_that_wait_for_more_batches_are_no_step_to_go_back_to(tmp_path: Path) -> None:
+    call, batches = Call(), GlobalBatches(40, 4)
+    fit(call, tmp_path, DataLoader(DATA, batch_sampler=batches), batches, accumulate_grad_batches=4)
+    assert [step for step in call.steps if step is not None] == [4, 8, 10]
+
+
+@pytest.mark.parametrize("at", [7, 10])
+def test_lightning_goes_on_from_a_file_of_its_own_where_the_memory_has_nothing(tmp_path: Path, at: int) -> None:
+    def train(call: Any, module: Module, **options: Any) -> None:
+        batches = GlobalBatches(40, 4)
+        quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger"), False)
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=at, save_top_k=-1)
+        trainer = LightningTrainer(
+            accelerator="cpu",
+            devices=1,
+            callbacks=[lightning.Resume(call, batches=batches), keep],
+            max_epochs=2,
+            **quiet,
+        )
+        trainer.fit(module, DataLoader(DATA, batch_sampler=batches), **options)
+
+    calls, modules = (Call(), Call()), (Module(), Module())
+    train(calls[0], modules[0])
+    train(calls[1], modules[1], ckpt_path=str(tmp_path / f"step={at}.ckpt"))
+    assert calls[1].steps == calls[0].steps[at:]
+    assert modules[1].seen == modules[0].seen[4 * at :]
+    assert torch.equal(modules[1].layer.weight, modules[0].layer.weight)
+
+
+def test_trainer_of_another_rank_is_refused_by_lightnings_callback(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Trainer: want rank 1 of 2, got 0 of 1; make it inside"):
+        fit(Call(1, 2), tmp_path, DataLoader(DATA, batch_sampler=GlobalBatches(40, 4)))
+
+
+def test_batch_size_that_is_looked_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="auto_find_batch_size: want False, got True"):
+        huggingface._refuse(make_trainer(tmp_path, auto_find_batch_size=True))
+
+
+def test_arguments_of_another_rank_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(tmp_path)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match=r"want those of rank 1 of 2, got rank 0 of 1; make them, and the Trainer, in"):
+        huggingface._refuse(trainer)
+
+
+def make_trainer(folder: Path, **arguments: Any) -> Any:
+    """Return a Trainer of Hugging Face's."""
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", **arguments)
+    return Trainer(torch.nn.Linear(2, 2), args, train_dataset=DATA)

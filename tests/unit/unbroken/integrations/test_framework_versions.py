@@ -1,0 +1,45 @@
+"""A framework that is too old or too new is said plainly."""
+
+import logging
+from importlib import metadata
+
+import pytest
+
+from unbroken.integrations.versions import require
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        ("4.57.1", r"^frame: want 5\.2 or newer, got 4\.57; pip install 'frame>=5\.2'$"),
+        ("5.1.9", r"got 5\.1;"),
+        ("unknown" * 1000, "got nothing that can be read;"),
+        ("9" * 5000 + ".1", "got nothing that can be read;"),
+    ],
+)
+def test_release_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch, seen: str, message: str) -> None:
+    monkeypatch.setattr(metadata, "version", lambda package: seen)
+    with pytest.raises(ImportError, match=message):
+        require("frame", (5, 2), (5, 23))
+
+
+def test_package_that_is_missing_is_refused() -> None:
+    with pytest.raises(ImportError, match="got nothing that can be read"):
+        require("unbroken-has-no-such-package", (1, 0), (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ("5.2.0rc1", []),
+        ("5.99", []),
+        ("6.0.0.dev0", ["frame 6.0 is newer than what this was tested with (5.23): compare your losses"]),
+    ],
+)
+def test_release_of_a_later_major_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seen: str, words: list[str]
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda package: seen)
+    with caplog.at_level(logging.WARNING):
+        require("frame", (5, 2), (5, 23))
+    assert caplog.messages == words
