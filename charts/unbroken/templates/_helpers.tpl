@@ -175,6 +175,14 @@ has(object.metadata.labels) && has(object.metadata.annotations) && has(object.me
 r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
 {{- end -}}
 
+{{- /* CEL: whether a pod looks like one of a job. */ -}}
+{{- define "unbroken.claimsToBeOfJob" -}}
+(has({{ . }}.metadata.labels) && {{ . }}.metadata.labels.exists(k, k.startsWith('unbroken.dev/')))
+|| (has({{ . }}.metadata.annotations) && {{ . }}.metadata.annotations.exists(k, k.startsWith('unbroken.dev/')))
+|| (has({{ . }}.metadata.ownerReferences) && {{ . }}.metadata.ownerReferences.exists(r,
+r.apiVersion.startsWith('unbroken.dev/') && r.kind == 'ResilientTrainingJob'))
+{{- end -}}
+
 {{- /* CEL: whether the update of a node leaves all as it is but what quarantine writes. */ -}}
 {{- define "unbroken.onlyTaintDiffers" -}}
 request.operation != 'UPDATE' || (

@@ -159,6 +159,35 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+RESERVED = (*ON[:-1], f"{ON[-1]},admissionPolicy.reservePods=true")
+OTHER = changed(FOREIGN, metadata__labels__mine="yes")
+OWNER = POD["metadata"]["ownerReferences"]
+RESERVED_CASES: dict[str, Case] = {
+    "a pod of somebody's own": ("pods", "CREATE", FOREIGN, None, ""),
+    "a pod of a ReplicaSet": (
+        "pods", "CREATE",
+        changed(FOREIGN, metadata__ownerReferences=[{**OWNER[0], "apiVersion": "apps/v1", "kind": "ReplicaSet"}]), None,
+        ""),
+    "a label of somebody's own": ("pods", "UPDATE", OTHER, FOREIGN, ""),
+    "a pod that is a job's already": ("pods", "UPDATE", changed(POD, metadata__labels__mine="yes"), POD, ""),
+    "a pod that a job lets go": ("pods", "UPDATE", FOREIGN, POD, ""),
+    "a copy of a job's pod": ("pods", "CREATE", POD, None, "alone creates pods of its jobs"),
+    "a pod with a job's label": (
+        "pods", "CREATE", changed(FOREIGN, metadata__labels={"unbroken.dev/job": "digits"}), None,
+        "alone creates pods"),
+    "a pod with a job as its owner": (
+        "pods", "CREATE", changed(FOREIGN, metadata__ownerReferences=OWNER), None, "alone creates pods"),
+    "a pod with an annotation of ours": (
+        "pods", "CREATE", changed(FOREIGN, metadata__annotations={"unbroken.dev/template": "x"}), None,
+        "alone creates pods"),
+    "a pod that gets a job's label": (
+        "pods", "UPDATE", changed(FOREIGN, metadata__labels={"unbroken.dev/job": "digits"}), FOREIGN,
+        "no pod becomes one"),
+    "a pod that gets a job as its owner": (
+        "pods", "UPDATE", changed(FOREIGN, metadata__ownerReferences=OWNER), FOREIGN, "no pod becomes one"),
+}  # fmt: skip
+
+
 @lru_cache(maxsize=8)
 def policies(*options: str) -> dict[str, JsonObject]:
     """Return the policies' specs by resource."""
@@ -191,6 +220,26 @@ def test_the_operators_account_may_write_what_the_operator_makes_and_nothing_els
     resource, *_, wanted = CASES[name]
     seen = denied_in_memory(policies(*ON)[resource], as_reviewed(CASES[name]))
     assert (wanted in seen) if wanted else not seen, seen
+
+
+@pytest.mark.parametrize("name", RESERVED_CASES)
+def test_nobody_else_makes_a_pod_of_a_job_where_pods_are_reserved(name: str) -> None:
+    wanted = RESERVED_CASES[name][-1]
+    seen = denied_in_memory(policies(*RESERVED)["reserved"], as_reviewed(RESERVED_CASES[name]))
+    assert (wanted in seen) if wanted else not seen, seen
+
+
+@pytest.mark.parametrize(("scope", "num"), [("scope=Cluster", 1), ("scope=Namespaces,namespaces={ml}", 2)])
+def test_pods_are_reserved_for_the_operator_in_the_namespaces_that_it_serves(scope: str, num: int) -> None:
+    wanted = f"{scope},admissionPolicy.enabled=Always,admissionPolicy.reservePods=true"
+    conditions = [item["expression"] for item in policies("--set", wanted)["reserved"]["matchConditions"]]
+    assert (
+        conditions
+        == [
+            "request.userInfo.username != 'system:serviceaccount:ops:unbroken'",
+            'request.namespace in ["ml","ops"]',
+        ][:num]
+    )
 
 
 @pytest.mark.parametrize("resource", ["pods", "services", "secrets", "networkpolicies"])
@@ -314,15 +363,29 @@ def test_a_real_api_server_compiles_the_policies_and_answers_alike(
         return listed.returncode == 0
 
     wait_until(is_served, "the definitions are served")
-    for name, case in CASES.items():
-        resource, *_, wanted = case
-        seen = as_reviewed(case)
-        asked = {
-            "apiVersion": "policies.test/v1",
-            "kind": f"Asked{KIND[resource]}",
-            "metadata": {"name": "x"},
-            "spec": {"request": seen.pop("request"), "objects": seen},
-        }
-        done = kubectl("create", "--dry-run=server", "--validate=false", "-f", "-", item=asked)
+    ask_all(kubectl, CASES)
+    reserved = kubectl("apply", "-f", "-", item=_definition("pods", policies(*RESERVED)["reserved"]))
+    assert reserved.returncode == 0, reserved.stderr
+    first = RESERVED_CASES["a copy of a job's pod"]
+    wait_until(lambda: first[-1] in ask(kubectl, first).stderr, "the other rules are in force")
+    ask_all(kubectl, RESERVED_CASES)
+
+
+def ask(kubectl: Callable[..., subprocess.CompletedProcess[str]], case: Case) -> subprocess.CompletedProcess[str]:
+    """Have the API server judge a case."""
+    seen = as_reviewed(case)
+    asked = {
+        "apiVersion": "policies.test/v1",
+        "kind": f"Asked{KIND[case[0]]}",
+        "metadata": {"name": "x"},
+        "spec": {"request": seen.pop("request"), "objects": seen},
+    }
+    return kubectl("create", "--dry-run=server", "--validate=false", "-f", "-", item=asked)
+
+
+def ask_all(kubectl: Callable[..., subprocess.CompletedProcess[str]], cases: Mapping[str, Case]) -> None:
+    """Compare what the API server makes of each with what is wanted."""
+    for name, case in cases.items():
+        done, wanted = ask(kubectl, case), case[-1]
         assert (done.returncode == 0) is (not wanted), f"{name}: {done.stderr}"
         assert wanted in done.stderr, name
