@@ -34,6 +34,7 @@ MAX_SECONDS = 1e9
 """Thirty years."""
 MAX_RANKS = 2 * MAX_PODS * MAX_RANKS_PER_POD
 """Workers of the largest job, spares included."""
+MAX_RANK_SECONDS = MAX_SECONDS * MAX_RANKS
 MAX_NAME = 512
 """Of pods, nodes, domains, jobs and health checks: twice what Kubernetes allows."""
 MAX_KEYS = 64
@@ -174,6 +175,15 @@ BOUNDS: dict[str, Bound] = {
     "over_ago_s": _SECONDS,
     "gained_s": _SECONDS,
     "ran_for_s": _SECONDS,
+    "suspended_s": _SECONDS,
+    "progress_s": _SECONDS,
+    "redo_s": _SECONDS,
+    "restart_s": _SECONDS,
+    "waiting_s": _SECONDS,
+    "open_s": _SECONDS,
+    "progress_rank_s": Number(0.0, MAX_RANK_SECONDS),
+    "held_rank_s": Number(0.0, MAX_RANK_SECONDS),
+    "wanted_rank_s": Number(0.0, MAX_RANK_SECONDS),
     "Observation.gone": Items(4 * MAX_PODS),
     "heartbeat_interval_s": _SECONDS,
     "away_s": _SECONDS,

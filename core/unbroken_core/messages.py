@@ -412,6 +412,26 @@ class GonePod:
 
 
 @dataclass(frozen=True)
+class TimeSpent:
+    """Where the time went since the job first ran, in seconds: a field for each word of Spent, and what is not judged.
+
+    Seconds times ranks: of progress, of what was held (spares and waiting included), and of what was wanted.
+    """
+
+    progress_s: float = 0.0
+    redo_s: float = 0.0
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    waiting_s: float = 0.0
+    suspended_s: float = 0.0
+    open_s: float = 0.0
+    """Since the last step: the next one, or a fault, says what it was."""
+    progress_rank_s: float = 0.0
+    held_rank_s: float = 0.0
+    wanted_rank_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class EarlierRun:
     """What the coordinator before this one reported last. Ages, since clocks of two hosts are never compared."""
 
@@ -421,6 +441,10 @@ class EarlierRun:
     """Seconds of first-time progress until then."""
     ran_for_s: float
     """Seconds from the job's first run until then."""
+    time: TimeSpent | None = None
+    """Where they went; None of a coordinator that did not tell."""
+    suspended_s: float = 0.0
+    """Of the seconds since that report, those in which the job was suspended."""
 
 
 @dataclass(frozen=True)
@@ -566,3 +590,5 @@ class JobStatus:
     """Seconds of first-time progress, under earlier coordinators too, as far as this one was told."""
     ran_for_s: float | None = None
     """Wall seconds since the job first ran, likewise; None before it ran."""
+    time: TimeSpent | None = None
+    """Where they went; None before it ran."""

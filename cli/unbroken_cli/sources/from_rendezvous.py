@@ -4,6 +4,7 @@ from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.reasons import JobPhase
+from unbroken_core.recovery.account import ratios, terms
 
 _STATES = {
     JobPhase.FORMING: "Forming",
@@ -32,6 +33,8 @@ def job_from_status(status: JobStatus) -> JobRecord:
         lost_ranks=status.lost_ranks,
         restarts=sum(status.restarts_by_rung.values()),
         ettr=status.ettr,
+        time=None if status.time is None else terms(status.time),
+        ratios=None if status.time is None else ratios(status.time),
         container="",
         faults=tuple(map(_fault, status.recoveries)),
         memory="" if status.memory is None else memory_text(status.memory, status.max_step),
