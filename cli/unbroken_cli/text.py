@@ -92,12 +92,20 @@ def why_lines(job: JobRecord, fault: FaultSummary, now: datetime) -> list[str]:
         lines += _row("detail", "not kept: Events hold it, and the API server forgets them after an hour or so")
     if fault.stack:
         lines += _row("stack", "\n".join(fault.stack))
+    if fault.cause == "device-fault":
+        # What was found, and what nobody could look at: that nothing else was found there says nothing.
+        lines += _row("nodes", _message_of(job, "NodesHealthy"))
     lines += _row("done", done(fault, job))
     for phase, seconds in phases_of(fault):
         lines += _row("", f"{phase:<15} {seconds:9.3f} s")
     is_last = bool(job.faults) and fault is job.faults[-1]
     steps = list(dict.fromkeys([*fault_steps(job, fault), *(next_steps(job, now) if is_last else ())]))
     return lines + _steps([step for step in steps if step != "nothing"] or ["nothing"])
+
+
+def _message_of(job: JobRecord, kind: str) -> str:
+    found = job.condition(kind)
+    return f"nobody knows: there is no condition {kind}" if found is None else found.message
 
 
 def phases_of(fault: FaultSummary) -> list[tuple[str, float]]:

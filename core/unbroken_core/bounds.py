@@ -20,6 +20,7 @@ from unbroken_core.checkpoints import (
     MAX_FETCHES,
     MAX_FLOORS,
     MAX_LOADS,
+    MAX_PINNED,
     MAX_SOURCES,
 )
 from unbroken_core.findings import MAX_FINDINGS
@@ -274,6 +275,9 @@ BOUNDS: dict[str, Bound] = {
     "problems": Items(MAX_COPIES, Text(MAX_DETAIL)),
     "peers": Items(MAX_FETCHES),
     "keepers": Items(MAX_COPIES),
+    "pinned": Items(MAX_PINNED, _INDEX),
+    "protected": Items(4, _INDEX),
+    "next_protected": Items(4, _INDEX),
     "owners": Items(16, _NAME),
     "drop": Items(MAX_COPIES_TOLD, _NAME),
     "request": Text(4096),

@@ -10,7 +10,7 @@ them into text and back, strictly.
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.checkpoints import Held, MemoryStatus, Peer, Restore
+from unbroken_core.checkpoints import Held, Key, MemoryStatus, Peer, Restore
 from unbroken_core.findings import Finding, Health
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
@@ -374,6 +374,10 @@ class Buddies:
     drop: tuple[str, ...] = ()
     """Uids of pods whose copies this pod removes, of all steps: others are safe elsewhere, or they are void. Never one
     of `owners`."""
+    protected: Key | None = None
+    """The newest protected step: nobody overwrites it, nor its copies, until there is a newer one."""
+    next_protected: Key | None = None
+    """A complete step that is not overwritten either, and is copied before all that is newer, by all pods."""
 
 
 AgentMessage = Union[Hello, Report, Heartbeat, CertificateRequest]

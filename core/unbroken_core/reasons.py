@@ -229,3 +229,6 @@ class Reason(Word):
     SECRET_DAMAGED = "SecretDamaged"
     HELD_BY_FINALIZER = "HeldByFinalizer"
     POD_RELEASED = "PodReleased"
+    NODES_HEALTHY = "NodesHealthy"
+    DEVICES_FAULTY = "DevicesFaulty"
+    HEALTH_NOT_CHECKED = "HealthNotChecked"

@@ -48,12 +48,23 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
         behind = max_step - memory.complete_step
         ago = f" ({behind} step{'s' * (behind != 1)} ago)" if behind >= 0 else ""
         text = f"step {memory.complete_step} on all ranks{ago}"
+    text += _protection(memory)
     redone = f"{memory.steps_redone} step{'s' * (memory.steps_redone != 1)} redone"
     restored = {
         "memory": f"; restored step {memory.restored_step} from memory, {redone}",
         "disk": f"; restored step {memory.restored_step} from disk, {redone}",
     }
     return text + restored.get(memory.source, "") + (f": {memory.reason}" if memory.reason else "")
+
+
+def _protection(memory: MemoryStatus) -> str:
+    """Return what outlives the loss of a pod; "" for a job without copies."""
+    if not memory.across:
+        return ""
+    is_as_asked = memory.across.startswith("across ")
+    if memory.protected_step < 0:
+        return f"; no step is protected{' yet, wanted ' if is_as_asked else ': '}{memory.across}"
+    return f"; protected to step {memory.protected_step}{' ' if is_as_asked else ', '}{memory.across}"
 
 
 def _fault(recovery: Recovery) -> FaultSummary:

@@ -75,9 +75,13 @@ def note_time(job: JobState, now_s: float) -> None:
 
 def _memory_status(job: JobState) -> MemoryStatus:
     copies = job.settings.copies
-    status = memory_status(job.checkpoints, job.recall, job.world.iteration, copies)
+    status = memory_status(job.checkpoints, job.recall, job.world.iteration)
+    protected = job.copying.protected(job.checkpoints, copies) if copies else None
     said = (job.copying.arrangement.across, job.checkpoints.copy_problem() if copies else "")
-    return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
+    if not copies:
+        return status
+    step = -1 if protected is None else protected.step
+    return replace(status, protected_step=step, across="; ".join(filter(None, said))[:1000])
 
 
 def _health_status(job: JobState) -> HealthStatus:

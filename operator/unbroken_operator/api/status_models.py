@@ -53,6 +53,7 @@ class ConditionType(str, Enum):
     SPARES_EXHAUSTED = "SparesExhausted"
     SPARES_SPREAD = "SparesSpread"
     UP_TO_DATE = "UpToDate"
+    NODES_HEALTHY = "NodesHealthy"
     THROTTLED = "Throttled"
     COMPLETE = "Complete"
     FAILED = "Failed"
@@ -67,7 +68,8 @@ class JobCondition(Model):
     in two domains of an outer layer. Running: the training function runs on all active ranks. Recovering: an
     interruption is being repaired. Degraded: the job runs with fewer ranks than it wants. SparesExhausted: spares are
     wanted and none is ready. SparesSpread: every domain of every layer in which active pods stand has a spare pod.
-    UpToDate: all pods were made from the current template; shown from its first change on. Throttled: the job asks for
+    UpToDate: all pods were made from the current template; shown from its first change on. NodesHealthy: the watches
+    of the pods found no broken device, link or storage; shown from their first word on. Throttled: the job asks for
     more than its share of the operator, and the rest is held back; shown from the first time on. Complete and Failed:
     the job is over."""
     status: ConditionStatus

@@ -35,7 +35,15 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
-from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended, without_agent
+from unbroken_operator.decisions.cleanup import (
+    Objects,
+    after_the_end,
+    force_wait_s,
+    forced,
+    suspended,
+    unfit,
+    without_agent,
+)
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
 from unbroken_operator.decisions.limits.retry import retry_delay_s
@@ -361,6 +369,7 @@ def _deletions(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     for pod in assessment.alive:
         if not pod.node and not set(pod.avoids) <= set(forbidden):
             yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
+    yield from unfit(snapshot, verdict.settings, assessment)
     yield from not_started(assessment.outdated)
     yield from without_agent(snapshot, assessment)
     yield from _old_failures(trainers, verdict.spec.failed_pods_history_limit)

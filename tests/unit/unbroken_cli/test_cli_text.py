@@ -308,3 +308,16 @@ def test_a_new_rendezvous_that_answers_is_not_said_to_be_silent() -> None:
 def test_one_missing_rank_is_one() -> None:
     lines = status_lines(job_of(running(ranks={"active": 7, "spare": 0, "lost": 1}, history=[])), NOW)
     assert lines[-1] == "  next       add nodes: 1 rank is missing and no spare waits"
+
+
+def test_why_of_a_broken_device_says_what_was_found_and_what_was_not_checked() -> None:
+    message = "digits-1 on node node-a: xid-79 on GPU-a is fatal; not checked everywhere: ports"
+    healthy = condition("NodesHealthy", "False", "DevicesFaulty", message)
+    broken = record(1, cause="device-fault")
+    lines = why_lines(job := job_of(running(history=[broken], conditions=[healthy])), find_fault(job, "1"), NOW)
+    assert f"  nodes      {message}" in lines
+    assert "  seen by    the pod's watch: a GPU or a link is broken" in lines
+    silent = job_of(running(history=[broken]))
+    assert "  nodes      nobody knows: there is no condition NodesHealthy" in why_lines(
+        silent, find_fault(silent, "1"), NOW
+    )
