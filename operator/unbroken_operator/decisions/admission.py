@@ -15,7 +15,7 @@ from unbroken_core.errors import InputError
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Rung
 from unbroken_core.settings import JobSettings, RungBudget, Timeouts, violations
-from unbroken_operator.api import layout, memory_rules, template_rules
+from unbroken_operator.api import health_models, layout, memory_rules, template_rules
 from unbroken_operator.api.models import Spec
 from unbroken_operator.api.pod_models import Variable
 from unbroken_operator.api.template_shapes import misshapen
@@ -101,6 +101,7 @@ def admit(job: Mapping[str, Any]) -> ValidSpec | InvalidSpec:
         )
     found += _template_violations(spec)
     found += (f"spec.{text}" for text in memory_rules.refusals(_memory_and_template(spec)))
+    found += (f"spec.health.{text}" for text in health_models.refusals(spec.health))
     names = spec.rendezvous.image_pull_secrets or ()
     found += template_rules.pull_secret_refusals(names, "spec.rendezvous.imagePullSecrets")
     found += _change_violations(spec, accepted)
@@ -185,6 +186,7 @@ def _settings_fields(spec: Spec) -> dict[str, Any]:
             drain_s=float(boxes.drain_seconds),
             isolation_s=None if boxes.isolation_seconds is None else float(boxes.isolation_seconds),
         ),
+        "health": spec.health.mode,
         "copies": 0 if spec.memory is None else spec.memory.replicas,
         "across": "" if spec.memory is None else spec.memory.across or "",
     }

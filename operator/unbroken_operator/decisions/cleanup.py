@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unbroken_core.reasons import JobPhase
+from unbroken_core.settings import HealthMode, JobSettings
 from unbroken_operator.api.models import CleanPodPolicy, Spec
 from unbroken_operator.decisions.actions import Action, DeleteJob, DeletePod, Ordinals
 from unbroken_operator.decisions.assessment import Assessment
@@ -127,3 +128,15 @@ def _stuck_ends(snapshot: Snapshot, assessment: Assessment) -> Iterator[tuple[Po
             yield pod, UNFINISHED_S, "its deletion was begun, and broke off"
         elif pod.uid in assessment.lost:
             yield pod, snapshot.options.force_delete_after_s, f"node {pod.node} does not come back"
+
+
+def unfit(snapshot: Snapshot, settings: JobSettings, assessment: Assessment) -> Iterator[Action]:
+    """Delete pods whose watch found a broken device, once their ranks are elsewhere: others take their place."""
+    report = assessment.report
+    is_sure = report is not None and report.phase is JobPhase.RUNNING and snapshot.is_reachable
+    if settings.health is not HealthMode.ACT or not is_sure:
+        return
+    for pod in assessment.alive:
+        member = assessment.members.get(pod.uid)
+        if member is not None and member.unfit and not member.ranks:
+            yield DeletePod(pod.name, pod.uid, f"its watch says: {member.unfit[:200]}")

@@ -16,6 +16,7 @@ from dataclasses import replace
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
+from unbroken_operator.api.status_models import JobState
 from unbroken_operator.decisions.actions import (
     Action,
     CreateNetworkPolicy,
@@ -34,7 +35,15 @@ from unbroken_operator.decisions.actions import (
 from unbroken_operator.decisions.admission import MAX_VIOLATION, InvalidSpec, ValidSpec, admit, admit_images
 from unbroken_operator.decisions.assessment import Assessment, assess, observation
 from unbroken_operator.decisions.circles import NUM_FREE, YOUNG_S, pause_s
-from unbroken_operator.decisions.cleanup import Objects, after_the_end, force_wait_s, forced, suspended, without_agent
+from unbroken_operator.decisions.cleanup import (
+    Objects,
+    after_the_end,
+    force_wait_s,
+    forced,
+    suspended,
+    unfit,
+    without_agent,
+)
 from unbroken_operator.decisions.drift import drift, notices
 from unbroken_operator.decisions.lifecycle import deadline_left_s, without_ended_report
 from unbroken_operator.decisions.limits.retry import retry_delay_s
@@ -62,7 +71,7 @@ _SOME = AvoidedNodes(("any",), ("any",))
 def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
-        return Decision(())
+        return Decision(tuple(_being_deleted(snapshot)))
     if stands_back(snapshot):
         return Decision(tuple(_rivalry(snapshot)), max(STAND_BACK_S - snapshot.memory.rival_for_s, 0.0) + 1.0)
     snapshot = without_ended_report(snapshot)
@@ -144,6 +153,14 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
     seen = observation(snapshot, assessment, verdict.settings)
     if (memory.sent_to, memory.sent_term, memory.sent) != (pod.uid, report.term, seen):
         yield PushObservation(pod.uid, report.term, seen)
+
+
+def _being_deleted(snapshot: Snapshot) -> Iterator[WriteStatus]:
+    """Yield what people are to see of a job that something holds: nothing of it is repaired or kept up to date."""
+    ends = (JobState.COMPLETE.value, JobState.FAILED.value, JobState.DELETING.value)
+    if snapshot.status.get("state") not in ends:
+        ranks = {"ranks": None} if "ranks" in snapshot.status else {}
+        yield WriteStatus({"state": JobState.DELETING.value, **ranks})
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
@@ -352,6 +369,7 @@ def _deletions(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -
     for pod in assessment.alive:
         if not pod.node and not set(pod.avoids) <= set(forbidden):
             yield DeletePod(pod.name, pod.uid, "it waits for another node than it would have to now")
+    yield from unfit(snapshot, verdict.settings, assessment)
     yield from not_started(assessment.outdated)
     yield from without_agent(snapshot, assessment)
     yield from _old_failures(trainers, verdict.spec.failed_pods_history_limit)

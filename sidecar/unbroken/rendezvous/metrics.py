@@ -14,8 +14,10 @@ from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
-from unbroken_core.messages import JobStatus, PodStatus
-from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
+from unbroken_core.findings import Verdict
+from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
+from unbroken_core.recovery.account import ratios
 from unbroken_core.recovery.history import History
 from unbroken_core.settings import JobSettings
 
@@ -104,6 +106,7 @@ class ViewCollector(Collector):
             yield from _time(view)
             yield from _contact(view)
             yield _culprits(view.status)
+            yield from _health(view.status)
 
 
 def _state(status: JobStatus) -> Iterator[Metric]:
@@ -156,12 +159,37 @@ def _time(view: View) -> Iterator[Metric]:
     )
     progress.add_metric([], view.gained_s)
     yield progress
+    if view.status.time is not None:
+        yield from _spent(view.status.time)
     lost = CounterMetricFamily(
         "unbroken_lost_gpu_seconds",
         "Seconds without first-time progress since the job first ran, times active ranks; one rank counts as one GPU.",
     )
     lost.add_metric([], view.lost_rank_s)
     yield lost
+
+
+def _spent(time: TimeSpent) -> Iterator[Metric]:
+    """Yield the terms and the ratios of them. No counters: they go on from what earlier rendezvous have counted."""
+    seconds = GaugeMetricFamily(
+        "unbroken_time_seconds",
+        "Seconds since the job first ran, under earlier rendezvous too, by what they were for.",
+        labels=["spent"],
+    )
+    for word in Spent:
+        seconds.add_metric([word.value], getattr(time, f"{word.value}_s"))
+    yield seconds
+    shares = ratios(time)
+    yield _gauge(
+        "unbroken_ettr_capacity_ratio",
+        "Progress times active ranks / time times wanted ranks, since the job first ran.",
+        shares["ettr_capacity"],
+    )
+    yield _gauge(
+        "unbroken_goodput_allocated_ratio",
+        "Progress times active ranks / time times the ranks of all pods that were there, since the job first ran.",
+        shares["goodput_allocated"],
+    )
 
 
 def _contact(view: View) -> Iterator[Metric]:
@@ -189,6 +217,29 @@ def _culprits(status: JobStatus) -> Metric:
     for labels, count in sorted(tally.items()):
         culprits.add_metric(labels, count)
     return culprits
+
+
+def _health(status: JobStatus) -> Iterator[Metric]:
+    if status.health is None:
+        return
+    found = GaugeMetricFamily(
+        "unbroken_health_findings", "Findings of the pods' watches by verdict, the worst 64.", labels=["verdict"]
+    )
+    verdicts = [item.finding.verdict for item in status.health.findings]
+    for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL):
+        found.add_metric([verdict.value], verdicts.count(verdict))
+    yield found
+    yield _gauge("unbroken_health_pods", "Pods whose watch has said something.", status.health.num_pods)
+    yield _gauge(
+        "unbroken_health_unchecked",
+        "Checks of which some pod tells nothing: no library, field or path.",
+        sum(num_pods > 0 for _check, num_pods in status.health.unchecked),
+    )
+    yield _gauge(
+        "unbroken_health_held",
+        "1 while findings move no ranks: a false alarm, or a switch.",
+        int(bool(status.health.held)),
+    )
 
 
 def count_spares(pods: Sequence[PodStatus], layers: Sequence[str]) -> tuple[str, dict[str, int]]:

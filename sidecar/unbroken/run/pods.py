@@ -23,6 +23,7 @@ _USERS = (
     "UNBROKEN_PREIMPORT",
     "UNBROKEN_WATCH_DELAY",
     "UNBROKEN_WATCH_ROOT",
+    "UNBROKEN_WATCH_PROBES",
     "UNBROKEN_WATCH_STORAGE",
 )
 """Variables that a user may set; all others with this prefix belong to one job."""

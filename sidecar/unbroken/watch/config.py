@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unbroken.watch.checks.probe import Probe, read_probes
 from unbroken.watch.checks.storage import MAX_PATHS
 from unbroken_core.errors import InputError
 
@@ -20,6 +21,8 @@ class WatchConfig:
     visible_devices: str
     storage: tuple[str, ...]
     """Paths that are looked at."""
+    probes: tuple[Probe, ...]
+    """Commands that look at more."""
 
 
 def read_config(environment: Mapping[str, str] | None = None) -> WatchConfig:
@@ -36,4 +39,5 @@ def read_config(environment: Mapping[str, str] | None = None) -> WatchConfig:
         Path(source.get("UNBROKEN_WATCH_ROOT") or "/"),
         source.get("NVIDIA_VISIBLE_DEVICES", ""),
         paths,
+        read_probes(source.get("UNBROKEN_WATCH_PROBES", "")),
     )

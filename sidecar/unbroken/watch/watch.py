@@ -15,8 +15,10 @@ from functools import partial
 from unbroken.watch.checks import node, pcie, ports
 from unbroken.watch.checks.check import Check, not_checked
 from unbroken.watch.checks.gpu import EVENTS, GPU, judge_gpus
+from unbroken.watch.checks.probe import make_checks
 from unbroken.watch.checks.storage import STORAGE, StorageReader, judge_storage
 from unbroken.watch.config import WatchConfig
+from unbroken.watch.extensions import load_extensions
 from unbroken.watch.files import Files
 from unbroken.watch.gpus import EventListener, GpuReader, adapters_bus_ids
 from unbroken.watch.lane import Lane
@@ -77,7 +79,11 @@ class Watch:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._board = Board(self._wake)
-        self._lanes = make_lanes(config, self._board)
+        checks, refused = load_extensions()
+        others = [Lane([check], self._board.put) for check in (*make_checks(config.probes), *checks)]
+        self._lanes = (*make_lanes(config, self._board), *others)
+        if refused:
+            self._board.put("extensions", tuple(refused))
         self._listener = EventListener(config.visible_devices, self._board.put, EVENTS)
         self._link = WatchLink(config.directory / "agent.sock")
         self._sent: Health | None = None

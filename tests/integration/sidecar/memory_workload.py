@@ -148,6 +148,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+def is_saved(checkpointer: memory.Checkpointer, state: Any, step: int) -> bool:
+    """Save a step, if it can be saved now."""
+    return isinstance(checkpointer.save(state, step), memory.Saved)
+
+
 def address(module: str) -> Path:
     """Return where a part listens."""
     return Path(os.environ["UNBROKEN_DIR"]) / f"{module.removeprefix('unbroken.')}.sock"
@@ -278,8 +283,7 @@ def train(call: inprocess.CallWrapper) -> None:
         if step % EVERY == 0:
             if os.environ.get("TEST_INSIST") == "1" and isinstance(saved_or_skipped, memory.Skipped):
                 # What is being copied to another pod is not overwritten.
-                save_again = partial(checkpointer.save, state, step)
-                wait_for(lambda: isinstance(save_again(), memory.Saved), f"a save of step {step}")  # noqa: B023
+                wait_for(partial(is_saved, checkpointer, state, step), f"a save of step {step}")
             note_state(call.iteration, "saved", step, saved, optimizer)
         call.ping(step=step)
     dist.barrier()

@@ -42,5 +42,5 @@ def test_anchor_is_the_one_of_github(heading: str, expected: str) -> None:
 def test_folder_in_the_navigation_is_all_of_its_pages_but_the_first() -> None:
     expanded = tool.expand([{"Runbooks": ["runbooks/README.md", "runbooks/*.md"]}])
     pages = expanded[0]["Runbooks"]
-    assert pages[:2] == ["runbooks/README.md", "runbooks/degraded.md"]
+    assert pages[:2] == ["runbooks/README.md", "runbooks/broken-device.md"]
     assert pages.count("runbooks/README.md") == 1

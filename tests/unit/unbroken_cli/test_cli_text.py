@@ -79,6 +79,17 @@ def test_status_says_training_then_fault_then_culprit_then_repair_then_what_to_d
     ]
 
 
+def test_status_says_where_the_time_went_and_what_share_of_the_ranks_progress_was() -> None:
+    spent = {"progressSeconds": 9000.0, "redoSeconds": 900.0, "waitingSeconds": 100.0, "openSeconds": 0.0}
+    ranks = {"progressRankSeconds": 60000.0, "heldRankSeconds": 100000.0, "wantedRankSeconds": 80000.0}
+    job = job_of(running(time={"term": 1, "reportedAt": "2026-01-01T00:00:00Z", **spent, **ranks}))
+    lines = status_lines(job, NOW)
+    at = lines.index("  time       progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h")
+    assert lines[at + 1].strip() == "ettr 0.900, ettr_capacity 0.750, goodput_allocated 0.600"
+    assert job.time is not None
+    assert sum(job.time.values()) == 10000.0
+
+
 @pytest.mark.parametrize(
     ("status", "first", "advice"),
     [
@@ -297,3 +308,16 @@ def test_a_new_rendezvous_that_answers_is_not_said_to_be_silent() -> None:
 def test_one_missing_rank_is_one() -> None:
     lines = status_lines(job_of(running(ranks={"active": 7, "spare": 0, "lost": 1}, history=[])), NOW)
     assert lines[-1] == "  next       add nodes: 1 rank is missing and no spare waits"
+
+
+def test_why_of_a_broken_device_says_what_was_found_and_what_was_not_checked() -> None:
+    message = "digits-1 on node node-a: xid-79 on GPU-a is fatal; not checked everywhere: ports"
+    healthy = condition("NodesHealthy", "False", "DevicesFaulty", message)
+    broken = record(1, cause="device-fault")
+    lines = why_lines(job := job_of(running(history=[broken], conditions=[healthy])), find_fault(job, "1"), NOW)
+    assert f"  nodes      {message}" in lines
+    assert "  seen by    the pod's watch: a GPU or a link is broken" in lines
+    silent = job_of(running(history=[broken]))
+    assert "  nodes      nobody knows: there is no condition NodesHealthy" in why_lines(
+        silent, find_fault(silent, "1"), NOW
+    )

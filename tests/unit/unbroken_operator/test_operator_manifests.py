@@ -67,6 +67,7 @@ def test_a_training_pod_has_launcher_agent_library_and_no_service_account() -> N
         "UNBROKEN_DIR": "/var/run/unbroken",
         "UNBROKEN_RANKS_PER_POD": "2",
         "UNBROKEN_DRAIN": "23",
+        "UNBROKEN_WATCH": "1",
         "PYTHONPATH": "/opt/unbroken/lib",
     }
     install, agent = spec["initContainers"]

@@ -17,7 +17,8 @@ from typing import Any
 
 from unbroken_core.checkpoints import LoadSource, MemoryStatus
 from unbroken_core.errors import WireError
-from unbroken_core.messages import JobStatus, PodStatus, Recovery
+from unbroken_core.findings import MAX_FINDINGS
+from unbroken_core.messages import HealthStatus, JobStatus, PodStatus, Recovery
 from unbroken_core.pod.stacks import bounded
 from unbroken_core.reasons import Cause, Phase, Rung
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
@@ -106,6 +107,10 @@ def _shape_violations(data: Any, limits: ReportLimits) -> Iterator[str]:
         yield from _too_long(f".{field}", data.get(field), most)
     for field, words in (("restarts_by_rung", Rung), ("restarts_by_cause", Cause)):
         yield from _too_long(f".{field}", data.get(field), len(words))
+    health = data.get("health")
+    if isinstance(health, dict):
+        for field in ("findings", "unchecked"):
+            yield from _too_long(f".health.{field}", health.get(field), MAX_FINDINGS)
     pods = data.get("pods")
     for pod in pods if isinstance(pods, list) else ():
         for field, most in (
@@ -140,6 +145,8 @@ def _violations(status: JobStatus, limits: ReportLimits) -> Iterator[str]:
     yield from _counts(".restarts_by_cause", status.restarts_by_cause, {cause.value for cause in Cause})
     if status.memory is not None:
         yield from _memory_violations(status.memory)
+    if status.health is not None:
+        yield from _health_violations(status.health, limits)
     for pod in status.pods:
         yield from _pod_violations(pod, limits)
     for recovery in status.recoveries:
@@ -180,7 +187,24 @@ def _pod_violations(pod: PodStatus, limits: ReportLimits) -> Iterator[str]:
         (f"{where}.pod", pod.pod, MAX_NAME), (f"{where}.uid", pod.uid, MAX_NAME), (f"{where}.node", pod.node, MAX_NAME)
     )
     yield from _names(*((f"{where}.domains", name, MAX_DOMAIN) for name in pod.domains))
+    if len(pod.unfit) > MAX_TEXT:
+        yield f"{where}.unfit: want at most {MAX_TEXT} characters, got {len(pod.unfit)}"
     yield from _outside(*((f"{where}.ranks", rank, 0, limits.ranks) for rank in pod.ranks))
+
+
+def _health_violations(health: HealthStatus, limits: ReportLimits) -> Iterator[str]:
+    where = ".health"
+    yield from _outside(
+        (f"{where}.num_pods", health.num_pods, 0, limits.pods),
+        (f"{where}.num_findings", health.num_findings, 0, limits.pods * MAX_FINDINGS),
+        *((f"{where}.unchecked", num_pods, 0, limits.pods) for _check, num_pods in health.unchecked),
+    )
+    names = [(f"{where}.unchecked", check, MAX_DOMAIN) for check, _num_pods in health.unchecked]
+    for item in health.findings:
+        names += [(f"{where}.findings[].pod", item.pod, MAX_NAME), (f"{where}.findings[].node", item.node, MAX_NAME)]
+    yield from _names(*names)
+    if len(health.held) > MAX_TEXT:
+        yield f"{where}.held: want at most {MAX_TEXT} characters, got {len(health.held)}"
 
 
 def _memory_violations(memory: MemoryStatus) -> Iterator[str]:

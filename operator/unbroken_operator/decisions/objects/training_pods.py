@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from unbroken_core.reasons import Role
-from unbroken_core.settings import JobSettings
+from unbroken_core.settings import HealthMode, JobSettings
 from unbroken_core.wire import settings_to_json
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spec
@@ -127,6 +127,7 @@ def _with_launcher(container: Manifest, spec: Spec, settings: JobSettings, drain
         ours.append(variable("UNBROKEN_DRAIN", f"{drain_s:g}"))
     if spec.logs is not None:
         ours.append(variable("UNBROKEN_LOG_DIR", spec.logs.directory))
+    ours += _watch_variables(spec)
     ours += _memory_variables(spec)
     if spec.memory is not None and spec.memory.every is not None:
         ours.append(variable("UNBROKEN_MEMORY_EVERY", str(spec.memory.every)))
@@ -218,6 +219,18 @@ def _volumes(settings: JobSettings, ordinal: int, options: OperatorOptions) -> l
     ]
 
 
+def _watch_variables(spec: Spec) -> list[Manifest]:
+    if spec.health.mode is HealthMode.OFF:
+        return []
+    paths, probes = ":".join(spec.health.storage), ""
+    if spec.health.probes:
+        dumped = [probe.model_dump(by_alias=True, mode="json") for probe in spec.health.probes]
+        probes = json.dumps(dumped, separators=(",", ":"))
+    wanted = {"UNBROKEN_WATCH": "1", "UNBROKEN_WATCH_STORAGE": paths, "UNBROKEN_WATCH_PROBES": probes}
+    # A pair of $ is one: the kubelet replaces $(NAME).
+    return [variable(name, value.replace("$(", "$$(")) for name, value in wanted.items() if value]
+
+
 def _memory_variables(spec: Spec) -> list[Manifest]:
     if spec.memory is None:
         return []
@@ -281,4 +294,8 @@ def digest_of(spec: Spec, template: Any) -> str:
         # Who keeps whose copies the coordinator says to pods as they are.
         ours = spec.memory.model_dump(exclude_defaults=True, exclude={"replicas", "across"}, mode="json")
         parts.append(ours)
+    watch = [item["value"] for item in _watch_variables(spec)]
+    if watch != ["1"]:
+        # What is done about findings the rendezvous is told; pods differ only in what they look at.
+        parts.append(watch)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

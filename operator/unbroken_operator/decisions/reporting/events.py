@@ -19,6 +19,7 @@ _WARNINGS = {
     ("TopologyKnown", "False"),
     ("Degraded", "True"),
     ("SparesExhausted", "True"),
+    ("NodesHealthy", "False"),
     ("Failed", "True"),
     ("Throttled", "True"),
 }

@@ -1,0 +1,72 @@
+"""spec.health: what is looked at in the pods, and what becomes of what is found."""
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from unbroken_core.settings import HealthMode
+from unbroken_operator.api.model_base import Model, rule, rules
+
+MAX_PATHS = 8
+MAX_PROBES = 8
+BUILT_IN = ("clock", "gpu", "gpu-events", "memory", "network", "oom", "pcie", "ports", "storage", "watch", "extensions")
+"""Names of checks that no probe may have."""
+_IS_UNIQUE = "!has(self.probes) || self.probes.all(one, self.probes.exists_one(other, other.name == one.name))"
+_IS_FREE = f"!(self.name in {list(BUILT_IN)})"
+
+
+class ProbeVerdict(str, Enum):
+    """What a probe that fails says of the pod."""
+
+    DEGRADED = "degraded"
+    SUSPECT = "suspect"
+    FATAL = "fatal"
+
+
+class Probe(Model):
+    """A command that looks at more, with the contract of node-problem-detector: exit code 0: all is well; 1: it is not;
+    any other: nothing is known. The first line that it prints is the message."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(rule(_IS_FREE, "name must not be that of a built-in check", ".name"))
+    )
+
+    name: Annotated[str, Field(pattern="^[a-z]([a-z0-9-]*[a-z0-9])?$", max_length=39)]
+    """Of the check, in findings."""
+    command: Annotated[tuple[Annotated[str, Field(max_length=1024)], ...], Field(min_length=1, max_length=16)]
+    """Command and arguments, in the trainer container, without a shell."""
+    period_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    """Between two runs; it runs less often if it needs much CPU time."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=60)] = 5
+    """After which it is killed, with all that it started."""
+    verdict: ProbeVerdict = ProbeVerdict.SUSPECT
+    """What exit code 1 means."""
+
+
+class Health(Model):
+    """The watch on devices, links and nodes."""
+
+    model_config = ConfigDict(json_schema_extra=rules(rule(_IS_UNIQUE, "probes must have different names", ".probes")))
+
+    mode: HealthMode = HealthMode.OBSERVE
+    """Off: nothing is looked at. Observe: what is found is told, and changes nothing. Act: ranks move from what is
+    broken to a ready spare."""
+    storage: Annotated[
+        tuple[Annotated[str, Field(pattern="^/[^:]*$", max_length=120)], ...], Field(max_length=MAX_PATHS)
+    ] = ()
+    """Absolute paths in the trainer container that are looked at as well: whether they answer, can be written and have
+    room. Nothing is written there."""
+    probes: Annotated[tuple[Probe, ...], Field(max_length=MAX_PROBES)] = ()
+    """Commands that look at more, each on a schedule of its own."""
+
+
+def refusals(health: Health) -> Iterator[str]:
+    """Yield `where: what is wrong with it`, below spec.health, as the API server's rules say it as well."""
+    names = [probe.name for probe in health.probes]
+    for index, name in enumerate(names):
+        if name in BUILT_IN:
+            yield f"probes[{index}].name: want a name other than those of built-in checks, got {name}"
+    if len(set(names)) < len(names):
+        yield f"probes: want different names, got {names}"

@@ -1,0 +1,113 @@
+"""Probes of others: commands with the contract of node-problem-detector's custom plug-ins.
+
+    exit code 0    all is well
+    exit code 1    what the probe looks at is broken, as bad as the job says
+    any other      it does not know; likewise a probe that does not end in time, or cannot be started
+
+What it prints is the message, its first line.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from unbroken.watch.checks.check import Check, Judgement
+from unbroken.watch.child import Answer, Child
+from unbroken.watch.counters import Looks, look_again
+from unbroken_core.errors import InputError
+from unbroken_core.findings import Finding, Verdict
+
+MAX_PROBES: Final = 8
+_NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?", re.ASCII)
+BUILT_IN: Final = frozenset(
+    ("gpu", "gpu-events", "ports", "network", "pcie", "storage", "memory", "oom", "clock", "watch", "extensions")
+)
+_VERDICTS: Final = {verdict.value: verdict for verdict in (Verdict.DEGRADED, Verdict.SUSPECT, Verdict.FATAL)}
+_FIELDS: Final = frozenset(("name", "command", "periodSeconds", "timeoutSeconds", "verdict"))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One command."""
+
+    name: str
+    command: tuple[str, ...]
+    period_s: float = 30.0
+    timeout_s: float = 5.0
+    verdict: Verdict = Verdict.SUSPECT
+    """What exit code 1 means."""
+
+
+def is_free(name: str) -> bool:
+    """Return whether a check of others may have this name."""
+    return _NAME.fullmatch(name) is not None and name not in BUILT_IN
+
+
+def read_probes(text: str) -> tuple[Probe, ...]:
+    """Read UNBROKEN_WATCH_PROBES. Raises InputError that names what is wrong."""
+    where = "UNBROKEN_WATCH_PROBES"
+    try:
+        data = json.loads(text) if text else []
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: want JSON, got {text[:80]!r}") from error
+    if not isinstance(data, list) or len(data) > MAX_PROBES:
+        raise InputError(f"{where}: want a list of at most {MAX_PROBES} probes, got {text[:80]!r}")
+    probes = tuple(_probe(item, f"{where}[{index}]") for index, item in enumerate(data))
+    if len({probe.name for probe in probes}) < len(probes):
+        raise InputError(f"{where}: want each name once, got {[probe.name for probe in probes]}")
+    return probes
+
+
+def _probe(item: Any, where: str) -> Probe:
+    if not isinstance(item, dict) or not item.keys() <= _FIELDS:
+        raise InputError(f"{where}: want an object with some of {sorted(_FIELDS)}, got {str(item)[:80]!r}")
+    name, command = item.get("name"), item.get("command")
+    if not isinstance(name, str) or not is_free(name):
+        raise InputError(f"{where}.name: want small letters, digits and dashes, and no built-in check, got {name!r}")
+    is_command = isinstance(command, list) and all(isinstance(word, str) and "\0" not in word for word in command)
+    if not is_command or not command:
+        raise InputError(f"{where}.command: want a list of words, got {str(command)[:80]!r}")
+    period_s, timeout_s = item.get("periodSeconds", 30), item.get("timeoutSeconds", 5)
+    for field, value, most in (("periodSeconds", period_s, 3600), ("timeoutSeconds", timeout_s, 60)):
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(f"{where}.{field}: want 1 to {most}, got {value!r}")
+    verdict = _VERDICTS.get(item.get("verdict", Verdict.SUSPECT.value))
+    if verdict is None:
+        raise InputError(f"{where}.verdict: want one of {sorted(_VERDICTS)}, got {item['verdict']!r}")
+    return Probe(name, tuple(command), float(period_s), float(timeout_s), verdict)
+
+
+def judge_probe(probe: Probe, history: Looks | None, answer: Answer) -> Judgement:
+    """Return what the end of a probe means."""
+    text = next(iter(answer.output.strip().splitlines()), "")[:200]
+    looks = look_again(history or {}, {(probe.name, "failed")} if answer.exit_code == 1 else set())
+    seen = sum(looks.get((probe.name, "failed"), ()))
+    if answer.exit_code == 1 or (answer.exit_code == 0 and seen):
+        message = text or "the probe says no more"
+        finding = Finding(probe.name, "", probe.verdict, "probe-failed", "see what the probe looks at", message, seen)
+        return Judgement((finding,), looks)
+    if answer.exit_code == 0:
+        return Judgement((Finding(probe.name, "", Verdict.OK, message=text),), looks)
+    how = "it did not end in time" if answer.exit_code is None else f"exit code {answer.exit_code}"
+    return Judgement((Finding(probe.name, "", Verdict.UNKNOWN, "probe-unknown", message=f"{how}: {text}"),), looks)
+
+
+def make_checks(probes: Sequence[Probe]) -> list[Check]:
+    """Return a check for each probe; each wants a lane of its own."""
+    return [_check(probe) for probe in probes]
+
+
+def _check(probe: Probe) -> Check:
+    child = Child()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")}
+
+    def sample() -> Answer:
+        try:
+            return child.run(probe.command, probe.timeout_s, environment)
+        except OSError as error:
+            return Answer(127, f"cannot be started: {error.strerror}", 0.0)
+
+    return Check(probe.name, probe.period_s, sample, lambda history, answer: judge_probe(probe, history, answer))

@@ -1,0 +1,121 @@
+"""Checks of others: commands with node-problem-detector's contract, and entry points of other packages."""
+
+import json
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from unbroken.watch import extensions
+from unbroken.watch.checks.check import Check, Judgement
+from unbroken.watch.checks.probe import Probe, judge_probe, make_checks, read_probes
+from unbroken.watch.child import MAX_OUTPUT_BYTES, Answer
+from unbroken_core.errors import InputError
+from unbroken_core.findings import Finding, Verdict
+
+PROBE = Probe("scratch", ("true",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "message"),
+    [
+        pytest.param(Answer(0, "fine\n", 0.0), Verdict.OK, "fine", id="0"),
+        pytest.param(Answer(1, "disk is gone\nmore", 0.0), Verdict.SUSPECT, "disk is gone", id="1"),
+        pytest.param(Answer(2, "", 0.0), Verdict.UNKNOWN, "exit code 2: ", id="2"),
+        pytest.param(Answer(77, "x" * 4096, 0.0), Verdict.UNKNOWN, f"exit code 77: {'x' * 200}", id="an odd end"),
+        pytest.param(Answer(-9, "", 0.0), Verdict.UNKNOWN, "exit code -9: ", id="a signal"),
+        pytest.param(Answer(None, "", 0.0), Verdict.UNKNOWN, "it did not end in time: ", id="never"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(answer: Answer, verdict: Verdict, message: str) -> None:
+    (finding,) = judge_probe(PROBE, None, answer).findings
+    assert (finding.check, finding.verdict, finding.message, finding.seen) == ("scratch", verdict, message, 1)
+
+
+def test_a_probe_that_fails_again_is_seen_again_and_its_last_failure_is_soon_forgotten() -> None:
+    history: Any = None
+    seen = []
+    for code in (1, 1, 0, 0, 0):
+        judgement = judge_probe(PROBE, history, Answer(code, "", 0.0))
+        history = judgement.history
+        seen.append((judgement.findings[0].verdict, judgement.findings[0].seen))
+    suspect = Verdict.SUSPECT
+    assert seen == [(suspect, 1), (suspect, 2), (suspect, 2), (suspect, 1), (Verdict.OK, 1)]
+
+
+def test_probes_run_and_what_they_print_is_bounded() -> None:
+    probes = read_probes(
+        json.dumps(
+            [
+                {"name": "flood", "command": ["sh", "-c", "yes | head -c 100000; exit 1"], "verdict": "fatal"},
+                {"name": "absent", "command": ["/nonexistent"]},
+                {"name": "secret", "command": ["sh", "-c", "echo $UNBROKEN_DIR; exit 0"]},
+            ]
+        )
+    )
+    flood, absent, secret = (check.judge(None, check.sample()).findings[0] for check in make_checks(probes))
+    assert (flood.verdict, len(flood.message) <= MAX_OUTPUT_BYTES) == (Verdict.FATAL, True)
+    assert (absent.verdict, absent.message) == (
+        Verdict.UNKNOWN,
+        "exit code 127: cannot be started: No such file or directory",
+    )
+    assert (secret.verdict, secret.message) == (Verdict.OK, "")
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        pytest.param({"name": "gpu", "command": ["x"]}, "[0].name", id="a built-in name"),
+        pytest.param({"name": "Two Words", "command": ["x"]}, "[0].name", id="no name"),
+        pytest.param({"name": "a", "command": []}, "[0].command", id="no command"),
+        pytest.param({"name": "a", "command": "x"}, "[0].command", id="no list"),
+        pytest.param({"name": "a", "command": ["x\0"]}, "[0].command", id="NUL"),
+        pytest.param({"name": "a", "command": ["x"], "periodSeconds": 0}, "[0].periodSeconds", id="all the time"),
+        pytest.param({"name": "a", "command": ["x"], "timeoutSeconds": 1e9}, "[0].timeoutSeconds", id="for ever"),
+        pytest.param({"name": "a", "command": ["x"], "verdict": "ok"}, "[0].verdict", id="never bad"),
+        pytest.param({"name": "a", "command": ["x"], "shell": True}, "[0]", id="unknown field"),
+        pytest.param("a", "[0]", id="no object"),
+    ],
+)
+def test_a_probe_that_cannot_be_is_refused_by_name(item: Any, text: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read_probes(json.dumps([item]))
+    assert str(refused.value).startswith(f"UNBROKEN_WATCH_PROBES{text}: want ")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[" * 100_000, json.dumps([{"name": "a", "command": ["x"]}] * 9)])
+def test_what_is_no_list_of_probes_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="UNBROKEN_WATCH_PROBES: want"):
+        read_probes(text)
+
+
+def test_the_same_name_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="each name once"):
+        read_probes(json.dumps([{"name": "a", "command": ["x"]}] * 2))
+
+
+def judge(_history: Any, sample: Any) -> Judgement:
+    return Judgement((Finding("fans", "", Verdict.OK, message=str(sample)),), None)
+
+
+FANS = Check("fans", 10.0, lambda: 3, judge)
+
+
+def make_fans() -> Check:
+    return FANS
+
+
+GPU = Check("gpu", 10.0, lambda: 3, judge)
+BUSY = Check("busy", 0.0, lambda: 3, judge)
+
+
+def test_checks_of_other_packages_are_loaded_and_bad_ones_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("FANS", "make_fans", "GPU", "BUSY", "LIMIT", "absent")
+    points = [EntryPoint(name.lower(), f"{__name__}:{name}", "unbroken.health") for name in names]
+    monkeypatch.setattr(extensions, "entry_points", lambda group: points if group == "unbroken.health" else [])
+    checks, refused = extensions.load_extensions()
+    assert checks == [FANS, FANS]
+    assert [each.message.partition(":")[0] for each in refused] == ["absent", "busy", "gpu", "limit"]
+    assert {(each.check, each.verdict, each.code) for each in refused} == {
+        ("extensions", Verdict.UNKNOWN, "not-loaded")
+    }
