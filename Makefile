@@ -118,8 +118,9 @@ e2e: $(STAMP) ## Run the end-to-end tests (on real API servers, too, where UNBRO
 sim: $(STAMP) ## Simulate random faults in virtual time (SEEDS=first:last), or show one seed in full (SEED=number)
 	PYTHONPATH=. $(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:1000))
 
-soak: $(STAMP) ## 1,000 restarts in one process, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
+soak: $(FRAMEWORKS)/.setup-done ## 1,000 restarts in one process and with FSDP2 and Hugging Face's Trainer, a million messages to all who listen (MESSAGES=number), a million random faults in simulated jobs (SCHEDULES=number), then faults in real jobs (JOBS=number)
 	$(PYTEST) tests/integration -m soak $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest tests/integrations -m soak $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzzing --messages $(or $(MESSAGES),1000000)
 	UNBROKEN_SCHEDULES=$(or $(SCHEDULES),170000) $(PYTEST) -n 2 tests/simulation --timeout=0 $(ARGS)
 	PYTHONPATH=. $(BIN)/python -m tests.soak --seeds 0:$(or $(JOBS),20)
