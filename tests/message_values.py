@@ -53,7 +53,7 @@ def _containers(origin: Any, arguments: tuple[Any, ...], bounds: tuple[Bound, ..
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(values_of(arguments[0], *(leaves or bounds)), max_size=2).map(tuple)
     if origin is tuple:
-        return st.tuples(*(values_of(part, *bounds) for part in arguments))
+        return st.tuples(*(values_of(part, *(leaves or bounds)) for part in arguments))
     if origin is dict:
         return st.dictionaries(st.text(max_size=4), values_of(arguments[1], *leaves), max_size=2)
     return st.one_of(st.none(), *(values_of(part, *bounds) for part in arguments if part is not type(None)))

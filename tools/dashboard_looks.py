@@ -66,6 +66,14 @@ WORKERS = {
 }
 RUNGS = {"in-process": "green", "process": "yellow", "pod": "orange", "world": "red", "job": "dark-red"}
 """From the cheapest on."""
+SPENT = {
+    "progress": "green",
+    "redo": "red",
+    "detect": "purple",
+    "restart": "orange",
+    "waiting": "blue",
+    "suspended": "text",
+}
 LINES = {
     "connected": "green",
     "age": "green",

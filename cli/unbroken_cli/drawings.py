@@ -1,6 +1,6 @@
 """Pure: drawings of faults for the report, as SVG inside of a page that has their colours of text and lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from html import escape
 
@@ -17,6 +17,15 @@ PHASE_COLOURS = {
     "first-progress": "#009e73",
 }
 """Told apart by people who are colour-blind, too."""
+TIME_COLOURS = {
+    "progress": "#009e73",
+    "redo": "#d55e00",
+    "detect": "#cc79a7",
+    "restart": "#e69f00",
+    "waiting": "#0072b2",
+    "suspended": "#bbbbbb",
+    "open": "#56b4e9",
+}
 _OTHER_COLOUR = "#999999"
 _WIDTH, _LEFT, _RIGHT = 1000, 130, 90
 _ROW = 26
@@ -73,6 +82,24 @@ def bars(faults: Sequence[FaultSummary]) -> str:
         f"seconds of {counted(len(faults), 'recovery', 'recoveries')} by phase; the table has the numbers",
         parts,
     )
+
+
+def shares_bar(seconds: Mapping[str, float]) -> str:
+    """Return one stacked bar of all time, and its key."""
+    wall_s = sum(seconds.values()) or 1.0
+    x, parts, keys = 0.0, [], []
+    for word, part in seconds.items():
+        if part <= 0:
+            continue
+        width, colour = _WIDTH * part / wall_s, TIME_COLOURS.get(word, _OTHER_COLOUR)
+        words = escape(f"{word} {part:.1f} s, {part / wall_s:.2%}")
+        parts.append(
+            f'<rect x="{x:.1f}" y="2" width="{width:.1f}" height="22" fill="{colour}"><title>{words}</title></rect>'
+        )
+        keys.append(f'<span><i style="background:{colour}"></i>{escape(word)}</span>')
+        x += width
+    label = "the time since the job first ran, by what it was for; the line below has the shares"
+    return f'<div class="key">{"".join(keys)}</div>{_svg(_ROW, label, parts)}'
 
 
 def _tick(x: float, y: float, time: datetime, anchor: str) -> str:

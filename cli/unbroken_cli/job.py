@@ -91,6 +91,10 @@ class JobRecord:
     """Why nobody keeps all this up to date; empty when somebody does, or it cannot be known."""
     deleting: str = ""
     """Since when it is being deleted, and what holds it; empty when nobody has deleted it."""
+    time: dict[str, float] | None = None
+    """Seconds since the job first ran, by word of Spent and `open`; None where nobody has told."""
+    ratios: dict[str, float] | None = None
+    """ettr, ettr_capacity and goodput_allocated."""
     memory: str = ""
     """What its checkpoints in memory are worth; empty of a job without, or where nobody has told."""
 

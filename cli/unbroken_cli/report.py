@@ -5,9 +5,9 @@ from datetime import datetime
 from html import escape
 
 from unbroken_cli.advice import next_steps
-from unbroken_cli.drawings import PHASE_COLOURS, bars, time_line
+from unbroken_cli.drawings import PHASE_COLOURS, bars, shares_bar, time_line
 from unbroken_cli.job import FaultSummary, JobRecord
-from unbroken_cli.text import clock, culprit, done, headline, phases_of
+from unbroken_cli.text import clock, culprit, done, headline, phases_of, time_text
 from unbroken_core.conventions.printable import printable_lines
 
 _STYLE = """
@@ -52,6 +52,10 @@ def _sections(job: JobRecord, now: datetime) -> Iterator[str]:
     yield f"<h1>{escape(job.title)}</h1>"
     yield f'<div class="state">{escape(headline(job))}</div>'
     yield _tiles(job)
+    if job.time is not None and sum(job.time.values()) > 0:
+        yield "<h2>Where the time went</h2>"
+        yield shares_bar(job.time)
+        yield f"<pre>{escape(time_text(job))}</pre>"
     if job.faults:
         yield "<h2>When, and on which rung</h2>"
         yield time_line(job.faults)

@@ -33,11 +33,12 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
     last = job.faults[-1] if job.faults else None
     lines = [f"{job.title}: {headline(job)}"]
     if job.stale or job.deleting:
-        lines += _row("it said", f"{job.state or 'nothing'}{job.message and f': {job.message}'}")
+        lines += _row("it said", _said_before(job))
     admitted = job.condition("Admitted")
     if admitted is not None and admitted.reason == "InvalidSpec" and job.state != "Invalid":
         lines += _row("spec", f"refused: {admitted.message}")
     lines += _row("ranks", _ranks(job, now))
+    lines += _row("time", time_text(job)) if job.time is not None else []
     if job.memory:
         lines += _row("memory", job.memory)
     if last is None:
@@ -48,6 +49,12 @@ def status_lines(job: JobRecord, now: datetime) -> list[str]:
         lines += _row("culprit", culprit(last))
         lines += _row("done", done(last, job))
     return lines + _steps(next_steps(job, now))
+
+
+def _said_before(job: JobRecord) -> str:
+    # That it is being deleted says the first line; its condition is of before.
+    words = ["" if job.state == "Deleting" else job.state, job.message]
+    return ": ".join(filter(None, words)) or "nothing"
 
 
 def headline(job: JobRecord) -> str:
@@ -199,6 +206,21 @@ def _ranks(job: JobRecord, now: datetime) -> str:
     recent = len(recent_faults(job, now))
     lately = f" ({recent} in the last {STORM_S // 60} min)" if recent >= MIN_FAULTS_OF_A_STORM else ""
     return f"{'unknown' if job.active_ranks is None else counts}; restarts {job.restarts}{lately}{ettr}"
+
+
+def time_text(job: JobRecord) -> str:
+    """Return where the time went, and the ratios; what took less than a thousandth is left out."""
+    spent = job.time or {}
+    wall_s = sum(spent.values())
+    if wall_s <= 0:
+        return "none yet"
+    shares = ", ".join(f"{word} {part / wall_s:.1%}" for word, part in spent.items() if part / wall_s >= 0.0005)
+    known = ", ".join(f"{name} {value:.3f}" for name, value in (job.ratios or {}).items())
+    return f"{shares} of {_hours(wall_s)}\n{known}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
 
 
 def _fault_line(fault: FaultSummary, job: JobRecord) -> str:

@@ -20,6 +20,7 @@ from unbroken_core.checkpoints import (
     MAX_FETCHES,
     MAX_FLOORS,
     MAX_LOADS,
+    MAX_PINNED,
     MAX_SOURCES,
 )
 from unbroken_core.findings import MAX_FINDINGS
@@ -34,6 +35,7 @@ MAX_SECONDS = 1e9
 """Thirty years."""
 MAX_RANKS = 2 * MAX_PODS * MAX_RANKS_PER_POD
 """Workers of the largest job, spares included."""
+MAX_RANK_SECONDS = MAX_SECONDS * MAX_RANKS
 MAX_NAME = 512
 """Of pods, nodes, domains, jobs and health checks: twice what Kubernetes allows."""
 MAX_KEYS = 64
@@ -174,6 +176,15 @@ BOUNDS: dict[str, Bound] = {
     "over_ago_s": _SECONDS,
     "gained_s": _SECONDS,
     "ran_for_s": _SECONDS,
+    "suspended_s": _SECONDS,
+    "progress_s": _SECONDS,
+    "redo_s": _SECONDS,
+    "restart_s": _SECONDS,
+    "waiting_s": _SECONDS,
+    "open_s": _SECONDS,
+    "progress_rank_s": Number(0.0, MAX_RANK_SECONDS),
+    "held_rank_s": Number(0.0, MAX_RANK_SECONDS),
+    "wanted_rank_s": Number(0.0, MAX_RANK_SECONDS),
     "Observation.gone": Items(4 * MAX_PODS),
     "heartbeat_interval_s": _SECONDS,
     "away_s": _SECONDS,
@@ -264,6 +275,9 @@ BOUNDS: dict[str, Bound] = {
     "problems": Items(MAX_COPIES, Text(MAX_DETAIL)),
     "peers": Items(MAX_FETCHES),
     "keepers": Items(MAX_COPIES),
+    "pinned": Items(MAX_PINNED, _INDEX),
+    "protected": Items(4, _INDEX),
+    "next_protected": Items(4, _INDEX),
     "owners": Items(16, _NAME),
     "drop": Items(MAX_COPIES_TOLD, _NAME),
     "request": Text(4096),

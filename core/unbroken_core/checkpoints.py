@@ -18,6 +18,8 @@ MAX_COPIES = 3
 """Pods that keep copies of one pod's checkpoints."""
 MAX_COPIES_TOLD = 64
 """Steps of other pods that a keeper tells of: those of three owners now, and of some before, two steps each."""
+MAX_PINNED = 2
+"""Steps that keepers are told not to overwrite: the newest protected one, and the one that is to be."""
 MAX_FETCHES = 256
 """Runs of shards that a pod is told to fetch for one candidate. Peers of a Restore are as many: all of it goes into an
 environment."""
@@ -120,6 +122,8 @@ class Held:
     no Buddies."""
     problems: tuple[tuple[str, str], ...] = ()
     """(uid of a pod that shall keep copies of this one's, why it has not the newest); for people only."""
+    pinned: tuple[Key, ...] = ()
+    """Which steps of those that Buddies name it does not overwrite from now on: what is told here of them stays."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ them into text and back, strictly.
 from dataclasses import dataclass, field
 from typing import Union
 
-from unbroken_core.checkpoints import Held, MemoryStatus, Peer, Restore
+from unbroken_core.checkpoints import Held, Key, MemoryStatus, Peer, Restore
 from unbroken_core.findings import Finding, Health
 from unbroken_core.layers import Layer
 from unbroken_core.reasons import Cause, Doing, JobPhase, RankReason, Reason, Role, Rung, WorkerPhase
@@ -374,6 +374,10 @@ class Buddies:
     drop: tuple[str, ...] = ()
     """Uids of pods whose copies this pod removes, of all steps: others are safe elsewhere, or they are void. Never one
     of `owners`."""
+    protected: Key | None = None
+    """The newest protected step: nobody overwrites it, nor its copies, until there is a newer one."""
+    next_protected: Key | None = None
+    """A complete step that is not overwritten either, and is copied before all that is newer, by all pods."""
 
 
 AgentMessage = Union[Hello, Report, Heartbeat, CertificateRequest]
@@ -412,6 +416,26 @@ class GonePod:
 
 
 @dataclass(frozen=True)
+class TimeSpent:
+    """Where the time went since the job first ran, in seconds: a field for each word of Spent, and what is not judged.
+
+    Seconds times ranks: of progress, of what was held (spares and waiting included), and of what was wanted.
+    """
+
+    progress_s: float = 0.0
+    redo_s: float = 0.0
+    detect_s: float = 0.0
+    restart_s: float = 0.0
+    waiting_s: float = 0.0
+    suspended_s: float = 0.0
+    open_s: float = 0.0
+    """Since the last step: the next one, or a fault, says what it was."""
+    progress_rank_s: float = 0.0
+    held_rank_s: float = 0.0
+    wanted_rank_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class EarlierRun:
     """What the coordinator before this one reported last. Ages, since clocks of two hosts are never compared."""
 
@@ -421,6 +445,10 @@ class EarlierRun:
     """Seconds of first-time progress until then."""
     ran_for_s: float
     """Seconds from the job's first run until then."""
+    time: TimeSpent | None = None
+    """Where they went; None of a coordinator that did not tell."""
+    suspended_s: float = 0.0
+    """Of the seconds since that report, those in which the job was suspended."""
 
 
 @dataclass(frozen=True)
@@ -566,3 +594,5 @@ class JobStatus:
     """Seconds of first-time progress, under earlier coordinators too, as far as this one was told."""
     ran_for_s: float | None = None
     """Wall seconds since the job first ran, likewise; None before it ran."""
+    time: TimeSpent | None = None
+    """Where they went; None before it ran."""

@@ -82,6 +82,23 @@ class Phase(Word):
     """All entered, until every active worker reported its first step (only where the script pings)."""
 
 
+class Spent(Word):
+    """What a stretch of a job's time was for; together with what is not judged yet they are all of it."""
+
+    PROGRESS = "progress"
+    """Up to a step that the job reached for the first time; all running time, where the script reports no steps."""
+    REDO = "redo"
+    """Up to a step that was there before, and from the last step until a fault: it is done again."""
+    DETECT = "detect"
+    """From a fault until the coordinator knew of it."""
+    RESTART = "restart"
+    """Until all workers train again."""
+    WAITING = "waiting"
+    """... while too few pods are there."""
+    SUSPENDED = "suspended"
+    """The job was suspended."""
+
+
 class JobPhase(Word):
     """State of the coordinator."""
 

@@ -21,7 +21,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0
-FRAMEWORKS = ("fsdp2", "hf", "lightning_job")
+FRAMEWORKS = {
+    "fsdp2": "torch.distributed.checkpoint.state_dict_saver,torch.distributed.fsdp",
+    "hf": "transformers.trainer,accelerate",
+    "lightning_job": "lightning.pytorch",
+}
+"""Script by name, and what a pod imports once for all of its workers, and for those that come after them."""
+ONE_POD = ("--pods", "1", "--ranks-per-pod", "2")
 NUM_STEPS = 30
 TOLERANCE = 1e-5
 """Of each weight in worlds of other sizes: the sums of gradients are made in another order."""
@@ -47,11 +53,11 @@ class Run:
     """Ranks that made each step."""
 
 
-def run(framework: str, folder: Path, options: Sequence[str] = (), **environment: str) -> Run:
-    """Run a job of two pods with one rank each."""
+def run(framework: str, folder: Path, options: Sequence[str], **environment: str) -> Run:
+    """Run a job of two ranks."""
     folder.mkdir(exist_ok=True)
     script = ROOT / "tests" / "integrations" / "jobs" / f"{framework}.py"
-    command = [sys.executable, "-m", "unbroken", "run", "--pods", "2", "--memory", "64Mi", *options, str(script)]
+    command = [sys.executable, "-m", "unbroken", "run", "--memory", "64Mi", *options, str(script)]
     other_releases = os.environ.get("UNBROKEN_TEST_PACKAGES", "").split(os.pathsep)
     path = os.pathsep.join(filter(None, [*other_releases, str(ROOT / "sidecar"), str(ROOT / "core"), str(ROOT)]))
     done = subprocess.run(
@@ -61,6 +67,7 @@ def run(framework: str, folder: Path, options: Sequence[str] = (), **environment
             **os.environ,
             **{"PYTHONPATH": path, "TEST_OUT": str(folder), "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"},
             **{"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub"), "PYTHONSAFEPATH": "1"},
+            **{"UNBROKEN_PREIMPORT": FRAMEWORKS[framework]},
             **environment,
         },
         capture_output=True,
@@ -86,7 +93,7 @@ def _steps(folder: Path) -> tuple[dict[int, list[int]], dict[int, list[Any]], di
 def uninterrupted(framework: str) -> Run:
     """Return a run without faults, made once."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(framework, Path(folder))
+        return run(framework, Path(folder), ONE_POD)
 
 
 def trained(one: Run) -> Counter[int]:
@@ -98,7 +105,8 @@ def trained(one: Run) -> Counter[int]:
 def test_weights_after_each_kind_of_fault_are_those_of_a_run_without(tmp_path: Path, framework: str) -> None:
     want = uninterrupted(framework)
     faults = {"exception": 7, "kill": 13, "hang": 20}
-    got = run(framework, tmp_path, ("--soft-timeout", "6", "--hard-timeout", "40"), TEST_FAULTS=json.dumps(faults))
+    options = (*ONE_POD, "--soft-timeout", "6", "--hard-timeout", "40")
+    got = run(framework, tmp_path, options, TEST_FAULTS=json.dumps(faults))
     assert re.findall(r"recovered \d+: rung ([a-z-]+)", got.text)[:2] == ["in-process", "process"]
     assert all((tmp_path / f"broken-{fault}").exists() for fault in faults)
     assert got.result["iteration"] == 3
@@ -113,7 +121,7 @@ def test_world_that_shrinks_and_grows_trains_each_sample_as_often(tmp_path: Path
     got = run(
         framework,
         tmp_path,
-        ("--min-pods", "1", "--rungs", "in-process,pod,world", "--grow-back", "0.5"),
+        ("--pods", "2", "--min-pods", "1", "--rungs", "in-process,pod,world", "--grow-back", "0.5"),
         TEST_FAULTS=json.dumps({"kill": 7}),
         TEST_MUST_GROW="yes",
     )

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from unbroken_core.coordinator.coordinator import Coordinator
 
+_SKIPPED = -1
+"""In the place of ranks that have yet to save: some rank has skipped the step."""
 State = tuple[tuple[int, int, int], ...]
 """(iteration, term, step) of each stretch of the training, oldest first."""
 
@@ -58,9 +60,25 @@ class Keeper:
     """By owner and rank: at most two."""
     buddies: Buddies | None = None
 
-    def target(self, local_rank: int) -> int:
-        """Return which slot the next save goes into: never the one that was sealed or restored last."""
-        return 1 - self.kept.get(local_rank, 1)
+    def target(self, local_rank: int, key: StepKey) -> int | None:
+        """Return which slot the next save goes into; None: it is skipped.
+
+        Never the one that was sealed or restored last, unless the other one is protected.
+        """
+        index = 1 - self.kept.get(local_rank, 1)
+        older, newer = self.slots.get((local_rank, index)), self.slots.get((local_rank, 1 - index))
+        protected, following = self.pins
+        if older is None or not older.is_sealed or older.key not in self.pins:
+            return index
+        is_kept = newer is not None and newer.key in self.pins
+        return None if older.key == following or older.key != protected or is_kept or key.step % 2 else 1 - index
+
+    @property
+    def pins(self) -> tuple[StepKey | None, StepKey | None]:
+        """The protected step and the next one, as the coordinator says."""
+        told = (None, None) if self.buddies is None else (self.buddies.protected, self.buddies.next_protected)
+        protected, following = (None if key is None else StepKey(*key) for key in told)
+        return protected, following
 
     def find(self, key: StepKey, rank: int) -> Slot | None:
         """Return a sealed slot."""
@@ -73,12 +91,17 @@ class Keeper:
             yield from slots
 
     def keep(self, owner: Keeper, slot: Slot) -> None:
-        """Take a copy; of two the newer one that is not void stays."""
+        """Take a copy; what is pinned stays, and of two the newer one that is not void."""
         slots = self.copies.setdefault((owner.uid, slot.rank), [])
+        sound = [one for one in slots if not any(load.voids(*one.key[:3]) for load in owner.loads)]
+        if any(one.key >= slot.key for one in sound) and slot.key not in self.pins:
+            return
         slots[:] = [one for one in slots if one.key != slot.key]
         if len(slots) > 1:
-            void = [one for one in slots if any(load.voids(*one.key[:3]) for load in owner.loads)]
-            slots.remove(min(void or slots, key=lambda one: one.key))
+            free = [one for one in slots if one.key not in self.pins or one not in sound]
+            if not free:
+                return
+            slots.remove(min(free, key=lambda one: (one in sound, one.key)))
         slots.append(slot)
 
 
@@ -97,6 +120,9 @@ class Memory:
         """Candidates that the pods of a plan were told, by iteration and term."""
         self.committed: dict[tuple[int, int], StepKey] = {}
         """Newest step that all ranks have sealed, by iteration and term."""
+        self.tried: dict[tuple[int, int], int] = {}
+        """Newest step that any rank was to save, by iteration and term."""
+        self.num_skipped = 0
         self.sealed: set[tuple[str, StepKey, int]] = set()
         """(pod, step, rank) of all that was ever sealed, and below verified."""
         self.verified: set[tuple[StepKey, int]] = set()
@@ -125,7 +151,8 @@ class Memory:
         held = Held(self._arena(pod.uid), tuple(h for keeper in keepers for h in _holdings(keeper)), keepers[0].loads)
         if self.kind != "copies":
             return held
-        return replace(held, copies=_copies(keepers[0]), host="10.0.0.1", port=1)
+        pinned = tuple(key for key in keepers[0].pins if key is not None)
+        return replace(held, copies=_copies(keepers[0]), host="10.0.0.1", port=1, pinned=pinned)
 
     # -------------------------------------------------------------------------------------------------------- copies
 
@@ -172,7 +199,7 @@ class Memory:
         job = coordinator._job
         if self.kind != "copies" or coordinator.phase is not JobPhase.RUNNING:
             return
-        key = job.checkpoints.newest_protected(job.settings.copies)
+        key = job.copying.protected(job.checkpoints, job.settings.copies)
         step = None if key is None else job.checkpoints.steps[key]
         places = {} if step is None else {rank: set(found) for rank, found in step.holders.items()}
         self.promise = None if key is None else (key, places)
@@ -192,8 +219,10 @@ class Memory:
             if not uids - lost:
                 raise Violation(f"{key} was called protected, and rank {rank}'s shard went with {sorted(lost)}")
             slots = [self.keepers[uid].find(key, rank) for uid in uids - lost if uid in self.keepers]
-            if not any(slot is not None and not slot.is_spoiled for slot in slots):
-                return  # Its holders have newer ones by now.
+            if any(slot is not None and slot.is_spoiled for slot in slots):
+                return
+            if not any(slots):
+                raise Violation(f"{key} was called protected, and {sorted(uids - lost)} have overwritten rank {rank}'s")
         self.num_kept_promises += bool(lost)
         if not keys or keys[0] < key:
             raise Violation(
@@ -354,7 +383,8 @@ class Memory:
             return
         start, before = self.states[iteration]
         last = self.committed.get((iteration, term)) or start
-        step = (-1 if last is None else last.step) + self.random.randint(1, 3)
+        step = max(-1 if last is None else last.step, self.tried.get((iteration, term), -1)) + self.random.randint(1, 3)
+        self.tried[iteration, term] = step
         key = StepKey(iteration, term, step, len(seats))
         state = (*before, key[:3])
         pending = set(seats)
@@ -367,7 +397,11 @@ class Memory:
         if not self._is_in(pod, worker, slot.key.iteration):
             return
         keeper = self.keeper(pod)
-        index = keeper.target(worker.local_rank)
+        index = keeper.target(worker.local_rank, slot.key)
+        if index is None:
+            self.num_skipped += 1
+            self._end_save(slot, pending, is_sealed=False)
+            return
         keeper.slots[worker.local_rank, index] = slot
 
         def seal() -> None:
@@ -382,10 +416,7 @@ class Memory:
         keeper.slots[worker.local_rank, index] = sealed
         keeper.kept[worker.local_rank] = index
         self.sealed.add((pod.uid, slot.key, slot.rank))
-        pending.discard(slot.rank)
-        if not pending:
-            self.committed[slot.key.iteration, slot.key.term] = slot.key
-            self._save_later(slot.key.iteration, slot.key.term, 0.0)
+        self._end_save(slot, pending, is_sealed=True)
 
         def verify() -> None:
             if pod.is_alive and keeper.slots.get((worker.local_rank, index)) is sealed:
@@ -396,6 +427,16 @@ class Memory:
                 pod.report()
 
         self.world.after(self.random.uniform(0.001, 2.0), verify, "")
+
+    def _end_save(self, slot: Slot, pending: set[int], is_sealed: bool) -> None:
+        """A rank goes on; the last one says whether all have sealed it."""
+        pending.discard(slot.rank)
+        if not is_sealed:
+            pending.add(_SKIPPED)
+        if not pending - {_SKIPPED}:
+            if not pending:
+                self.committed[slot.key.iteration, slot.key.term] = slot.key
+            self._save_later(slot.key.iteration, slot.key.term, 0.0)
 
     def spoil(self, pick: float) -> None:
         """Flip a bit of the newest sealed slot of some pod."""

@@ -1,11 +1,13 @@
 """What must hold of the coordinator's own state after every step (docs/architecture.md), whatever happens."""
 
 import math
+from dataclasses import astuple
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import OVER, Forming, Interrupted, Planned, Running
 from unbroken_core.coordinator.status import build_pods
+from unbroken_core.recovery.account import ratios, wall_of
 
 SETS = (
     *("ready", "unready", "away", "broken", "coming", "out", "hopeless", "respawning", "not_entered", "active"),
@@ -27,6 +29,7 @@ def check_state(coordinator: Coordinator, now_s: float, term: int, iteration: in
     _check_numbers(job, term, iteration)
     _check_phase(job)
     _check_world(job)
+    _check_time(coordinator, now_s)
     if is_thorough:
         _check_members(job)
         if coordinator.status(now_s, str).pods != build_pods(job):
@@ -36,6 +39,23 @@ def check_state(coordinator: Coordinator, now_s: float, term: int, iteration: in
         raise BrokenStateError(f"a tick is due at {deadline_s}, and was not taken at {now_s}")
     if deadline_s is None and job.phase.kind not in OVER and not job.pod_clock.is_standing and job.members.heard:
         raise BrokenStateError(f"{job.phase.kind} waits for ever: {job.report}")
+
+
+def _check_time(coordinator: Coordinator, now_s: float) -> None:
+    """All time since the job first ran is in one term, and is there once; the clock says so, not the account."""
+    progress = coordinator.progress
+    gained_s, ran_for_s = progress.totals(now_s)
+    spent = progress.account.spent(now_s)
+    if (spent is None) is not (ran_for_s is None):
+        raise BrokenStateError(f"ran for {ran_for_s} s, and spent {spent}")
+    if spent is None or ran_for_s is None:
+        return
+    if abs(wall_of(spent) - ran_for_s) > 1e-9:
+        raise BrokenStateError(f"the terms sum to {wall_of(spent)} s of {ran_for_s} s: {spent}")
+    if abs(spent.progress_s - gained_s) > 1e-6 or min(astuple(spent)) < 0:
+        raise BrokenStateError(f"progress is {gained_s} s, got {spent}")
+    if not all(0 <= ratio <= 1 for ratio in ratios(spent).values()) or spent.progress_rank_s > spent.held_rank_s + 1e-6:
+        raise BrokenStateError(f"more progress than was held: {spent}")
 
 
 def _check_numbers(job: JobState, term: int, iteration: int) -> None:

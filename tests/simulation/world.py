@@ -29,8 +29,10 @@ from unbroken_core.coordinator.events import (
 )
 from unbroken_core.messages import (
     Activity,
+    EarlierRun,
     Heartbeat,
     Hello,
+    JobStatus,
     Observation,
     Plan,
     PodObservation,
@@ -114,6 +116,8 @@ class World:
         self.told_of: set[str] = set()
         """Uids of the pods that the operator has told this rendezvous of since it began."""
         self.coordinator: Coordinator | None = Coordinator(self.settings, self.now_s)
+        self.last_report: tuple[float, JobStatus] | None = None
+        """Of the rendezvous before this one, and when it came."""
         for ordinal in range(self.settings.replicas + self.settings.spares):
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
             self.create_pod(role, self.random.uniform(0.0, 3.0))
@@ -291,6 +295,8 @@ class World:
             return  # A rendezvous that begins when pods have ended already cannot know how.
         self.disturbed_s = self.now_s
         self.past = self.coordinator.past
+        if self.schedule.has_memory:
+            self.last_report = (self.now_s, self.coordinator.status(self.now_s, str))
         self.coordinator = None
         self.epoch += 1
         self._tick_at_s = None
@@ -374,7 +380,27 @@ class World:
             num_running = sum(pod.gone is None for pod in pods.values())
             self.lacks_pods = num_running < Rules.of(self.settings).least_pods
             self.told_of.update(pods)
-            self.step(Observed(Observation({**pods, **self._waiting}, self.schedule.is_accounted)))
+            observation = Observation({**pods, **self._waiting}, self.schedule.is_accounted, earlier=self._earlier())
+            self.step(Observed(observation))
+            self._check_time(observation.earlier)
+
+    def _earlier(self) -> EarlierRun | None:
+        if self.last_report is None or self.last_report[1].ran_for_s is None:
+            return None
+        at_s, report = self.last_report
+        return EarlierRun(self.now_s - at_s, report.gained_s, self.last_report[1].ran_for_s or 0.0, report.time)
+
+    def _check_time(self, earlier: EarlierRun | None) -> None:
+        """What the rendezvous before had counted is neither lost nor counted twice."""
+        status = None if self.coordinator is None else self.coordinator.status(self.now_s, str)
+        if earlier is None or status is None or status.ran_for_s is None or status.phase in OVER:
+            return
+        wall_s = earlier.ran_for_s + earlier.ago_s
+        if status.ran_for_s < wall_s - 1e-9:
+            raise Violation(f"{earlier} was {earlier.ago_s} s ago, and it ran for {status.ran_for_s} s")
+        # Pods may have trained for longer than the rendezvous before could see.
+        if status.ran_for_s < wall_s + 1e-6 and status.gained_s > earlier.gained_s + earlier.ago_s + 1e-6:
+            raise Violation(f"{earlier}, and now {status.gained_s} s of progress")
 
     # ---------------------------------------------------------------------------------------------------- the training
 

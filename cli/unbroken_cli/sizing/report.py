@@ -149,7 +149,7 @@ def answer_page(found: SizingAnswer) -> str:
     for terms in found.gpu_hours.values():
         for term, hours in terms.items():
             by_term[term] = by_term.get(term, 0.0) + hours / held
-    rows.append(("the GPU time held", by_term, ""))
+    rows.append(("the GPU time held", {term: by_term[term] for term in TERM_COLOURS if by_term.get(term)}, ""))
     body = [
         f"<h1>{escape(found.name)}: where the time goes</h1>",
         _key(),

@@ -1,9 +1,12 @@
 """Pure: a job from its ResilientTrainingJob and its Events."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from unbroken_cli.job import ConditionRecord, EventRecord, FaultSummary, JobRecord
+from unbroken_core.messages import TimeSpent
+from unbroken_core.recovery.account import ratios, terms
 
 JsonObject = Mapping[str, Any]
 
@@ -16,7 +19,8 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
     ranks = status.get("ranks") or {}
     state = status.get("state") or ""
     reason, message = _because(state, conditions)
-    no_number = None if state == "Unknown" else 0
+    spent = _spent(status.get("time"))
+    no_number = None if state in ("Unknown", "Deleting") else 0
     return JobRecord(
         namespace=metadata.get("namespace", ""),
         name=metadata["name"],
@@ -31,6 +35,8 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         lost_ranks=ranks.get("lost", no_number),
         restarts=(status.get("restarts") or {}).get("total", 0),
         ettr=status.get("ettr"),
+        time=None if spent is None else terms(spent),
+        ratios=None if spent is None else ratios(spent),
         container=_container(item),
         conditions=conditions,
         faults=_faults(status, notes),
@@ -38,6 +44,14 @@ def job_from_objects(item: JsonObject, events: Sequence[JsonObject] = (), stale:
         stale=stale,
         deleting=_deleting(metadata),
     )
+
+
+def _spent(stored: JsonObject | None) -> TimeSpent | None:
+    if stored is None:
+        return None
+    names = {field.name: field.name.removesuffix("_s").split("_") for field in fields(TimeSpent)}
+    keys = {field: words[0] + "".join(map(str.capitalize, words[1:])) + "Seconds" for field, words in names.items()}
+    return TimeSpent(**{field: float(stored.get(key) or 0.0) for field, key in keys.items()})
 
 
 def _deleting(metadata: JsonObject) -> str:
@@ -88,6 +102,7 @@ _TELLING = {
     "Unknown": ("Running",),
     "Complete": ("Complete",),
     "Failed": ("Failed",),
+    "Deleting": ("Running",),
 }
 """By state, the conditions that may explain it; the first that is not as it should be does."""
 

@@ -4,6 +4,7 @@ from unbroken_cli.job import FaultSummary, JobRecord
 from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.messages import JobStatus, Recovery
 from unbroken_core.reasons import JobPhase
+from unbroken_core.recovery.account import ratios, terms
 
 _STATES = {
     JobPhase.FORMING: "Forming",
@@ -32,6 +33,8 @@ def job_from_status(status: JobStatus) -> JobRecord:
         lost_ranks=status.lost_ranks,
         restarts=sum(status.restarts_by_rung.values()),
         ettr=status.ettr,
+        time=None if status.time is None else terms(status.time),
+        ratios=None if status.time is None else ratios(status.time),
         container="",
         faults=tuple(map(_fault, status.recoveries)),
         memory="" if status.memory is None else memory_text(status.memory, status.max_step),
@@ -45,12 +48,23 @@ def memory_text(memory: MemoryStatus, max_step: int) -> str:
         behind = max_step - memory.complete_step
         ago = f" ({behind} step{'s' * (behind != 1)} ago)" if behind >= 0 else ""
         text = f"step {memory.complete_step} on all ranks{ago}"
+    text += _protection(memory)
     redone = f"{memory.steps_redone} step{'s' * (memory.steps_redone != 1)} redone"
     restored = {
         "memory": f"; restored step {memory.restored_step} from memory, {redone}",
         "disk": f"; restored step {memory.restored_step} from disk, {redone}",
     }
     return text + restored.get(memory.source, "") + (f": {memory.reason}" if memory.reason else "")
+
+
+def _protection(memory: MemoryStatus) -> str:
+    """Return what outlives the loss of a pod; "" for a job without copies."""
+    if not memory.across:
+        return ""
+    is_as_asked = memory.across.startswith("across ")
+    if memory.protected_step < 0:
+        return f"; no step is protected{' yet, wanted ' if is_as_asked else ': '}{memory.across}"
+    return f"; protected to step {memory.protected_step}{' ' if is_as_asked else ', '}{memory.across}"
 
 
 def _fault(recovery: Recovery) -> FaultSummary:

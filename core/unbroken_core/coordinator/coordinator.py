@@ -35,7 +35,7 @@ from unbroken_core.coordinator.health.settling import settle_health
 from unbroken_core.coordinator.receiving import join, lose_connection, observe, receive
 from unbroken_core.coordinator.resolver import resolve
 from unbroken_core.coordinator.state.job import JobState, Numbers
-from unbroken_core.coordinator.status import build_pods, build_status
+from unbroken_core.coordinator.status import build_pods, build_status, note_time
 from unbroken_core.errors import assert_never
 from unbroken_core.messages import JobStatus, PodStatus
 from unbroken_core.ranks.tree import RankTree
@@ -119,6 +119,7 @@ class Coordinator:
                 assert_never(event)
         look_again_s = settle_health(job, now_s)
         self._deadline_s = min(resolve(job, now_s), settle_copies(job, now_s), look_again_s)
+        note_time(job, now_s)
         if job.version != version:
             self._revision += 1
         return job.actions

@@ -16,15 +16,40 @@ from unbroken_core.settings import HOST
 
 SETTLE_S = 1.0
 """Pods of a job come one by one: rings are made for those that came together."""
+_PIN_S = 0.1
+"""So often, at most, it is looked which steps are not to be overwritten: with thousands of pods that takes a while."""
 _LOOK_S = 5.0
 """How often it is looked whether copies that pods need not keep any more are safe elsewhere."""
 
 
 def settle_copies(job: JobState, now_s: float) -> float:
     """Make rings of the world in force once it has changed, and tell them. Return when to look again."""
-    copying = job.copying
     if not job.settings.copies or not isinstance(job.phase, (Planned, Running)):
         return math.inf
+    return min(_settle_rings(job, now_s), _settle_pins(job, now_s))
+
+
+def _settle_pins(job: JobState, now_s: float) -> float:
+    copying = job.copying
+    if copying.pins_due_s is None:
+        if job.checkpoints.version == copying.pins_version or not copying.arrangement.rings:
+            return math.inf
+        copying.pins_due_s = now_s + _PIN_S
+    if now_s < copying.pins_due_s:
+        return copying.pins_due_s
+    copying.pins_due_s, copying.pins_version = None, job.checkpoints.version
+    if copying.pin(job.checkpoints, job.settings.copies):
+        _tell(job)
+    return math.inf
+
+
+def _tell(job: JobState) -> None:
+    for uid, buddies in job.copying.news(job.checkpoints, job.settings.copies, job.numbers.term).items():
+        job.send(job.members.by_uid[uid], buddies)
+
+
+def _settle_rings(job: JobState, now_s: float) -> float:
+    copying = job.copying
     basis = (job.checkpoints.num_reached, job.world.iteration, id(job.cluster.pods), job.numbers.term)
     has_changed = basis != copying.basis
     if copying.due_s is None:
@@ -39,8 +64,7 @@ def settle_copies(job: JobState, now_s: float) -> float:
     if has_changed:
         copying.basis = basis
         _rearrange(job)
-    for uid, buddies in copying.news(job.checkpoints, job.settings.copies, job.numbers.term).items():
-        job.send(job.members.by_uid[uid], buddies)
+    _tell(job)
     if copying.has_left:
         copying.due_s = now_s + _LOOK_S
         return copying.due_s

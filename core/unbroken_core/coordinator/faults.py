@@ -70,7 +70,7 @@ def take_fault(job: JobState, fault: FaultRecord, now_s: float, lost_s: float | 
         return job.history.add(fault)
     _open_incident(job, now_s, lost_s)
     job.history.add(fault)
-    job.progress.stop(now_s)
+    job.progress.stop(now_s, fault.at_s)
     inquiry = begin_inquiry(job, now_s) if fault.is_hang else None
     job.phase = Interrupted(now_s, job.pod_clock.read(now_s), inquiry=inquiry)
     incident = job.history.running

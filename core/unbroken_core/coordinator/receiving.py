@@ -317,8 +317,7 @@ def observe(job: JobState, observation: Observation, now_s: float) -> None:
         job.gone_before = tuple((pod, now_s - pod.ago_s) for pod in observation.gone)
         name_lost(job)
     if observation.earlier is not None:
-        earlier = observation.earlier
-        job.progress.follow(earlier.ago_s, earlier.gained_s, earlier.ran_for_s, now_s)
+        job.progress.follow(observation.earlier, now_s)
     pods = observation.pods
     if any(uid not in pods or pods[uid].gone is not None for uid, _name in job.refused):
         is_there = {uid for uid, pod in pods.items() if pod.gone is None}

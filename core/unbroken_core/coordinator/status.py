@@ -6,10 +6,11 @@ from dataclasses import replace
 from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
+from unbroken_core.coordinator.state.phases import Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.findings import MAX_FINDINGS
 from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus
-from unbroken_core.reasons import JobPhase
+from unbroken_core.reasons import JobPhase, Spent
 
 
 def build_pods(job: JobState) -> tuple[PodStatus, ...]:
@@ -53,15 +54,34 @@ def build_status(
         memory=_memory_status(job) if job.checkpoints.is_used else None,
         gained_s=gained_s,
         ran_for_s=ran_for_s,
+        time=job.progress.account.spent(now_s),
         health=_health_status(job) if job.health.by_uid else None,
     )
 
 
+def note_time(job: JobState, now_s: float) -> None:
+    """Tell the account what the job does now; after each event."""
+    phase = job.phase
+    term = None
+    if isinstance(phase, Forming) or (
+        isinstance(phase, Interrupted) and phase.shortage_began is not None and phase.enough_at_s is None
+    ):
+        term = Spent.WAITING
+    elif not isinstance(phase, Running):
+        term = Spent.RESTART
+    held = len(job.members.by_uid) * job.rules.ranks_per_pod
+    job.progress.account.look(now_s, term, held, job.rules.wanted_ranks)
+
+
 def _memory_status(job: JobState) -> MemoryStatus:
     copies = job.settings.copies
-    status = memory_status(job.checkpoints, job.recall, job.world.iteration, copies)
+    status = memory_status(job.checkpoints, job.recall, job.world.iteration)
+    protected = job.copying.protected(job.checkpoints, copies) if copies else None
     said = (job.copying.arrangement.across, job.checkpoints.copy_problem() if copies else "")
-    return replace(status, across="; ".join(filter(None, said))[:1000]) if copies else status
+    if not copies:
+        return status
+    step = -1 if protected is None else protected.step
+    return replace(status, protected_step=step, across="; ".join(filter(None, said))[:1000])
 
 
 def _health_status(job: JobState) -> HealthStatus:

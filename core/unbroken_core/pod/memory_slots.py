@@ -19,6 +19,8 @@ BLOCK_BYTES = 64 * 16381
 """Unit of digests, counted from CONTENT_OFFSET: 1 MiB less 192 bytes. Trainers compare the XOR of up to 64 blocks
 (unbroken.memory.checksums). 16381 is a prime, so that what repeats at the same place of pages, as errors of memory and
 of programs do, lies at different places of the blocks, and does not cancel."""
+PIN_LOCK = "hhqqi4x"
+"""Linux' struct flock: type, whence, start, length, process. A lock of an open file on the first byte of a slot."""
 NUM_SLOTS = 2
 """Slots of each worker: one may always hold a whole checkpoint while the other is written."""
 MAX_SAMPLES = 8

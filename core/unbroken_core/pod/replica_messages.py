@@ -40,6 +40,8 @@ class Declined:
     """It is not wanted, or was not kept."""
 
     reason: str
+    is_soon: bool = False
+    """Whether it is worth asking again in a moment: nothing is wrong."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from unbroken_core.messages import Recovery
-from unbroken_core.reasons import Cause, Phase, Rung
+from unbroken_core.messages import EarlierRun, Recovery, TimeSpent
+from unbroken_core.reasons import Cause, Phase, Rung, Spent
+from unbroken_core.recovery.account import Account, wall_of
 
 MAX_RECOVERIES = 20
 STEADY_RUN_S = 60.0
@@ -306,8 +307,8 @@ class Progress:
 
     Where the script reports steps (ping(step=)), a stretch counts when it ends with a step that the job reached for the
     first time. It begins with the step before in the same iteration, or when all workers were known to have entered.
-    Steps that a restart repeats do not count; neither does the time between the last new step and a fault. Without
-    steps, all running time counts.
+    Steps that a restart repeats do not count, nor their share of a stretch that ends with a new one; neither does the
+    time between the last new step and a fault. Without steps, all running time counts.
 
     What does not count is lost, for each active rank of the iteration, or of the one before while none runs.
 
@@ -332,9 +333,12 @@ class Progress:
         """When the last pod had entered an iteration."""
         self._taken = (0.0, 0.0)
         """From when until when the iteration ran that was taken over."""
-        self._earlier = (0.0, 0.0)
-        """Seconds of progress under earlier coordinators that are not counted here, and when the job first ran."""
+        self._earlier = (0.0, 0.0, 0.0)
+        """What the coordinator before has told: seconds of progress, those since the job first ran, and when."""
+        self._known_s = math.inf
+        """Since when this coordinator knows itself what the job does."""
         self._has_earlier = False
+        self.account = Account()
 
     def has_gained(self, now_s: float) -> bool:
         """Return whether the job got anywhere since this was asked for the last time; ask before `stop`."""
@@ -359,20 +363,25 @@ class Progress:
         if self._first_run_s is not None or entered_s >= until_s:
             return
         self._first_run_s, self._world_size = entered_s, world_size
+        self._known_s = now_s
         self._taken = (entered_s, until_s)
         self._gained_s += until_s - entered_s
         self._stopped_s = until_s if until_s < now_s else None
+        self.account.take_over(entered_s, until_s, now_s, world_size)
 
-    def follow(self, ago_s: float, gained_s: float, ran_for_s: float, now_s: float) -> None:
-        """Note what the coordinator before this one had reported so long ago."""
+    def follow(self, earlier: EarlierRun, now_s: float) -> None:
+        """Note what the coordinator before this one had reported."""
         if self._has_earlier:
             return
-        at_s = now_s - max(ago_s, 0.0)
+        gained_s, ran_for_s = min(earlier.gained_s, earlier.ran_for_s), earlier.ran_for_s
+        spent = earlier.time or TimeSpent(gained_s, restart_s=ran_for_s - gained_s)
+        # What was not judged when its coordinator was lost will not be.
+        spent = replace(spent, redo_s=spent.redo_s + spent.open_s, open_s=0.0)
+        # Nothing is older than what this one has seen itself.
+        at_s = min(now_s - max(earlier.ago_s, 0.0), self._known_s)
         self._has_earlier = True
-        # What was taken over and was before that report is in it already.
-        entered_s, until_s = self._taken
-        twice_s = max(min(until_s, at_s) - entered_s, 0.0)
-        self._earlier = (min(gained_s, ran_for_s) - twice_s, at_s - ran_for_s)
+        self._earlier = (spent.progress_s, wall_of(spent), at_s)
+        self.account.follow(spent, at_s, max(earlier.suspended_s, 0.0))
 
     def totals(self, now_s: float) -> tuple[float, float | None]:
         """Return the seconds of progress, and those since the job first ran, under all coordinators; None: never."""
@@ -381,25 +390,32 @@ class Progress:
         end_s = now_s if self._ended_s is None else self._ended_s
         if not self._has_earlier:
             return self.gained_s(now_s), max(end_s - self._first_run_s, 0.0)
-        gained_s, first_run_s = self._earlier
-        ran_for_s = max(end_s - min(first_run_s, self._first_run_s), 0.0)
-        return min(max(gained_s + self.gained_s(now_s), 0.0), ran_for_s), ran_for_s
+        gained_s, before_s, at_s = self._earlier
+        if self._first_run_s <= at_s - before_s:
+            return self.gained_s(now_s), max(end_s - self._first_run_s, 0.0)
+        # What was taken over and was before that report is in it already.
+        entered_s, until_s = self._taken
+        twice_s = max(min(until_s, at_s) - entered_s, 0.0)
+        ran_for_s = max(end_s - (at_s - before_s), 0.0)
+        return min(max(gained_s - twice_s + self.gained_s(now_s), 0.0), ran_for_s), ran_for_s
 
     def run(self, now_s: float, world_size: int) -> None:
         """All workers are known to have entered an iteration."""
         self._run_s = now_s
         if self._first_run_s is None:
-            self._first_run_s = now_s
+            self._first_run_s = self._known_s = now_s
         self._lost_rank_s = self.lost_rank_s(now_s)
         self._stopped_s = None
         self._world_size = world_size
         self._mark_s = now_s
         self._iteration_step = -1
+        self.account.run(now_s, world_size, counts_now=self.max_step < 0)
 
-    def stop(self, now_s: float) -> None:
-        """The iteration is over."""
+    def stop(self, now_s: float, fault_s: float | None = None) -> None:
+        """The iteration is over, since a fault if there was one."""
         if self._mark_s is None:
             return
+        self.account.stop(now_s, now_s if fault_s is None else fault_s)
         if self.max_step < 0:
             self._gained_s += now_s - self._mark_s
         else:
@@ -412,21 +428,35 @@ class Progress:
         if self._ended_s is None:
             self.stop(now_s)
             self._ended_s = now_s
+            self.account.end(now_s)
 
     def step(self, step: int, now_s: float) -> None:
         """A worker has reported a step."""
         if step <= self._iteration_step:
             return  # Another worker was faster.
-        self._iteration_step = step
+        before, self._iteration_step = self._iteration_step, step
         is_first_time = step > self.max_step
+        if is_first_time and 0 <= before < self.max_step and self._mark_s is not None:
+            self._repeat((self.max_step - before) / (step - before), now_s)
         self.max_step = max(self.max_step, step)
         if self._mark_s is None:
             return
+        self.account.judge(now_s, Spent.PROGRESS if is_first_time else Spent.REDO)
         if is_first_time:
             self._gained_s += now_s - self._mark_s
         else:
             self._lost_rank_s += (now_s - self._mark_s) * self._world_size
         self._mark_s = now_s
+
+    def _repeat(self, share: float, now_s: float) -> None:
+        """So much of the stretch until now was work that is done again: agents tell steps once in a while."""
+        mark_s = self._mark_s
+        if mark_s is None:
+            return
+        until_s = mark_s + (now_s - mark_s) * share
+        self.account.judge(until_s, Spent.REDO)
+        self._lost_rank_s += (until_s - mark_s) * self._world_size
+        self._mark_s = until_s
 
     def gained_s(self, now_s: float) -> float:
         """Return the seconds of first-time progress; never falls."""
@@ -443,4 +473,6 @@ class Progress:
         gained_s, wall_s = self.totals(now_s)
         if wall_s is None:
             return None
+        spent = self.account.spent(now_s)
+        wall_s -= 0.0 if spent is None else spent.suspended_s
         return 1.0 if wall_s <= 0 else min(gained_s / wall_s, 1.0)

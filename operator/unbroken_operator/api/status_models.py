@@ -10,6 +10,7 @@ from unbroken_operator.api.model_base import Model
 Text = Annotated[str, Field(max_length=253)]
 Sentence = Annotated[str, Field(max_length=2048)]
 Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
 Counts = Annotated[dict[Text, Count], Field(max_length=64)]
 Time = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
 
@@ -28,6 +29,7 @@ class JobStateWord(str, Enum):
     UNKNOWN = "Unknown"
     COMPLETE = "Complete"
     FAILED = "Failed"
+    DELETING = "Deleting"
 
 
 class ConditionStatus(str, Enum):
@@ -178,6 +180,39 @@ class RendezvousStatus(Model):
     """Recoveries of earlier coordinators, which are part of restarts."""
 
 
+class TimeRecord(Model):
+    """Where the time went since the job first ran; docs/cost.md explains the terms."""
+
+    term: Count
+    """Term of the coordinator that reported it."""
+    reported_at: Time
+    """When it was reported."""
+    progress_seconds: Seconds = 0.0
+    """Up to steps that the job reached for the first time."""
+    redo_seconds: Seconds = 0.0
+    """Steps that were there before, and what followed the last step before a fault."""
+    detect_seconds: Seconds = 0.0
+    """From faults until the coordinator knew of them."""
+    restart_seconds: Seconds = 0.0
+    """Until all workers trained again."""
+    waiting_seconds: Seconds = 0.0
+    """While too few pods were there."""
+    suspended_seconds: Seconds = 0.0
+    """While the job was suspended."""
+    open_seconds: Seconds = 0.0
+    """Since the last step: the next one, or a fault, says what it was."""
+    progress_rank_seconds: Seconds = 0.0
+    """Progress times active ranks."""
+    held_rank_seconds: Seconds = 0.0
+    """Time times the ranks of all pods that were there, spares and waiting included."""
+    wanted_rank_seconds: Seconds = 0.0
+    """Time times the ranks that the job wants active."""
+    ettr_capacity: Annotated[float, Field(ge=0)] = 0.0
+    """Progress times active ranks / time times wanted ranks."""
+    goodput_allocated: Annotated[float, Field(ge=0)] = 0.0
+    """Progress times active ranks / time times ranks held."""
+
+
 class Accepted(Model):
     """What cannot change after the job was admitted."""
 
@@ -231,6 +266,8 @@ class Status(Model):
     """Nodes that new pods avoid, or avoided until recently."""
     ettr: float | None = None
     """Seconds in which the job made first-time progress / seconds since it first ran."""
+    time: TimeRecord | None = None
+    """Where the time went."""
     next_pod_ordinal: Count | None = None
     """Number of the next training pod."""
     next_rendezvous_ordinal: Count | None = None

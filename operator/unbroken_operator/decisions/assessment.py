@@ -13,6 +13,7 @@ from unbroken_operator.decisions.objects.manifests import settings_digest
 from unbroken_operator.decisions.objects.rendezvous_place import made_from
 from unbroken_operator.decisions.objects.successor import Succession, can_stand_by, succession
 from unbroken_operator.decisions.snapshot import PodView, Snapshot
+from unbroken_operator.decisions.time_spent import earlier_time
 from unbroken_operator.decisions.updates import leaving_for_update, outdated_pods
 
 
@@ -104,11 +105,7 @@ def observation(snapshot: Snapshot, assessment: Assessment, settings: JobSetting
             is_waiting=pod.phase == "Pending",
             is_ended=_is_ended(pod, snapshot),
         )
-    memory = snapshot.memory
-    # The time of a suspension is none in which the job could have made progress.
-    is_of_this_run = memory.earlier_term > (snapshot.status.get("endedTerm") or 0)
-    earlier = memory.earlier if is_of_this_run else None
-    return Observation(pods, _is_accounted(snapshot), memory.gone, earlier)
+    return Observation(pods, _is_accounted(snapshot), snapshot.memory.gone, earlier_time(snapshot))
 
 
 def _is_ended(pod: PodView, snapshot: Snapshot) -> bool:

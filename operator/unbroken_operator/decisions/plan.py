@@ -16,6 +16,7 @@ from dataclasses import replace
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
+from unbroken_operator.api.status_models import JobState
 from unbroken_operator.decisions.actions import (
     Action,
     CreateNetworkPolicy,
@@ -70,7 +71,7 @@ _SOME = AvoidedNodes(("any",), ("any",))
 def plan(snapshot: Snapshot) -> Decision:
     """Return what to do next; no actions once everything is as it should be."""
     if snapshot.job["metadata"].get("deletionTimestamp"):
-        return Decision(())
+        return Decision(tuple(_being_deleted(snapshot)))
     if stands_back(snapshot):
         return Decision(tuple(_rivalry(snapshot)), max(STAND_BACK_S - snapshot.memory.rival_for_s, 0.0) + 1.0)
     snapshot = without_ended_report(snapshot)
@@ -152,6 +153,14 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
     seen = observation(snapshot, assessment, verdict.settings)
     if (memory.sent_to, memory.sent_term, memory.sent) != (pod.uid, report.term, seen):
         yield PushObservation(pod.uid, report.term, seen)
+
+
+def _being_deleted(snapshot: Snapshot) -> Iterator[WriteStatus]:
+    """Yield what people are to see of a job that something holds: nothing of it is repaired or kept up to date."""
+    ends = (JobState.COMPLETE.value, JobState.FAILED.value, JobState.DELETING.value)
+    if snapshot.status.get("state") not in ends:
+        ranks = {"ranks": None} if "ranks" in snapshot.status else {}
+        yield WriteStatus({"state": JobState.DELETING.value, **ranks})
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:

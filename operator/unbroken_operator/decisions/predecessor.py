@@ -54,7 +54,8 @@ def earlier_run(known: Predecessor, now_s: float) -> EarlierRun | None:
     before = known.before
     if before is None or before.ran_for_s is None:
         return None
-    return EarlierRun(now_s - known.before_at_s, min(before.gained_s, before.ran_for_s), before.ran_for_s)
+    gained_s = min(before.gained_s, before.ran_for_s)
+    return EarlierRun(now_s - known.before_at_s, gained_s, before.ran_for_s, before.time)
 
 
 def _with_report(known: Predecessor, report: JobStatus, now_s: float) -> Predecessor:

@@ -159,11 +159,12 @@ class Arena:
 
     def used_bytes(self) -> int:
         """Return what this pod's slots take."""
-        paths = (*self._own_slots(), *self.copy_slots(), *self._slots_in(FETCHED))
+        paths = (*self.own_slots(), *self.copy_slots(), *self._slots_in(FETCHED))
         promised = dict(self._promised)
         return sum(max(_allocated_bytes(self.reached(path)), promised.get(path, 0)) for path in paths)
 
-    def _own_slots(self) -> list[Path]:
+    def own_slots(self) -> list[Path]:
+        """Return the slots of this pod's workers, whether they are there or not."""
         places = range(self._config.ranks_per_pod)
         return [self.folder / slot_name(place, index) for place in places for index in range(NUM_SLOTS)]
 
@@ -285,7 +286,7 @@ class Arena:
     def sealed(self) -> list[SealedSlot]:
         """Return the sealed slots of this job on this host, the newest first."""
         others = [path for folder in self._other_folders() for path in sorted(folder.glob("*.slot"))]
-        paths = [*self._own_slots(), *self.copy_slots(), *others]
+        paths = [*self.own_slots(), *self.copy_slots(), *others]
         found = [SealedSlot(path, head) for path in paths if (head := read_slot_head(self.reached(path))) is not None]
         mine = [one for one in found if one.head.state is SlotState.SEALED and one.head.job == self._config.job]
         return sorted(mine, key=lambda one: one.head.moment.order, reverse=True)

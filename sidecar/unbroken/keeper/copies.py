@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +39,15 @@ _MAX_UID_BYTES = 2048
 
 class NotKeptError(Exception):
     """A copy is not wanted, or was not made; the message says why."""
+
+    is_soon = False
+    """Whether it may well be taken a moment later."""
+
+
+class NotYetError(NotKeptError):
+    """A copy may be taken a moment later."""
+
+    is_soon = True
 
 
 class Receiving:
@@ -104,12 +113,18 @@ class Copies:
         self._folder = arena.open_copies()
         self._guard = threading.Lock()
         self._owners: frozenset[str] = frozenset()
+        self._pinned: frozenset[tuple[int, int, int]] = frozenset()
         self._drop_nameless()
 
     def keep_for(self, owners: Iterable[str]) -> None:
         """Take copies of these pods from now on, by uid. What others have left here stays."""
         with self._guard:
             self._owners = frozenset(owners)
+
+    def pin(self, pinned: Iterable[tuple[int, int, int]]) -> None:
+        """Overwrite no copy of these steps from now on, by (iteration, term, step)."""
+        with self._guard:
+            self._pinned = frozenset(pinned)
 
     def drop(self, owner: str) -> None:
         """Remove all copies of a pod's checkpoints: others are protected elsewhere, or void."""
@@ -158,17 +173,31 @@ class Copies:
                 and not (began_with is not None and began_with.voids(*found.moment.order))
                 and _is_digested(path, found)
             ]
-            newest = max(sealed, default=None)
-            if newest is not None and _is_same(newest[1], heads[newest[1]], head, checksums):
+            if any(_is_same(path, heads[path], head, checksums) for _order, path in sealed):
                 return None
-            if newest is not None and newest[0] >= head.moment.order:
-                raise NotKeptError(f"step {newest[0][2]} of iteration {newest[0][0]} is here, and not older")
-            path = next(path for path in heads if newest is None or path != newest[1])
+            path = self._place(head, heads, sealed)
             self._name(owner)
             problem = self._arena.allocate_copy(self._folder / path.name, CONTENT_OFFSET + head.content_bytes)
             if problem:
                 raise NotKeptError(f"no room: {problem}")
             return Receiving(path, head, checksums)
+
+    def _place(
+        self, head: Head, heads: Mapping[Path, Head | None], sealed: Sequence[tuple[tuple[int, int, int], Path]]
+    ) -> Path:
+        """Return which slot a copy goes into: not that of the newest one, nor of one that is pinned.
+
+        Raises NotKeptError.
+        """
+        pinned = {path for order, path in sealed if order in self._pinned}
+        newest = max(sealed, default=None)
+        if newest is not None and newest[0] >= head.moment.order and head.moment.order not in self._pinned:
+            raise NotKeptError(f"step {newest[0][2]} of iteration {newest[0][0]} is here, and not older")
+        free = [path for path in heads if path not in pinned]
+        if not free:
+            raise NotYetError("the copies that are here are needed until another step is protected")
+        # With one pinned there is no choice: that one is of use, whatever becomes of the other.
+        return next((path for path in free if newest is None or path != newest[1]), free[0])
 
     def _name(self, owner: str) -> None:
         """Write down whose copies these are. Raises OSError."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from unbroken.keeper.arena import Arena
 from unbroken.keeper.digests import read_digests, read_slot_head
 from unbroken.keeper.peer_link import Link, LinkError, connect
+from unbroken.keeper.pinning import Order
 from unbroken.keeper.reading import ReadLock, SlotBusyError
 from unbroken_core.checkpoints import Load, Peer
 from unbroken_core.pod.memory_slots import NUM_SLOTS, Head, Moment, SlotState, digests_name, slot_name
@@ -44,13 +45,14 @@ class CopySender:
     def __init__(
         self, peer: Peer, context: ssl.SSLContext, arena: Arena, *, ranks_per_pod: int, bytes_per_s: float = 0.0,
         on_progress: Callable[[], None] = lambda: None, began_with: Callable[[Moment], Load | None] = lambda _: None,
-        on_copied: Callable[[int], None] = lambda _: None,
+        on_copied: Callable[[int], None] = lambda _: None, first: Callable[[], Order | None] = lambda: None,
     ) -> None:  # fmt: skip
         """`bytes_per_s`: at most so many on average, 0 for no limit. `on_progress` is called in the sender's thread.
 
         `began_with` returns what the iteration of a checkpoint went back to. `on_copied` is told the bytes of each one
-        that was sent, and is kept.
+        that was sent, and is kept. `first` returns the step that goes before all that is newer, if it is here.
         """
+        self._first = first
         self._on_copied = on_copied
         self._began_with = began_with
         self.peer = peer
@@ -98,6 +100,10 @@ class CopySender:
                 if link is None:
                     link = connect((self.peer.host, self.peer.port), self._context, self.peer.uid)
                 is_kept = [self._send(link, *one) for one in due]
+                if not all(is_kept) and not any(one.problem for one in self._progress.values()):
+                    # Busy, or told to come back soon.
+                    self._over.wait(_FIRST_PAUSE_S)
+                    continue
             except (LinkError, OSError) as error:
                 if link is not None:
                     link.close()
@@ -134,7 +140,9 @@ class CopySender:
             and head.job == self._arena.job
             and self._checksums(path, head) is not None
         ]
-        return max(sealed, key=lambda one: one[1].moment.order, default=None)
+        wanted = self._first()
+        first = [one for one in sealed if one[1].moment.order == wanted]
+        return max(first or sealed, key=lambda one: one[1].moment.order, default=None)
 
     def _checksums(self, path: Path, head: Head) -> tuple[int, ...] | None:
         digests = read_digests(path.with_name(digests_name(path.name)), head)
@@ -154,6 +162,8 @@ class CopySender:
                     answer, num_sent = link.receive(AfterContent), head.content_bytes
         except SlotBusyError:
             # A newer one is on its way.
+            return False
+        if isinstance(answer, Declined) and answer.is_soon:
             return False
         if isinstance(answer, Declined):
             if self._is_news(answer.reason):

@@ -131,7 +131,7 @@ class CopyServer:
             head = checked_head(offer.head, offer.checksums)
             receiving = self._copies.begin(link.pod_uid, offer.local_rank, head, offer.checksums, offer.began_with)
         except (NotKeptError, OSError) as error:
-            link.send(Declined(str(error)[:2000]))
+            link.send(Declined(str(error)[:2000], isinstance(error, NotKeptError) and error.is_soon))
             return
         if receiving is None:
             link.send(Kept())

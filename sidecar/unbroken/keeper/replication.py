@@ -18,8 +18,9 @@ from unbroken.keeper.copy_sender import CopySender
 from unbroken.keeper.copy_server import MAX_CONNECTIONS, CopyServer
 from unbroken.keeper.counting import Counting
 from unbroken.keeper.peer_link import Identity
+from unbroken.keeper.pinning import Order, Pins
 from unbroken.keeper.telling import Telling
-from unbroken_core.checkpoints import MAX_COPIES_TOLD, Peer
+from unbroken_core.checkpoints import MAX_COPIES_TOLD, Key, Peer
 from unbroken_core.errors import InputError, assert_never
 from unbroken_core.messages import Buddies, Certificate, CertificateRequest
 from unbroken_core.pod.memory_messages import Copying, OfAgent
@@ -36,6 +37,7 @@ class Replication:
         self._config = config
         self._arena = arena
         self._telling = telling
+        self._pins = Pins(arena)
         self._key = ""
         self._request = ""
         self._identity: Identity | None = None
@@ -67,6 +69,11 @@ class Replication:
 
     def note(self) -> None:
         """Something was sealed and digested."""
+        self._pins.note()
+        self._tell_pinned()
+        self._wake()
+
+    def _wake(self) -> None:
         with self._guard:
             senders = list(self._senders.values())
         for sender in senders:
@@ -115,6 +122,10 @@ class Replication:
         buddies, copies, context = self._buddies, self._copies, self.context()
         if buddies is None or copies is None:
             return
+        safe, following = _order(buddies.protected), _order(buddies.next_protected)
+        self._pins.pin(safe, following, self._wake)
+        copies.pin(one for one in (safe, following) if one is not None)
+        self._tell_pinned()
         copies.keep_for(buddies.owners)
         for owner in buddies.drop[:MAX_COPIES_TOLD]:
             copies.drop(owner)
@@ -126,6 +137,7 @@ class Replication:
             if context is not None and peer not in self._senders:
                 self._begin(peer, context)
         self._tell()
+        self._wake()
 
     def _begin(self, peer: Peer, context: ssl.SSLContext) -> None:
         sender = CopySender(
@@ -136,6 +148,7 @@ class Replication:
             bytes_per_s=self._config.copy_bytes_per_s,
             on_progress=self._tell,
             on_copied=self._counting.copied,
+            first=lambda: self._pins.following,
             began_with=lambda moment: self._telling.load_of(moment.iteration, moment.term),
         )
         with self._guard:
@@ -149,6 +162,11 @@ class Replication:
         for sender in senders:
             sender.close()
 
+    def _tell_pinned(self) -> None:
+        buddies = self._buddies
+        named = () if buddies is None else (buddies.protected, buddies.next_protected)
+        self._telling.set_pinned(tuple(key for key in named if key is not None and self._pins.is_sure(key[:3])))
+
     def _tell(self) -> None:
         """Tell whom the newest checkpoints have not reached, and why; in any thread."""
         with self._guard:
@@ -157,6 +175,10 @@ class Replication:
                 for peer, sender in self._senders.items()
             }
         self._telling.set_problems(tuple((uid, problem[:500]) for uid, problem in sorted(found.items()) if problem))
+
+
+def _order(key: Key | None) -> Order | None:
+    return None if key is None else key[:3]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -192,6 +192,7 @@ class Keeper:
                 return self._fetch(message)
             case Loaded(load=load):
                 self._telling.loaded(load)
+                self._replication.note()
                 self._fetcher.clear()
                 return Done()
             case Measured():

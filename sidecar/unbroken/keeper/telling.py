@@ -13,7 +13,7 @@ from unbroken.keeper.arena import COPIES, Arena, SealedSlot
 from unbroken.keeper.copies import owners_of
 from unbroken.keeper.digests import open_slot, read_digests
 from unbroken_core import wire
-from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Load, LoadSource
+from unbroken_core.checkpoints import MAX_COPIES_TOLD, MAX_LOADS, Copy, Held, Holding, Key, Load, LoadSource
 from unbroken_core.errors import WireError
 from unbroken_core.pod.memory_slots import Head, digests_name
 from unbroken_core.settings import MAX_RANKS_PER_POD
@@ -54,6 +54,7 @@ class Telling:
         self._loads = self._read_loads()
         self._port = 0
         self._problems: tuple[tuple[str, str], ...] = ()
+        self._pinned: tuple[Key, ...] = ()
 
     def changed(self) -> None:
         """What can be read has changed."""
@@ -70,6 +71,12 @@ class Telling:
         """These pods have not the newest checkpoints of this one."""
         if problems != self._problems:
             self._problems = problems
+            self.changed()
+
+    def set_pinned(self, pinned: tuple[Key, ...]) -> None:
+        """What can be read of these steps is not overwritten any more."""
+        if pinned != self._pinned:
+            self._pinned = pinned
             self.changed()
 
     def load_of(self, iteration: int, term: int) -> Load | None:
@@ -102,6 +109,8 @@ class Telling:
 
     def held(self) -> Held:
         """Return all that can be read here: in this pod's memory, and in that of pods that have ended."""
+        # Before anything is looked at: what is found of these stays.
+        pinned = self._pinned
         by_moment: defaultdict[tuple[Path, int, int, int, int], list[tuple[int, str, str]]] = defaultdict(list)
         is_left: dict[Path, bool] = {self._arena.folder: True}
         copies = []
@@ -122,7 +131,7 @@ class Telling:
             for (folder, term, iteration, step, world_size), shards in by_moment.items()
         ]
         held = Held(self._name, tuple(holdings[:_MAX_HOLDINGS]), self._loads)
-        return replace(held, copies=self._copied(copies), port=self._port, problems=self._problems)
+        return replace(held, copies=self._copied(copies), port=self._port, problems=self._problems, pinned=pinned)
 
     def _copied(self, copies: list[SealedSlot]) -> tuple[Copy, ...]:
         """Return what is kept for other pods, the newest steps of each first."""

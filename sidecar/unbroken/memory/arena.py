@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from unbroken.memory.client import KeeperClient
+from unbroken.memory.pacing import may_replace
 from unbroken.memory.place import WorkerInfo
 from unbroken.memory.shard import Shard
 from unbroken.memory.slots import Author, Populating, Slot, SlotChangedError, fits, needed_bytes
@@ -70,6 +71,8 @@ class WorkerSlots:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by who writes a slot."""
     _iteration: tuple[int, int] = (0, 0)
+    _last_step: int = 0
+    """Of the last save that was due."""
     _kept: int | None = None
     """Index of the slot with the checkpoint that was sealed or restored last."""
 
@@ -136,10 +139,10 @@ class WorkerSlots:
 
         if not may_go_on():
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
-        index = self._target()
+        index = self._locked(step)
+        if index is None:
+            return self._skipped(step, "earlier checkpoints are still being copied to other pods", "busy")
         slot = self._slots[index]
-        if not slot.lock():
-            return self._skipped(step, "the checkpoint before the last is still being copied to another pod", "busy")
         try:
             author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
             head = slot.begin(author, shard)
@@ -179,6 +182,25 @@ class WorkerSlots:
     def measured(self, source: str, seconds: float, steps_redone: int) -> None:
         """Tell the keeper of a load."""
         self.client.tell(Measured(Measure.LOADED, source, seconds, steps_redone))
+
+    def _locked(self, step: int) -> int | None:
+        """Return which slot the next save goes into, locked; None for none.
+
+        Never the newest, unless the other one is pinned: that one all ranks can go back to.
+        """
+        target, before = self._target(), self._last_step
+        self._last_step = step
+        for index in (target, 1 - target):
+            slot = self._slots[index]
+            if not slot.lock():
+                break
+            if slot.claim():
+                return index
+            slot.unlock()
+            pinned, newest = _order(slot.head), _order(self._slots[1 - index].head)
+            if pinned < (0, 0, 0) or not may_replace(newest[2], step, max(step - before, 1)):
+                break  # Void, and the keeper is about to let it go; or the newest is to be copied.
+        return None
 
     def _target(self) -> int:
         if self._kept is None:

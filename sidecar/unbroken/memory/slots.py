@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import random
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from unbroken.memory.shard import Shard
 from unbroken_core.pod.memory_slots import (
     CONTENT_OFFSET,
     HEAD_BYTES,
+    PIN_LOCK,
     Head,
     Moment,
     Sample,
@@ -91,8 +93,20 @@ class Slot:
         return True
 
     def unlock(self) -> None:
-        """Let others read it."""
+        """Let others read it, and pin it."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._lock_first_byte(fcntl.F_UNLCK)
+
+    def claim(self) -> bool:
+        """Keep the keeper from pinning it; return False when it has: what it holds is needed until another is safe."""
+        return self._lock_first_byte(fcntl.F_WRLCK)
+
+    def _lock_first_byte(self, kind: int) -> bool:
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, struct.pack(PIN_LOCK, kind, os.SEEK_SET, 0, 1, 0))
+        except BlockingIOError:
+            return False
+        return True
 
     def begin(self, author: Author, shard: Shard) -> Head:
         """Declare that the content changes from now on."""

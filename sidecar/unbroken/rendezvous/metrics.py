@@ -15,8 +15,9 @@ from unbroken.network.refused_metric import refused_metric
 from unbroken.rendezvous.service import Service
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.findings import Verdict
-from unbroken_core.messages import JobStatus, PodStatus
-from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, WorkerPhase
+from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.reasons import Cause, JobPhase, Phase, Role, Rung, Spent, WorkerPhase
+from unbroken_core.recovery.account import ratios
 from unbroken_core.recovery.history import History
 from unbroken_core.settings import JobSettings
 
@@ -158,12 +159,37 @@ def _time(view: View) -> Iterator[Metric]:
     )
     progress.add_metric([], view.gained_s)
     yield progress
+    if view.status.time is not None:
+        yield from _spent(view.status.time)
     lost = CounterMetricFamily(
         "unbroken_lost_gpu_seconds",
         "Seconds without first-time progress since the job first ran, times active ranks; one rank counts as one GPU.",
     )
     lost.add_metric([], view.lost_rank_s)
     yield lost
+
+
+def _spent(time: TimeSpent) -> Iterator[Metric]:
+    """Yield the terms and the ratios of them. No counters: they go on from what earlier rendezvous have counted."""
+    seconds = GaugeMetricFamily(
+        "unbroken_time_seconds",
+        "Seconds since the job first ran, under earlier rendezvous too, by what they were for.",
+        labels=["spent"],
+    )
+    for word in Spent:
+        seconds.add_metric([word.value], getattr(time, f"{word.value}_s"))
+    yield seconds
+    shares = ratios(time)
+    yield _gauge(
+        "unbroken_ettr_capacity_ratio",
+        "Progress times active ranks / time times wanted ranks, since the job first ran.",
+        shares["ettr_capacity"],
+    )
+    yield _gauge(
+        "unbroken_goodput_allocated_ratio",
+        "Progress times active ranks / time times the ranks of all pods that were there, since the job first ran.",
+        shares["goodput_allocated"],
+    )
 
 
 def _contact(view: View) -> Iterator[Metric]:

@@ -212,6 +212,9 @@ def test_loop_that_swallows_every_exception_is_left(tmp_path: Path, how: str) ->
     with start(tmp_path, "stubborn", Policy(3, 3), TEST_LOOP=how) as job:
         assert set(job.wait_for_end().values()) == {0}
         assert values(job) == [3, 3, 3]
+        told = [line for line in job.output().splitlines() if "a handler swallowed RankShouldRestart" in line]
+        assert len(told) <= 2, "once by each rank that swallows, 0 and 2; one outside of its `try` swallows nothing"
+        assert all("waits.py:" in line or "/torch/" in line for line in told)
 
 
 def test_clean_up_of_the_function_runs_to_its_end(tmp_path: Path) -> None:

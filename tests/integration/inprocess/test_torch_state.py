@@ -20,10 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
 
 from unbroken.inprocess.exception import StaleStateError
 from unbroken.inprocess.torch_state import caches, mesh_identity
 from unbroken.inprocess.torch_state.groups import take_groups
+from unbroken.inprocess.torch_state.modes import Modes
 from unbroken.inprocess.torch_state.renewal import RankLayout, TorchState
 from unbroken_core.reasons import Cause
 
@@ -129,6 +131,70 @@ def test_meshes_and_groups_of_an_iteration_are_gone_once_it_was_left() -> None:
 def test_every_name_of_the_list_is_in_this_torch() -> None:
     slow, missing = caches.empty_all()
     assert (slow, missing) == ([], [])
+
+
+def leave_grad_off() -> None:
+    torch._C._set_grad_enabled(False)
+
+
+def leave_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def leave_autocast_on() -> None:
+    torch.autocast("cpu", torch.float16, cache_enabled=False).__enter__()
+
+
+def leave_device() -> None:
+    torch.device("meta").__enter__()
+
+
+def leave_dispatch_mode() -> None:
+    FlopCounterMode(display=False).__enter__()
+
+
+def leave_saved_tensors() -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(lambda tensor: None, lambda nothing: torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [leave_grad_off, leave_dtype, leave_autocast_on, leave_device, leave_dispatch_mode, leave_saved_tensors],
+    ids=lambda leave: leave.__name__.removeprefix("leave_"),
+)
+def test_what_an_interruption_leaves_switched_is_as_before_in_the_next_iteration(leave: Callable[[], None]) -> None:
+    """It came after torch had turned a switch, and before Python knew that a `with` block was entered."""
+    state = TorchState()
+    state.take(RankLayout(1, 4))
+    before = Modes.read()
+    for _ in range(3):
+        leave()
+    assert Modes.read() != before
+    state.take(RankLayout(1, 4))
+    assert Modes.read() == before
+    weight = torch.ones(2, requires_grad=True)
+    (weight * weight).sum().backward()
+    assert (weight.device.type, weight.dtype) == ("cpu", torch.float32)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0]
+
+
+def test_switches_of_the_script_itself_are_kept() -> None:
+    with torch.device("cpu"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        before = Modes.read()
+        state = TorchState()
+        state.take(RankLayout(0, 1))
+        torch.set_grad_enabled(True)
+        leave_device()
+        state.take(RankLayout(0, 1))
+        assert Modes.read() == before != Modes()
+
+
+def test_inference_mode_that_stays_on_gets_a_new_process() -> None:
+    state = TorchState()
+    state.take(RankLayout(0, 1))
+    with torch.inference_mode(), pytest.raises(StaleStateError, match=r"inference of this thread: want False"):
+        state.take(RankLayout(0, 1))
 
 
 def test_process_that_writes_checkpoints_is_handed_over_to_be_ended() -> None:

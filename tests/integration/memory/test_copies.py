@@ -594,3 +594,66 @@ class Impatient(threading.Event):
         """Do not wait."""
         self._waits.append(timeout)
         return self.is_set()
+
+
+# -------------------------------------------------------------------------------------------------------------- pinned
+
+
+def send_first(owner: CopyPod, holder: CopyPod, first: Callable[[], tuple[int, int, int] | None]) -> None:
+    """Send to a holder until the owner is closed, one step before all others."""
+    sender = copy_sender.CopySender(
+        holder.peer, owner.identity.client_context(), owner.arena, ranks_per_pod=2, first=first
+    )
+    owner.senders.append(sender)
+    sender.start()
+
+
+def test_a_pinned_copy_stays_whatever_comes_after_it(pods: Callable[..., list[CopyPod]]) -> None:
+    """Also after several: else what a lost owner was promised would be gone."""
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in range(1, 6):
+        contents[step] = owner.save(step, size=1000)
+        wait_until(partial(has_kept, sender, step), "a copy")
+        holder.copies.pin([(0, 2, 1)] if step == 1 else [(0, 1, 2)])
+    assert holder.copied() == {(0, 2, 0): contents[2], (0, 5, 0): contents[5]}
+
+
+def test_a_copy_waits_while_both_that_are_there_are_pinned_and_is_no_problem(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, holder = pair(pods)
+    sender = owner.send_to(holder)
+    contents = {}
+    for step in (1, 2):
+        contents[step] = owner.save(step, size=1000)
+        wait_until(partial(has_kept, sender, step), "a copy")
+    holder.copies.pin([(0, 1, 1), (0, 1, 2)])
+    contents[3] = owner.save(3, size=1000)
+    link = owner.connect(holder)
+    offer, _ = offer_of(owner)
+    link.send(offer)
+    answer = link.receive(ToOwner)
+    link.close()
+    assert answer == Declined("the copies that are here are needed until another step is protected", is_soon=True)
+    assert sender.progress[0] == copy_sender.CopyProgress(Moment(1, 0, 2))
+    holder.copies.pin([(0, 1, 2)])
+    wait_until(partial(has_kept, sender, 3), "a copy once one is free")
+    assert holder.copied() == {(0, 2, 0): contents[2], (0, 3, 0): contents[3]}
+
+
+def test_the_step_that_is_to_be_protected_goes_first_though_a_newer_one_was_kept(
+    pods: Callable[..., list[CopyPod]],
+) -> None:
+    owner, holder = pair(pods)
+    wanted: list[tuple[int, int, int]] = []
+    send_first(owner, holder, lambda: wanted[0] if wanted else None)
+    sender = owner.senders[0]
+    contents = {step: owner.save(step, size=1000) for step in (1, 2)}
+    wait_until(partial(has_kept, sender, 2), "a copy of the newest")
+    wanted.append((0, 1, 1))
+    holder.copies.pin([(0, 1, 1)])
+    sender.note()
+    wait_until(partial(has_kept, sender, 1), "a copy of the older one")
+    assert holder.copied() == {(0, step, 0): content for step, content in contents.items()}

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.waiting import wait_until
 
-from unbroken.memory import Checkpointer
+from unbroken.memory import Checkpointer, Saved
 from unbroken.network.pod_certificates import PodAuthority
+from unbroken_core.checkpoints import Key
+from unbroken_core.messages import Buddies
 from unbroken_core.pod.memory_slots import CONTENT_OFFSET
 
 from .keeper_pods import JOB, KeeperPod, assert_is, load, save, state_of, worker_of
@@ -260,3 +262,47 @@ def test_a_keeper_that_is_not_asked_to_keep_takes_nothing(pods: Make, monkeypatc
     problem = wait_until(lambda: dict(owner.held.problems).get("holder"), "a problem that is told")
     assert problem == "this pod is not to keep your copies"
     assert holder.kept("owner") == set()
+
+
+def test_a_protected_step_stays_while_later_ones_are_saved(pods: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves go into the other slot, round steps for longer; one that is to be protected next stays as well."""
+    (pod,) = pods("owner")
+    pod.start()
+
+    def attempt(step: int) -> bool:
+        return isinstance(Checkpointer().save(state_of(step, 100), step), Saved)
+
+    def held() -> set[int]:
+        return {one.step for one in pod.held.holdings}
+
+    def pin(protected: int, following: int | None = None) -> None:
+        """Say what stays, and wait until the keeper says that it does."""
+        keys: list[Key | None] = [None if step is None else (0, 1, step, 1) for step in (protected, following)]
+        pod.buddies = Buddies(1, protected=keys[0], next_protected=keys[1])
+        pod.send(pod.buddies)
+        wait_pinned()
+
+    def wait_pinned() -> None:
+        named = (pod.buddies.protected, pod.buddies.next_protected)
+        wanted = tuple(key for key in named if key is not None)
+        wait_until(lambda: pod.held.pinned == wanted, f"{wanted} pinned", describe=lambda: f"{pod.held} {pod.errors()}")
+
+    with worker_of(monkeypatch, pod):
+        assert attempt(1)
+        pin(1)
+        assert attempt(2)
+        assert not attempt(3), "less round than what is there"
+        assert attempt(4)
+        pin(1, 4)
+        assert not attempt(8), "both are needed"
+        wait_until(lambda: held() == {1, 4}, "both", describe=lambda: str(pod.held))
+        pin(4)
+        assert attempt(9)
+        wait_until(lambda: held() == {4, 9}, "both", describe=lambda: str(pod.held))
+        # A new keeper is told the same, and pins the same.
+        pod.kill()
+        pod.start()
+        wait_pinned()
+        assert attempt(16)
+        assert not attempt(17)
+        wait_until(lambda: held() == {4, 16}, "both", describe=lambda: str(pod.held))

@@ -61,3 +61,57 @@ def test_a_job_is_suspended_resumed_and_deleted_after_its_deadline(kubeconfig: P
                 assert len(await made.events("Resumed")) == 2
 
     asyncio.run(scenario())
+
+
+def test_a_job_that_a_finalizer_holds_says_so_is_left_alone_and_goes_when_it_is_let_go(
+    kubeconfig: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            job = await made.apply("digits", replicas=2)
+            path = made.path(layout.PLURAL, "digits")
+            await made.kube.merge(path, {"metadata": {"finalizers": ["example.com/audit"]}})
+            with operator(made):
+                await made.wait_for_pods("digits-0", "digits-1")
+                await made.kube.delete(path, job["metadata"]["uid"])
+
+                async def state() -> bool:
+                    return bool((await made.job("digits"))["status"]["state"] == "Deleting")
+
+                await eventually(state, "what kubectl shows of the job")
+                gone = (await made.pods())[0]["metadata"]
+                await made.kube.delete(made.path("pods", "digits-0"), gone["uid"], is_forced=True)
+                # Another job, made later, is served: so the operator has seen that pod go.
+                await made.apply("other", replicas=1)
+                await made.wait_for_pods("digits-1", "other-0")
+                await made.kube.merge(path, {"metadata": {"finalizers": None}})
+
+                async def is_gone() -> bool:
+                    return await made.pod_names() == ["other-0"]
+
+                await eventually(is_gone, "the end of its pods")
+
+    asyncio.run(scenario())
+
+
+def test_of_two_releases_that_serve_one_namespace_one_leads_a_job_and_says_so(kubeconfig: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            leases = [f"{made.namespace}/{name}" for name in ("a", "b")]
+            arguments = [("--namespace", made.namespace, "--lease", lease) for lease in leases]
+            with operator(made, *arguments[0]), operator(made, *arguments[1]):
+                await made.apply("digits", replicas=2)
+                await made.wait_for_pods("digits-0", "digits-1")
+
+                async def is_told() -> bool:
+                    told = await made.events("LedByAnother")
+                    return bool(told) and (await made.job("digits"))["status"].get("lease") == leases[0]
+
+                await eventually(is_told, "an Event about the other operator")
+                (message,) = {item["message"] for item in await made.events("LedByAnother")}
+                assert f"that of Lease {leases[0]} goes on, that of Lease {leases[1]} leaves it alone" in message
+                gone = (await made.pods())[0]["metadata"]
+                await made.kube.delete(made.path("pods", "digits-0"), gone["uid"], is_forced=True)
+                await made.wait_for_pods("digits-1", "digits-2")
+
+    asyncio.run(scenario())

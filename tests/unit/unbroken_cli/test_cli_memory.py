@@ -20,6 +20,23 @@ from unbroken_core.checkpoints import MemoryStatus
             "no step is on all ranks yet; restored step 100 from disk, 1 step redone: "
             "step 120: 2 shards were lost with pod-3",
         ),
+        (
+            MemoryStatus(120, 110, across="across rack"),
+            "step 120 on all ranks (2 steps ago); protected to step 110 across rack",
+        ),
+        (
+            MemoryStatus(120, 110, 100, 3, "memory", across="no other rack: across host"),
+            "step 120 on all ranks (2 steps ago); protected to step 110, no other rack: across host; "
+            "restored step 100 from memory, 3 steps redone",
+        ),
+        (
+            MemoryStatus(120, across="across rack"),
+            "step 120 on all ranks (2 steps ago); no step is protected yet, wanted across rack",
+        ),
+        (
+            MemoryStatus(-1, across="2 pods have too few others to keep copies, want 3"),
+            "no step is on all ranks yet; no step is protected: 2 pods have too few others to keep copies, want 3",
+        ),
     ],
 )
 def test_the_line_says_what_is_safe_and_what_was_lost(memory: MemoryStatus, text: str) -> None:

@@ -66,6 +66,14 @@ def test_the_page_tells_each_fault_with_its_phases_and_needs_nothing_else() -> N
     assert any("default-src 'none'" in (value or "") for _, value in page.attributes)
 
 
+def test_the_page_draws_where_the_time_went() -> None:
+    page = a_page(time={"progressSeconds": 90.0, "redoSeconds": 10.0})
+    assert "Where the time went" in page.text
+    assert "redo 10.0 s, 10.00%" in page.text
+    assert page.tags.count("rect") == 8 + 2
+    assert page.open == []
+
+
 def test_no_word_of_a_job_becomes_markup() -> None:
     last = {"time": "2026-01-01T00:02:00Z", "detail": EVIL, "domain": EVIL}
     page = a_page(

@@ -79,6 +79,17 @@ def test_status_says_training_then_fault_then_culprit_then_repair_then_what_to_d
     ]
 
 
+def test_status_says_where_the_time_went_and_what_share_of_the_ranks_progress_was() -> None:
+    spent = {"progressSeconds": 9000.0, "redoSeconds": 900.0, "waitingSeconds": 100.0, "openSeconds": 0.0}
+    ranks = {"progressRankSeconds": 60000.0, "heldRankSeconds": 100000.0, "wantedRankSeconds": 80000.0}
+    job = job_of(running(time={"term": 1, "reportedAt": "2026-01-01T00:00:00Z", **spent, **ranks}))
+    lines = status_lines(job, NOW)
+    at = lines.index("  time       progress 90.0%, redo 9.0%, waiting 1.0% of 2.8 h")
+    assert lines[at + 1].strip() == "ettr 0.900, ettr_capacity 0.750, goodput_allocated 0.600"
+    assert job.time is not None
+    assert sum(job.time.values()) == 10000.0
+
+
 @pytest.mark.parametrize(
     ("status", "first", "advice"),
     [

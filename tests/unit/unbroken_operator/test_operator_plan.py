@@ -229,6 +229,20 @@ def test_an_ordinal_is_never_used_again_when_the_status_is_stale() -> None:
     assert world.created[-1] == "digits-3"
 
 
+@pytest.mark.parametrize("state", ["Running", "Unknown", "Forming", "Complete", "Failed"])
+def test_a_job_that_is_being_deleted_says_so_and_nothing_else_is_done(state: str) -> None:
+    world = running_world()
+    world.job["status"]["state"] = state
+    world.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["example.com/audit"]}
+    world.end_pod("digits-1", "Failed")
+    before = world.names()
+    world.settle()
+    is_over = state in ("Complete", "Failed")
+    assert world.job["status"]["state"] == (state if is_over else "Deleting")
+    assert ("ranks" in world.job["status"]) is is_over
+    assert world.names() == before
+
+
 def test_refused_pods_use_up_no_ordinals_and_all_pods_stay_accounted_for() -> None:
     world = running_world()
     # A quota kept the job small for a while: 1 was refused beside 0 and 2, and so were all after 2, again and again.
@@ -600,4 +614,5 @@ def test_a_job_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
     world = running_world()
     world.job["metadata"]["deletionTimestamp"] = world.now
     world.remove_pod("digits-0")
-    assert world.actions() == ()
+    world.settle()
+    assert (world.job["status"]["state"], world.names()) == ("Deleting", ["digits-1", "digits-2"])

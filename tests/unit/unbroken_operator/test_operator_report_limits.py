@@ -2,12 +2,14 @@
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.errors import WireError
 from unbroken_core.messages import JobStatus
 from unbroken_core.reasons import JobPhase
@@ -26,7 +28,7 @@ def _sound() -> JobStatus:
         JobPhase.RUNNING, ["digits-0", "digits-1"], ["digits-2"], recoveries=(a_recovery(),), ettr=1.0
     )
     assert world.report is not None
-    return world.report
+    return replace(world.report, memory=MemoryStatus(120, 110, 100, 3, "memory", "step 118: lost", "across rack"))
 
 
 SOUND: dict[str, Any] = json.loads(encode(_sound()))
@@ -54,6 +56,13 @@ def test_what_an_honest_rendezvous_says_is_read_as_it_is() -> None:
         pytest.param("term", -1, ".term: want 0 to", id="a term below 0"),
         pytest.param("world_size", 10**6, ".world_size: want 0 to 44, got 1000000", id="a world larger than the job"),
         pytest.param("lost_ranks", -5, ".lost_ranks: want 0 to 44, got -5", id="fewer ranks than none are lost"),
+        pytest.param("memory.complete_step", -2, ".memory.complete_step: want -1 to", id="a step below none"),
+        pytest.param("memory.protected_step", 1 << 70, ".memory.protected_step: want -1 to", id="a step of 71 bits"),
+        pytest.param("memory.restored_step", 10**4000, "a number of 13288 bits", id="a step of 4,000 digits"),
+        pytest.param("memory.steps_redone", -1, ".memory.steps_redone: want 0 to", id="fewer steps redone than none"),
+        pytest.param("memory.source", "tape", ".memory.source: want words of", id="a source that is none"),
+        pytest.param("memory.reason", "x" * 10**6, ".memory.reason: want at most", id="a reason of a megabyte"),
+        pytest.param("memory.across", "x" * 10**6, ".memory.across: want at most", id="a promise of a megabyte"),
         pytest.param("ettr", 7.5, ".ettr: want 0 to 1.01, got 7.5", id="more progress than time"),
         pytest.param("pods", SOUND["pods"] * 100, ".pods: want at most 22 for a job of this size, got 300", id="pods"),
         pytest.param("pods.0.ranks", [0, 1, 2], ".pods[].ranks: want at most 2", id="more ranks than a pod has"),

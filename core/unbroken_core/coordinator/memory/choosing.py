@@ -158,10 +158,9 @@ def _is_later(load: Load | None, choice: Choice) -> bool:
     return load is not None and load.source is LoadSource.MEMORY and load.of_order not in named
 
 
-def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copies: int = 0) -> MemoryStatus:
+def memory_status(table: Checkpoints, recalled: Recall, iteration: int) -> MemoryStatus:
     """Return what the status says of the memory while this iteration is in force."""
     complete = table.newest_complete()
-    protected = table.newest_protected(num_copies) if num_copies else None
     load, refused = table.load_of(iteration), table.refusal_of(iteration)
     choice = recalled.choice
     reason = "" if choice is None or _is_later(load, choice) else choice.reason
@@ -172,7 +171,6 @@ def memory_status(table: Checkpoints, recalled: Recall, iteration: int, num_copi
         reason = f"step {step} could not be read by {pod}: {why}"
     status = MemoryStatus(
         complete_step=-1 if complete is None else complete.step,
-        protected_step=-1 if protected is None else protected.step,
         reason=reason[:1000],
     )
     if load is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from unbroken_core.checkpoints import MAX_COPIES_TOLD
 from unbroken_core.coordinator.memory.holders import Run
-from unbroken_core.coordinator.memory.table import Checkpoints, StepKey
+from unbroken_core.coordinator.memory.table import Checkpoints, Keeping, StepKey
 from unbroken_core.messages import Buddies
 from unbroken_core.plurals import counted
 from unbroken_core.ranks.buddies import CopyHolder, Ring, assign_buddies, known_domains
@@ -35,6 +35,8 @@ class Arrangement:
     """Of the layer that all rings keep to, of each pod of which it is known."""
     across: str = ""
     """In words, what a protected step outlives."""
+    is_whole: bool = False
+    """Whether each pod with shards has as many holders as there shall be copies."""
 
 
 def arrange(keepers: Iterable[CopyHolder], wish: Wish, previous: Iterable[Ring]) -> Arrangement:
@@ -58,6 +60,7 @@ def arrange(keepers: Iterable[CopyHolder], wish: Wish, previous: Iterable[Ring])
         {uid: tuple(found) for uid, found in owners.items()},
         known_domains(keepers, depth),
         across,
+        active <= holders.keys(),
     )
 
 
@@ -86,6 +89,16 @@ class CopyRings:
     """When the next one is made; None: it is not known that anything has changed."""
     whole: tuple[int, dict[StepKey, tuple[list[Run], list[Run]]]] = field(default_factory=lambda: (-1, {}))
     """Of an iteration, what its pods fetch of each checkpoint of a world of another size."""
+    safe: StepKey | None = None
+    """As Buddies.protected; it stays while it is complete, though a pod with a part of it is lost."""
+    next: StepKey | None = None
+    """As Buddies.next_protected."""
+    answer: tuple[object, StepKey | None] = (None, None)
+    """What `protected` said last, and of what."""
+    pins_due_s: float | None = None
+    """When these are looked at next; None: nothing has changed."""
+    pins_version: int = -1
+    """Of the table that they were made from."""
     has_left: bool = False
     """Whether pods have copies that they need not keep once others are safe."""
 
@@ -94,14 +107,46 @@ class CopyRings:
         arrangement, peers = self.arrangement, table.peers()
         left = {uid: [one for one in table.copied(uid) if one not in arrangement.owners.get(uid, ())] for uid in peers}
         self.has_left = any(left.values())
-        safe = table.newest_protected(copies, arrangement.owners) if self.has_left else None
+        safe = self.protected(table, copies, arrangement.owners) if self.has_left else None
         news = {}
         for uid in peers:
             keys = table.copied(uid) if left[uid] else {}
             drop = [one for one in left[uid] if (key := keys[one]) is None or (safe is not None and key <= safe)]
             keepers = tuple(peers[one] for one in arrangement.holders.get(uid, ()) if one in peers)
-            buddies = Buddies(term, keepers, arrangement.owners.get(uid, ()), tuple(sorted(drop)[:MAX_COPIES_TOLD]))
+            owners, dropped = arrangement.owners.get(uid, ()), tuple(sorted(drop)[:MAX_COPIES_TOLD])
+            buddies = Buddies(term, keepers, owners, dropped, self.safe, self.next)
             if self.told.get(uid) != buddies:
                 news[uid] = buddies
         self.told = {uid: said for uid, said in self.told.items() if uid in peers} | news
         return news
+
+    def pin(self, table: Checkpoints, copies: int) -> bool:
+        """Choose anew which steps nobody overwrites; return whether they are others.
+
+        The newest protected one stays, also once a pod with a part of it is lost, until another one is. A complete one
+        stays while it is copied, so that all pods copy the same, and is called protected once all have said that it
+        does.
+        """
+        before = self.safe, self.next
+        if self.next is not None and table.is_pinned(self.next) and table.is_protected(self.next, copies):
+            self.safe, self.next = self.next, None
+        self.safe, self.next = (
+            None if one is None or not table.is_complete(one) or table.is_void(one) else one
+            for one in (self.safe, self.next)
+        )
+        complete = table.newest_complete()
+        if not self.arrangement.is_whole or table.copy_problem():
+            self.next = None
+        elif self.next is None and complete is not None and (self.safe is None or complete > self.safe):
+            self.next = complete
+        return before != (self.safe, self.next)
+
+    def protected(self, table: Checkpoints, copies: int, keeping: Keeping | None = None) -> StepKey | None:
+        """Return the newest step that is protected, and stays until another one is. `keeping`: as in is_protected."""
+        basis = (table.version, self.safe)
+        if keeping is None and self.answer[0] == basis:
+            return self.answer[1]
+        found = self.safe if self.safe is not None and table.is_protected(self.safe, copies, keeping) else None
+        if keeping is None:
+            self.answer = (basis, found)
+        return found

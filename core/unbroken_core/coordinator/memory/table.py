@@ -18,9 +18,11 @@ from unbroken_core.checkpoints import (
     MAX_FETCHES,
     MAX_FLOORS,
     MAX_LOADS,
+    MAX_PINNED,
     Copy,
     Held,
     Holding,
+    Key,
     Load,
     Peer,
     is_void,
@@ -67,6 +69,8 @@ class _Place:
     """Owners of whom it has copies, and none that is not void."""
     problems: tuple[tuple[str, str], ...] = ()
     """As in Held."""
+    pinned: tuple[Key, ...] = ()
+    """As in Held."""
     shards: dict[StepKey, dict[int, HeldShard]] = field(default_factory=dict)
 
 
@@ -112,9 +116,8 @@ class Checkpoints:
         """Rises whenever another pod's keeper is reached, or somewhere else, or no more."""
         self.domains: dict[str, tuple[str, ...]] = {}
         """From the outermost layer to that of which copies are in different ones. A pod not in it may be in any."""
-        self._protected: tuple[int, int, StepKey | None] = (-1, 0, None)
-        """(version, copies, newest step) of the last answer."""
-        self._version = 0
+        self.version = 0
+        """Rises whenever something is told that changes who holds what."""
 
     # ------------------------------------------------------------------------------------------------------- verbs
 
@@ -173,7 +176,7 @@ class Checkpoints:
     def assign(self, owners: Keeping, domains: Mapping[str, tuple[str, ...]]) -> None:
         """Note whose copies each pod shall keep, and which pods are in different domains."""
         self.domains = dict(domains)
-        self._version += 1
+        self.version += 1
         for teller, held in self.speakers.assign(owners, self._arenas):
             self._hear(teller, held)
 
@@ -227,16 +230,6 @@ class Checkpoints:
         """Return the newest complete step."""
         return max((key for key in self.steps if self.is_complete(key) and not self.is_void(key)), default=None)
 
-    def newest_protected(self, num_copies: int, keeping: Keeping | None = None) -> StepKey | None:
-        """Return the newest protected step."""
-        if keeping is None and self._protected[:2] == (self._version, num_copies):
-            return self._protected[2]
-        keys = sorted((key for key in self.steps if not self.is_void(key)), reverse=True)
-        newest = next((key for key in keys if self.is_protected(key, num_copies, keeping)), None)
-        if keeping is None:
-            self._protected = (self._version, num_copies, newest)
-        return newest
-
     def is_reached(self, uid: str) -> bool:
         """Return whether other pods' keepers reach this one's."""
         place = self._places.get(uid)
@@ -245,6 +238,10 @@ class Checkpoints:
     def peers(self) -> dict[str, Peer]:
         """Return where keepers are reached, by uid of their pods."""
         return {uid: place.peer for uid, place in self._places.items() if place.peer is not None}
+
+    def is_pinned(self, key: StepKey) -> bool:
+        """Return whether all pods whose keeper is reached say that they do not overwrite this step."""
+        return all(tuple(key) in place.pinned for place in self._places.values() if place.peer is not None)
 
     def copy_problem(self) -> str:
         """Return why a pod's newest checkpoints are not copied, of the first that says so; "" where none does."""
@@ -348,7 +345,7 @@ class Checkpoints:
         before = self._places.get(teller.uid)
         self.num_reached += peer != (None if before is None else before.peer)
         problems = () if peer is None else held.problems[:MAX_COPIES]
-        place = _Place(teller.name, held.arena, peer, problems=problems)
+        place = _Place(teller.name, held.arena, peer, problems=problems, pinned=held.pinned[:MAX_PINNED])
         self._replace(teller, place, teller.uid, holdings, held.copies if peer is not None else ())
         if self.speakers.is_put_off(teller.uid):
             self.speakers.remember(teller.uid, (teller, held))
@@ -377,7 +374,7 @@ class Checkpoints:
         before = self._places.get(uid)
         if before == place:
             return
-        self._version += 1
+        self.version += 1
         if before is not None:
             self._drop(uid, before, is_lost=False)
         self._places[uid] = place
@@ -459,7 +456,7 @@ class Checkpoints:
         return step is None or not step.contradicts(rank, place, digests)
 
     def _drop(self, uid: str, place: _Place, is_lost: bool) -> None:
-        self._version += 1
+        self.version += 1
         for key, shards in place.shards.items():
             step = self.steps[key]
             for rank in shards:
@@ -565,7 +562,7 @@ class Checkpoints:
             for key in [key for key in place.shards if self.is_void(key)]:
                 for rank in place.shards.pop(key):
                     self.steps[key].take_out(rank, uid)
-        self._version += 1
+        self.version += 1
         if self.newest is not None and self.is_void(self.newest):
             self.newest = self.newest_complete()
         self._forget_empty()

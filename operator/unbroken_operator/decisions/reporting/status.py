@@ -17,6 +17,7 @@ from unbroken_operator.decisions.reporting.fitting import fitted
 from unbroken_operator.decisions.reporting.silence import has_run, is_taken_over, is_unknown
 from unbroken_operator.decisions.snapshot import Snapshot
 from unbroken_operator.decisions.suspects import next_suspects, pardoned
+from unbroken_operator.decisions.time_spent import is_old, time_of
 
 _STATES = {
     JobPhase.FORMING: JobStateWord.FORMING,
@@ -109,11 +110,12 @@ def earlier(snapshot: Snapshot, settings: JobSettings) -> Earlier:
 def status_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON merge patch from one status to the other; empty when there is nothing worth a write.
 
-    ETTR moves all the time: a small change is written together with something else only.
+    ETTR and time move all the time: a small change is written together with something else, or once in a while.
     """
     patch = _difference(before, after)
-    if set(patch) == {"ettr"} and abs((before.get("ettr") or 0.0) - (patch["ettr"] or 0.0)) < ETTR_STEP:
-        return {}
+    if set(patch) <= {"ettr", "time"} and not is_old(before, after):
+        moved = abs((before.get("ettr") or 0.0) - (after.get("ettr") or 0.0))
+        return patch if moved >= ETTR_STEP else {}
     return patch
 
 
@@ -167,6 +169,9 @@ def _mirrored(snapshot: Snapshot, report: JobStatus) -> dict[str, Any]:
     }
     if report.ettr is not None:
         result["ettr"] = round(report.ettr, 4)
+    time = time_of(snapshot, report)
+    if time is not None:
+        result["time"] = time
     if report.recoveries:
         last = report.recoveries[-1]
         result["lastInterruption"] = _interruption(last)

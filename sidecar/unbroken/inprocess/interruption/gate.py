@@ -54,6 +54,8 @@ class Gate:
         self.is_leaving = False
         self.num_atomic = 0
         """Atomic sections around the main thread."""
+        self.swallowed_at = ""
+        """Where the function stood when it had to be interrupted again, since it went on after the first time."""
         self._is_open = False
         self._num_raised = 0
         self._reason = ""
@@ -87,6 +89,7 @@ class Gate:
         self.num_atomic = 0
         self._num_raised = 0
         self._does_trace = False
+        self.swallowed_at = ""
 
     def run(self, function: Callable[[], Any]) -> FunctionOutcome:
         """Call the function with the gate open."""
@@ -155,6 +158,8 @@ class Gate:
             self._strike_again_in_handlers(frame)
         elif self._is_cleaning_up(sys.exc_info()[1]):
             return
+        if self._num_raised == 1 and frame is not None:
+            self.swallowed_at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
         self._num_raised += 1
         raise RankShouldRestart(self._reason)
 

@@ -102,6 +102,7 @@ class WrappedCall:
         self._raised = RepeatedError()
         self._has_exited = False
         """Whether the function was left by `sys.exit(0)`."""
+        self._has_told_swallowed = False
         self._is_practised = False
         """Whether this worker has run an iteration, or rehearsed one."""
         self._has_run = False
@@ -284,11 +285,23 @@ class WrappedCall:
         self._is_in_function = False
         self._step_hold.end()
         self._progress.end()
+        self._tell_swallowed()
         self._has_exited = isinstance(outcome.error, SystemExit) and outcome.error.code in (None, 0)
         if self._has_exited:
             # An early stop: the script wants no more of this, and calls it a success.
             return FunctionOutcome()
         return FunctionOutcome(error=outcome.error.__cause__) if isinstance(outcome.error, InnerFault) else outcome
+
+    def _tell_swallowed(self) -> None:
+        """Say once that the script keeps what it should let pass: it cost time, and may have trained on meanwhile."""
+        where = self._gate.swallowed_at
+        if where and not self._has_told_swallowed:
+            self._has_told_swallowed = True
+            logger.warning(
+                "a handler swallowed RankShouldRestart, and the function was interrupted again: let it pass, as "
+                "`except Exception` does where=%s",
+                where,
+            )
 
     def _refuse_what_is_over(self) -> None:
         if self._link.orders.has_left(self._iteration):

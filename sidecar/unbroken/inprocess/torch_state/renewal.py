@@ -20,6 +20,7 @@ from unbroken.inprocess.torch_state import caches
 from unbroken.inprocess.torch_state.compiled import CompiledCode
 from unbroken.inprocess.torch_state.holders import find_holder
 from unbroken.inprocess.torch_state.mesh_identity import Meshes
+from unbroken.inprocess.torch_state.modes import Modes
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class TorchState:
         self._compiled = CompiledCode()
         self._layout: RankLayout | None = None
         """In the last iteration that this process ran; None before the first."""
+        self._modes: Modes | None = None
+        """Before the first iteration; None until then."""
         self._missing: list[str] = []
         """Names of what torch may keep, and nobody could empty."""
         self._has_looked = False
@@ -59,6 +62,9 @@ class TorchState:
 
         Raises StaleStateError when this process cannot have it without a trace of its former one.
         """
+        if self._modes is None:
+            self._modes = Modes.read()
+        self._modes.restore()
         former = self._layout
         if former is not None and former != layout:
             if reason := self._obstacle():

@@ -10,7 +10,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -445,6 +445,39 @@ def test_function_that_returned_is_not_interrupted_any_more() -> None:
         assert (outcome.value, outcome.error) == ("value", None)
     finally:
         gate.uninstall()
+
+
+def stubborn(gate: Gate) -> None:
+    """Swallow the first interruption."""
+    gate.leave("over")
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(gate._signal_number)
+    signal.raise_signal(gate._signal_number)
+
+
+def tidy(gate: Gate) -> None:
+    """Let it pass, and clean up on the way."""
+    gate.leave("over")
+    try:
+        signal.raise_signal(gate._signal_number)
+    finally:
+        signal.raise_signal(gate._signal_number)
+
+
+@pytest.mark.parametrize(("function", "named"), [(stubborn, "in stubborn"), (tidy, "")])
+def test_a_handler_that_swallows_the_interruption_is_named_and_one_that_cleans_up_is_not(
+    function: Callable[[Gate], None], named: str
+) -> None:
+    gate = Gate()
+    gate.install()
+    try:
+        gate.reset()
+        outcome = gate.run(lambda: function(gate))
+    finally:
+        gate.uninstall()
+    assert isinstance(outcome.error, RankShouldRestart)
+    assert gate.swallowed_at.endswith(named)
+    assert bool(gate.swallowed_at) is bool(named)
 
 
 def test_agent_that_is_away_for_too_long_is_named(tmp_path: Path) -> None:

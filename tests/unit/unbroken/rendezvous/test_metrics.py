@@ -16,8 +16,8 @@ from unbroken.rendezvous.metrics import (
     count_spares,
 )
 from unbroken_core.layers import Layer
-from unbroken_core.messages import JobStatus, PodStatus
-from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, WorkerPhase
+from unbroken_core.messages import JobStatus, PodStatus, TimeSpent
+from unbroken_core.reasons import Cause, JobPhase, Phase, Reason, Role, Rung, Spent, WorkerPhase
 from unbroken_core.recovery.history import FaultRecord, History
 from unbroken_core.settings import JobSettings
 
@@ -166,6 +166,22 @@ def test_values_are_those_of_the_status() -> None:
         "unbroken_spares{domain=r0,layer=rack}": 0,
     }
     assert {name: seen.get(name) for name in wanted} == wanted
+
+
+def test_time_is_shown_by_what_it_was_for() -> None:
+    seen = view(History(), 1)
+    spent = TimeSpent(90.0, redo_s=5.0, waiting_s=5.0, progress_rank_s=360.0, held_rank_s=600.0, wanted_rank_s=400.0)
+    shown = series(RecoveryMeter(), replace(seen, status=replace(seen.status, time=spent)))
+    assert {word.value: shown[f"unbroken_time_seconds{{spent={word.value}}}"] for word in Spent} == {
+        "progress": 90.0,
+        "redo": 5.0,
+        "detect": 0.0,
+        "restart": 0.0,
+        "waiting": 5.0,
+        "suspended": 0.0,
+    }
+    assert shown["unbroken_ettr_capacity_ratio{}"] == 0.9
+    assert shown["unbroken_goodput_allocated_ratio{}"] == 0.6
 
 
 def test_ettr_is_left_out_until_the_job_has_run() -> None:

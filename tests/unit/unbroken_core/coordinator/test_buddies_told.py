@@ -36,6 +36,19 @@ class CopyBench(Bench):
         message = Report(self.seq, tuple(self.states[pod]), memory=held)
         return self.step(AgentReported(self.sessions[pod], message))
 
+    def tick(self, seconds: float) -> list[Action]:
+        """Let time pass; each keeper takes what it is told, and says which steps it does not overwrite."""
+        actions = super().tick(seconds)
+        for pod, told in self.buddies(actions).items():
+            pinned = tuple(key for key in (told.protected, told.next_protected) if key is not None)
+            if pinned != self.held[pod].pinned:
+                actions += self.tell(pod, replace(self.held[pod], pinned=pinned))
+        return actions
+
+    def settle(self) -> dict[str, Buddies]:
+        """Let the coordinator look at what was saved, and keepers answer; return what they were told last."""
+        return {pod: told for _ in range(3) for pod, told in self.buddies(self.tick(0.2)).items()}
+
     def see_gone(self, gone: str) -> list[Action]:
         """The operator sees that a pod is no more."""
         pods = {f"uid-{pod}": PodObservation(pod, f"node-{pod}", (RACKS[pod],)) for pod in PODS}
@@ -122,6 +135,7 @@ def test_a_lost_pod_changes_what_its_buddy_is_told_and_no_more_than_that() -> No
     told = bench.run_job(*PODS)
     buddy = told[PODS[0]].keepers[0].uid.removeprefix("uid-")
     bench.save(0, 10, told, *PODS)
+    bench.settle()
     actions = bench.see_gone(PODS[0])
     actions += bench.all_are(WorkerPhase.READY, 0, *PODS[1:])
     actions += bench.tick(1.0)
@@ -142,9 +156,8 @@ def test_a_lost_pod_changes_what_its_buddy_is_told_and_no_more_than_that() -> No
     kept = bench.held[buddy].copies
     bench.save(1, 20, now, *PODS[1:])
     bench.tell(buddy, replace(bench.held[buddy], copies=(*bench.held[buddy].copies, *kept)))
-    news = bench.buddies(bench.tick(6.0))
-    assert news[buddy].drop == ("uid-digits-0",)
-    assert news.keys() == {buddy}
+    news = bench.settle() | bench.buddies(bench.tick(6.0))
+    assert {pod: one.drop for pod, one in news.items() if one.drop} == {buddy: ("uid-digits-0",)}
     bench.tell(buddy, replace(bench.held[buddy], copies=bench.held[buddy].copies[:1]))
     assert bench.buddies(bench.tick(6.0))[buddy].drop == ()
     assert bench.coordinator._job.copying.due_s is None, "nothing is waited for any more"
@@ -157,6 +170,7 @@ def test_the_status_says_what_a_protected_step_outlives() -> None:
     assert memory is not None
     assert (memory.protected_step, memory.across) == (-1, "across rack")
     bench.save(0, 10, told, *PODS)
+    bench.settle()
     memory = bench.status().memory
     assert memory is not None
     assert memory.protected_step == 10
@@ -167,6 +181,7 @@ def test_one_rack_alone_is_told_with_what_is_left() -> None:
     bench.racks = dict.fromkeys(PODS, "r1")
     told = bench.run_job(*PODS)
     bench.save(0, 10, told, *PODS)
+    bench.settle()
     memory = bench.status().memory
     assert memory is not None
     assert (memory.protected_step, memory.across) == (10, "no other rack: across host")
@@ -178,6 +193,7 @@ def test_a_rack_that_is_not_known_is_told_and_its_copies_are_promised_across_hos
     bench.racks = RACKS | {"digits-0": ""}
     told = bench.run_job(*PODS[:4])
     bench.save(0, 10, told, *PODS[:4])
+    bench.settle()
     memory = bench.status().memory
     assert memory is not None
     assert (memory.protected_step, memory.across) == (10, "rack of 1 pod is not known: across host")
@@ -207,3 +223,72 @@ def test_a_pod_that_is_lost_in_a_recovery_moves_no_copies_before_it_is_over() ->
     actions = bench.fault(PODS[0], 0, Cause.EXCEPTION)
     actions += bench.see_gone(PODS[0])
     assert bench.buddies(actions + bench.tick(2.0)) == {}
+
+
+def pinned(told: dict[str, Buddies]) -> set[tuple[tuple[int, ...] | None, tuple[int, ...] | None]]:
+    return {(one.protected, one.next_protected) for one in told.values()}
+
+
+def test_a_complete_step_is_pinned_until_it_is_protected_and_then_until_the_next_is() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    nobody = {pod: replace(one, owners=()) for pod, one in told.items()}
+    bench.save(0, 10, nobody, *PODS)
+    news = bench.settle()
+    assert news.keys() == set(PODS)
+    assert pinned(news) == {(None, (0, 1, 10, 4))}
+    bench.save(0, 10, told, *PODS)
+    assert pinned(bench.settle()) == {((0, 1, 10, 4), None)}
+    # A later one that no pod has copied yet: both are needed.
+    own = {pod: bench.held[pod] for pod in PODS}
+    bench.save(0, 20, nobody, *PODS)
+    for pod in PODS:
+        now = bench.held[pod]
+        bench.tell(pod, replace(now, holdings=(*own[pod].holdings, *now.holdings), copies=own[pod].copies))
+    assert pinned(bench.settle()) == {((0, 1, 10, 4), (0, 1, 20, 4))}
+
+
+def test_a_step_is_protected_only_once_every_keeper_says_that_it_stays() -> None:
+    """One that has not heard it yet may overwrite its copy with the next."""
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    bench.settle()
+    bench.save(0, 20, told, *PODS)
+    bench.tick(0.2)
+    bench.tell(PODS[1], replace(bench.held[PODS[1]], pinned=((0, 1, 10, 4),)))
+    bench.tick(0.2)
+    memory = bench.status().memory
+    assert memory is not None
+    assert (memory.complete_step, memory.protected_step) == (20, -1), "step 10 is nowhere any more"
+    bench.tell(PODS[1], replace(bench.held[PODS[1]], pinned=((0, 1, 20, 4),)))
+    bench.tick(0.2)
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.protected_step == 20
+
+
+def test_a_step_that_was_protected_stays_pinned_when_a_pod_with_a_part_of_it_is_lost() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    bench.save(0, 10, told, *PODS)
+    bench.settle()
+    actions = bench.see_gone(PODS[0])
+    actions += bench.all_are(WorkerPhase.READY, 0, *PODS[1:])
+    actions += bench.all_are(WorkerPhase.RUNNING, 1, *PODS[1:])
+    bench.tick(1.1)
+    bench.settle()
+    memory = bench.status().memory
+    assert memory is not None
+    assert memory.protected_step == -1, "one pod more, and a part of it may be gone"
+    assert {one.protected for one in bench.coordinator._job.copying.told.values()} == {(0, 1, 10, 4)}
+
+
+def test_nothing_waits_for_a_step_that_cannot_be_copied() -> None:
+    bench = CopyBench()
+    told = bench.run_job(*PODS)
+    bench.tell(PODS[0], replace(bench.held[PODS[0]], problems=(("uid-digits-2", "no room"),)))
+    bench.save(0, 10, {pod: replace(one, owners=()) for pod, one in told.items()}, *PODS)
+    assert bench.settle() == {}
+    bench.tell(PODS[0], replace(bench.held[PODS[0]], problems=()))
+    assert pinned(bench.settle()) == {(None, (0, 1, 10, 4))}

@@ -32,6 +32,7 @@ from unbroken_core.messages import (
     Refused,
     Report,
     Respawn,
+    TimeSpent,
     Welcome,
     WorkerState,
 )
@@ -1047,6 +1048,28 @@ def test_ettr_counts_the_time_to_steps_that_are_reached_for_the_first_time() -> 
         bench.worker("p0", 0, RUNNING, step=step)
     assert bench.status().ettr == pytest.approx((10 + 10 + 5) / 40)
     assert bench.status().max_step == 3
+
+
+def test_time_after_a_fault_is_detection_then_restart_and_waiting_while_pods_are_missing() -> None:
+    bench = Bench(replace(SETTINGS, spares=0, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    bench.now_s += 10.0
+    bench.worker("p0", 0, RUNNING, step=1)
+    bench.now_s += 10.0
+    bench.fault("p0", 0, Cause.EXCEPTION, detect_s=6.0)
+    bench.step(AgentDisconnected(bench.sessions.pop("p0")))
+    bench.all_are(READY, 0, "p1")
+    bench.tick(2.0)
+    assert bench.status().time == TimeSpent(
+        10.0, 4.0, 6.0, 1.0, 1.0, progress_rank_s=40.0, held_rank_s=4 * 21.0 + 2 * 1.0, wanted_rank_s=4 * 22.0
+    )
+    bench.tick(30.0)
+    bench.join("p2")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    bench.now_s += 1.0
+    found = bench.status().time
+    assert found is not None
+    assert (found.restart_s, found.waiting_s, found.open_s) == (1.0, 31.0, 1.0)
 
 
 def test_without_steps_all_running_time_counts() -> None:

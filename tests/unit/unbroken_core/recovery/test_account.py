@@ -1,0 +1,190 @@
+"""Where the time of a job went: each stretch is in one term, under several coordinators, too."""
+
+from dataclasses import astuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken_core.messages import EarlierRun, TimeSpent
+from unbroken_core.reasons import Spent
+from unbroken_core.recovery.account import ratios, terms, wall_of
+from unbroken_core.recovery.history import Progress
+
+
+def spent(progress: Progress, now_s: float) -> TimeSpent:
+    """Return the account, which is there."""
+    found = progress.account.spent(now_s)
+    assert found is not None
+    return found
+
+
+def four_of_six(progress: Progress, now_s: float, term: Spent | None) -> None:
+    """Let the coordinator say what it does: 4 of 4 wanted ranks, 6 held."""
+    progress.account.look(now_s, term, held=6, wanted=4)
+
+
+def test_each_stretch_is_in_the_term_that_it_was_for() -> None:
+    progress = Progress()
+    four_of_six(progress, 0.0, Spent.WAITING)
+    assert progress.account.spent(5.0) is None, "it has not run yet"
+    progress.run(10.0, world_size=4)
+    four_of_six(progress, 10.0, None)
+    progress.step(1, 20.0)
+    progress.step(2, 30.0)
+    progress.stop(100.0, fault_s=37.0)  # a hang that was noticed after 63 s
+    four_of_six(progress, 100.0, Spent.RESTART)
+    four_of_six(progress, 101.0, Spent.WAITING)
+    four_of_six(progress, 161.0, Spent.RESTART)
+    progress.run(163.0, world_size=4)
+    four_of_six(progress, 163.0, None)
+    progress.step(2, 169.0)
+    progress.step(3, 179.0)
+    found = spent(progress, 182.0)
+    assert terms(found) == pytest.approx(
+        {
+            "progress": 20.0 + 10.0,
+            "redo": 7.0 + 6.0,
+            "detect": 63.0,
+            "restart": 1.0 + 2.0,
+            "waiting": 60.0,
+            "suspended": 0.0,
+            "open": 3.0,
+        },
+        abs=1e-9,
+    )
+    assert (found.progress_rank_s, found.held_rank_s) == pytest.approx((30.0 * 4, 172.0 * 6))
+    assert ratios(found) == pytest.approx(
+        {"ettr": 30 / 172, "ettr_capacity": 30 / 172, "goodput_allocated": 30 * 4 / (172 * 6)}
+    )
+
+
+def test_of_a_stretch_that_ends_with_a_new_step_the_share_of_steps_that_were_there_is_done_again() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2)
+    progress.step(20, 20.0)
+    progress.stop(20.0)
+    progress.run(30.0, world_size=2)
+    progress.step(1, 31.0)  # The first step is told at once, others with heartbeats.
+    progress.step(25, 55.0)
+    found = spent(progress, 55.0)
+    assert (found.progress_s, found.redo_s, found.restart_s) == pytest.approx((25.0, 20.0, 10.0))
+    assert progress.gained_s(55.0) == pytest.approx(25.0)
+    assert progress.lost_rank_s(55.0) == pytest.approx(2 * 30.0)
+
+
+def test_a_world_that_has_shrunk_counts_less() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=2)
+    four_of_six(progress, 0.0, None)
+    progress.step(1, 10.0)
+    found = ratios(spent(progress, 10.0))
+    assert found["ettr"] == 1.0
+    assert found["ettr_capacity"] < 1.0
+
+
+def test_without_steps_all_running_time_is_progress_until_it_stops() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=1)
+    assert spent(progress, 25.0).progress_s == 25.0
+    progress.stop(40.0, fault_s=30.0)
+    assert spent(progress, 50.0) == TimeSpent(
+        40.0, restart_s=10.0, progress_rank_s=40.0, held_rank_s=50.0, wanted_rank_s=50.0
+    )
+
+
+def test_nothing_is_counted_any_more_when_the_job_is_over() -> None:
+    progress = Progress()
+    progress.run(0.0, world_size=1)
+    progress.step(1, 10.0)
+    progress.end(12.0)
+    assert spent(progress, 12.0) == spent(progress, 1e6)
+    assert wall_of(spent(progress, 1e6)) == 12.0
+
+
+EARLIER = TimeSpent(500.0, 100.0, 50.0, 150.0, 200.0, progress_rank_s=2000.0, held_rank_s=6000.0, wanted_rank_s=4000.0)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["told before it takes over", "told after it"])
+def test_a_new_coordinator_goes_on_from_what_the_one_before_reported(is_first: bool) -> None:
+    progress = Progress()
+    earlier = EarlierRun(ago_s=210.0, gained_s=500.0, ran_for_s=1000.0, time=EARLIER)
+    if is_first:
+        progress.follow(earlier, 1000.0)
+    progress.take_over(entered_s=0.0, until_s=803.0, now_s=1000.0, world_size=4)
+    if not is_first:
+        progress.follow(earlier, 1000.0)
+    four_of_six(progress, 1000.0, Spent.RESTART)
+    found = spent(progress, 1000.0)
+    assert terms(found) == pytest.approx(
+        {
+            "progress": 513.0,
+            "redo": 100.0,
+            "detect": 50.0 + 197.0,
+            "restart": 150.0,
+            "waiting": 200.0,
+            "suspended": 0.0,
+            "open": 0.0,
+        }
+    )
+    assert wall_of(found) == pytest.approx(1210.0, abs=1e-9)
+    assert progress.totals(1000.0) == pytest.approx((513.0, 1210.0))
+    assert found.progress_rank_s == pytest.approx(2000.0 + 13.0 * 4)
+
+
+def test_between_two_coordinators_it_was_suspended_or_waited() -> None:
+    progress = Progress()
+    progress.follow(EarlierRun(100.0, 500.0, 1000.0, EARLIER, suspended_s=70.0), 100.0)
+    progress.run(120.0, world_size=4)
+    four_of_six(progress, 120.0, None)
+    found = spent(progress, 120.0)
+    assert (found.suspended_s, found.waiting_s) == pytest.approx((70.0, 200.0 + 50.0))
+    assert wall_of(found) == pytest.approx(1120.0)
+    assert progress.ettr(120.0) == pytest.approx(500.0 / 1050.0), "a suspension is nobody's loss"
+
+
+def test_what_an_earlier_release_reported_has_progress_and_restarts_only() -> None:
+    progress = Progress()
+    progress.follow(EarlierRun(0.0, 600.0, 1000.0), 50.0)
+    progress.run(50.0, world_size=1)
+    found = spent(progress, 50.0)
+    assert (found.progress_s, found.restart_s, wall_of(found)) == (600.0, 400.0, 1000.0)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["run", "stop", "step", "look", "follow", "take over"]),
+        st.floats(0.0, 1e4),
+        st.integers(0, 5),
+        st.floats(0.0, 1e5),
+    ),
+    max_size=30,
+)
+
+
+@given(moves=MOVES)
+def test_the_terms_are_the_wall_time_whatever_happens(moves: list[tuple[str, float, int, float]]) -> None:
+    progress, now_s, is_running = Progress(), 0.0, False
+    for move, seconds, number, other in moves:
+        now_s += seconds
+        if move == "run" and not is_running:
+            progress.run(now_s, world_size=number)
+            is_running = True
+        elif move == "stop":
+            progress.stop(now_s, now_s - other)
+            is_running = False
+        elif move == "step":
+            progress.step(number, now_s)
+        elif move == "look" and not is_running:
+            four_of_six(progress, now_s, (Spent.WAITING, Spent.RESTART)[number % 2])
+        elif move == "follow":
+            progress.follow(EarlierRun(other, other / 2, other, TimeSpent(other / 2, other / 4, other / 4)), now_s)
+        elif move == "take over":
+            progress.take_over(now_s - other, now_s - other / 2, now_s, world_size=number)
+        found, (gained_s, ran_for_s) = progress.account.spent(now_s), progress.totals(now_s)
+        assert (found is None) is (ran_for_s is None)
+        if found is not None:
+            assert wall_of(found) == pytest.approx(ran_for_s, abs=1e-9)
+            assert found.progress_s == pytest.approx(gained_s, abs=1e-6)
+            assert min(astuple(found)) >= 0
+            assert all(0 <= ratio <= 1 for ratio in ratios(found).values())
