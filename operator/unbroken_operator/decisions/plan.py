@@ -16,7 +16,7 @@ from dataclasses import replace
 from unbroken_core.reasons import JobPhase, Role
 from unbroken_operator.api import layout
 from unbroken_operator.api.models import Spread
-from unbroken_operator.api.status_models import JobState
+from unbroken_operator.api.status_models import JobStateWord
 from unbroken_operator.decisions.actions import (
     Action,
     CreateNetworkPolicy,
@@ -157,10 +157,10 @@ def _push(snapshot: Snapshot, verdict: ValidSpec, assessment: Assessment) -> Ite
 
 def _being_deleted(snapshot: Snapshot) -> Iterator[WriteStatus]:
     """Yield what people are to see of a job that something holds: nothing of it is repaired or kept up to date."""
-    ends = (JobState.COMPLETE.value, JobState.FAILED.value, JobState.DELETING.value)
+    ends = (JobStateWord.COMPLETE.value, JobStateWord.FAILED.value, JobStateWord.DELETING.value)
     if snapshot.status.get("state") not in ends:
         ranks = {"ranks": None} if "ranks" in snapshot.status else {}
-        yield WriteStatus({"state": JobState.DELETING.value, **ranks})
+        yield WriteStatus({"state": JobStateWord.DELETING.value, **ranks})
 
 
 def _free_ordinals(snapshot: Snapshot) -> Ordinals:
