@@ -92,7 +92,7 @@ def _health_status(job: JobState) -> HealthStatus:
         PodFinding(members.by_uid[uid].pod, members.by_uid[uid].node, finding) for uid, finding in found[:MAX_FINDINGS]
     )
     unchecked = tuple(sorted(table.unchecked.items())[:MAX_FINDINGS])
-    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.assessment.held)
+    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.blame.held)
 
 
 def _clock(time: str) -> str:

@@ -39,7 +39,7 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class HealthAssessment:
+class Blame:
     """Who is blamed."""
 
     blamed: Mapping[str, Strike]
@@ -77,7 +77,7 @@ def assess(
     domains: Mapping[str, str],
     believed: Collection[str],
     recent: Collection[str],
-) -> HealthAssessment:
+) -> Blame:
     """Return who is blamed.
 
     `domains`: the innermost domain of each pod, "" where there is none or it is not known. `believed`: pods that are
@@ -100,7 +100,5 @@ def assess(
         text = (
             f"findings speak against {counted(num, 'pod')} within {BREAKER_S / 60:.0f} min, which may be a false alarm"
         )
-        return HealthAssessment(
-            kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it")))
-        )
-    return HealthAssessment({**kept, **fresh}, tuple(sorted(of_domain)), held)
+        return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it"))))
+    return Blame({**kept, **fresh}, tuple(sorted(of_domain)), held)

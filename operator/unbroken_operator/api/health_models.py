@@ -25,7 +25,7 @@ class ProbeVerdict(str, Enum):
     FATAL = "fatal"
 
 
-class Probe(Model):
+class ProbeSpec(Model):
     """A command that looks at more, with the contract of node-problem-detector: exit code 0: all is well; 1: it is not;
     any other: nothing is known. The first line that it prints is the message."""
 
@@ -45,7 +45,7 @@ class Probe(Model):
     """What exit code 1 means."""
 
 
-class Health(Model):
+class HealthSpec(Model):
     """The watch on devices, links and nodes."""
 
     model_config = ConfigDict(json_schema_extra=rules(rule(_IS_UNIQUE, "probes must have different names", ".probes")))
@@ -58,11 +58,11 @@ class Health(Model):
     ] = ()
     """Absolute paths in the trainer container that are looked at as well: whether they answer, can be written and have
     room. Nothing is written there."""
-    probes: Annotated[tuple[Probe, ...], Field(max_length=MAX_PROBES)] = ()
+    probes: Annotated[tuple[ProbeSpec, ...], Field(max_length=MAX_PROBES)] = ()
     """Commands that look at more, each on a schedule of its own."""
 
 
-def refusals(health: Health) -> Iterator[str]:
+def refusals(health: HealthSpec) -> Iterator[str]:
     """Yield `where: what is wrong with it`, below spec.health, as the API server's rules say it as well."""
     names = [probe.name for probe in health.probes]
     for index, name in enumerate(names):

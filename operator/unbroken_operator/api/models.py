@@ -20,7 +20,7 @@ from unbroken_core.settings import (
     SIZE_RULES,
     TIMEOUT_RULES,
 )
-from unbroken_operator.api.health_models import Health
+from unbroken_operator.api.health_models import HealthSpec
 from unbroken_operator.api.memory_rules import MEMORY_RULES, SIZE_CEL, SIZE_MESSAGE, cel_of
 from unbroken_operator.api.model_base import DNS_LABEL, MAX_INT32, LabelKey, Model, cel_rules, rule, rules
 from unbroken_operator.api.pod_models import Logs, Rendezvous, Sidecar, Template
@@ -271,7 +271,7 @@ class Spec(Model):
     logs: Logs | None = None
     memory: Memory | None = None
     """Where checkpoints in memory are kept; empty means that there are none."""
-    health: Health = Health()
+    health: HealthSpec = HealthSpec()
     update_policy: UpdatePolicy = UpdatePolicy.ON_DELETE
     """What happens to running pods when template, sidecar, logs or memory change. OnDelete: they stay until they are
     deleted or lost. Rolling: as many new pods as spares.count, at least one, are made beside them. When one is ready,

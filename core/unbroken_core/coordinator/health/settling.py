@@ -13,7 +13,7 @@ from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.findings import Health
-from unbroken_core.recovery.health import BREAKER_S, SWITCH_S, HealthAssessment, Strike, assess
+from unbroken_core.recovery.health import BREAKER_S, SWITCH_S, Blame, Strike, assess
 from unbroken_core.settings import HealthMode
 
 
@@ -28,19 +28,19 @@ def settle_health(job: JobState, now_s: float) -> float:
     table, members = job.health, job.members
     believed = [uid for uid in members.unfit if uid in members.by_uid]
     if not table.strikes and not believed:
-        _note(table, HealthAssessment({}))
+        _note(table, Blame({}))
         return math.inf
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
     domains = {uid: _domain(job, uid) for uid in table.strikes}
-    assessment = assess(table.strikes, domains, believed, recent)
-    _note(table, assessment)
+    blame = assess(table.strikes, domains, believed, recent)
+    _note(table, blame)
     for uid in believed:
         if uid not in table.strikes:
             members.note_unfit(members.by_uid[uid], "")
     due_s = [at_s + BREAKER_S for at_s in recent.values()]
     if job.settings.health is HealthMode.ACT:
-        for uid, strike in assessment.blamed.items():
+        for uid, strike in blame.blamed.items():
             # A switch is known by the second of its links that goes down.
             wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
             if uid not in members.unfit and now_s < table.since_s[uid] + wait_s:
@@ -52,9 +52,9 @@ def settle_health(job: JobState, now_s: float) -> float:
     return min(due_s, default=math.inf)
 
 
-def _note(table: HealthTable, assessment: HealthAssessment) -> None:
-    if table.assessment != assessment:
-        table.assessment = assessment
+def _note(table: HealthTable, blame: Blame) -> None:
+    if table.blame != blame:
+        table.blame = blame
         table.num_changes += 1
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from unbroken_core.findings import Finding, Health, Verdict
-from unbroken_core.recovery.health import HealthAssessment, Strike, strike_of
+from unbroken_core.recovery.health import Blame, Strike, strike_of
 
 
 @dataclass
@@ -23,7 +23,7 @@ class HealthTable:
     """When each pod was blamed last."""
     worn: dict[str, None] = field(default_factory=dict)
     """Pods with a finding that is worse than ok: the last ones to be promoted."""
-    assessment: HealthAssessment = field(default_factory=lambda: HealthAssessment({}))
+    blame: Blame = field(default_factory=lambda: Blame({}))
     num_changes: int = 0
 
     def note(self, uid: str, health: Health | None, now_s: float) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from unbroken.watch.checks.check import Check, Judgement
-from unbroken.watch.child import Answer, Child
+from unbroken.watch.child import CommandResult, CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken_core.errors import InputError
 from unbroken_core.findings import Finding, Verdict
@@ -80,7 +80,7 @@ def _probe(item: Any, where: str) -> Probe:
     return Probe(name, tuple(command), float(period_s), float(timeout_s), verdict)
 
 
-def judge_probe(probe: Probe, history: Looks | None, answer: Answer) -> Judgement:
+def judge_probe(probe: Probe, history: Looks | None, answer: CommandResult) -> Judgement:
     """Return what the end of a probe means."""
     text = next(iter(answer.output.strip().splitlines()), "")[:200]
     looks = look_again(history or {}, {(probe.name, "failed")} if answer.exit_code == 1 else set())
@@ -101,13 +101,13 @@ def make_checks(probes: Sequence[Probe]) -> list[Check]:
 
 
 def _check(probe: Probe) -> Check:
-    child = Child()
+    child = CommandRunner()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UNBROKEN_")}
 
-    def sample() -> Answer:
+    def sample() -> CommandResult:
         try:
             return child.run(probe.command, probe.timeout_s, environment)
         except OSError as error:
-            return Answer(127, f"cannot be started: {error.strerror}", 0.0)
+            return CommandResult(127, f"cannot be started: {error.strerror}", 0.0)
 
     return Check(probe.name, probe.period_s, sample, lambda history, answer: judge_probe(probe, history, answer))

@@ -9,7 +9,7 @@ import pytest
 from unbroken.watch import extensions
 from unbroken.watch.checks.check import Check, Judgement
 from unbroken.watch.checks.probe import Probe, judge_probe, make_checks, read_probes
-from unbroken.watch.child import MAX_OUTPUT_BYTES, Answer
+from unbroken.watch.child import MAX_OUTPUT_BYTES, CommandResult
 from unbroken_core.errors import InputError
 from unbroken_core.findings import Finding, Verdict
 
@@ -19,15 +19,17 @@ PROBE = Probe("scratch", ("true",))
 @pytest.mark.parametrize(
     ("answer", "verdict", "message"),
     [
-        pytest.param(Answer(0, "fine\n", 0.0), Verdict.OK, "fine", id="0"),
-        pytest.param(Answer(1, "disk is gone\nmore", 0.0), Verdict.SUSPECT, "disk is gone", id="1"),
-        pytest.param(Answer(2, "", 0.0), Verdict.UNKNOWN, "exit code 2: ", id="2"),
-        pytest.param(Answer(77, "x" * 4096, 0.0), Verdict.UNKNOWN, f"exit code 77: {'x' * 200}", id="an odd end"),
-        pytest.param(Answer(-9, "", 0.0), Verdict.UNKNOWN, "exit code -9: ", id="a signal"),
-        pytest.param(Answer(None, "", 0.0), Verdict.UNKNOWN, "it did not end in time: ", id="never"),
+        pytest.param(CommandResult(0, "fine\n", 0.0), Verdict.OK, "fine", id="0"),
+        pytest.param(CommandResult(1, "disk is gone\nmore", 0.0), Verdict.SUSPECT, "disk is gone", id="1"),
+        pytest.param(CommandResult(2, "", 0.0), Verdict.UNKNOWN, "exit code 2: ", id="2"),
+        pytest.param(
+            CommandResult(77, "x" * 4096, 0.0), Verdict.UNKNOWN, f"exit code 77: {'x' * 200}", id="an odd end"
+        ),
+        pytest.param(CommandResult(-9, "", 0.0), Verdict.UNKNOWN, "exit code -9: ", id="a signal"),
+        pytest.param(CommandResult(None, "", 0.0), Verdict.UNKNOWN, "it did not end in time: ", id="never"),
     ],
 )
-def test_the_exit_code_is_the_verdict(answer: Answer, verdict: Verdict, message: str) -> None:
+def test_the_exit_code_is_the_verdict(answer: CommandResult, verdict: Verdict, message: str) -> None:
     (finding,) = judge_probe(PROBE, None, answer).findings
     assert (finding.check, finding.verdict, finding.message, finding.seen) == ("scratch", verdict, message, 1)
 
@@ -36,7 +38,7 @@ def test_a_probe_that_fails_again_is_seen_again_and_its_last_failure_is_soon_for
     history: Any = None
     seen = []
     for code in (1, 1, 0, 0, 0):
-        judgement = judge_probe(PROBE, history, Answer(code, "", 0.0))
+        judgement = judge_probe(PROBE, history, CommandResult(code, "", 0.0))
         history = judgement.history
         seen.append((judgement.findings[0].verdict, judgement.findings[0].seen))
     suspect = Verdict.SUSPECT

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from unbroken_core.findings import Finding, Health, Verdict
-from unbroken_core.recovery.health import HealthAssessment, Strike, assess, strike_of
+from unbroken_core.recovery.health import Blame, Strike, assess, strike_of
 
 LOST = Finding("gpu-events", "GPU-a", Verdict.FATAL, "xid-79", message="XID 79: the GPU has fallen off the bus")
 GONE = Finding("gpu", "GPU-a", Verdict.FATAL, "gpu-lost")
@@ -36,7 +36,7 @@ def test_a_strike_needs_one_fatal_finding_or_two_signs(findings: tuple[Finding, 
 
 
 def test_one_pod_is_blamed_and_two_at_once_are_a_false_alarm() -> None:
-    assert assess({"a": FATAL}, {}, [], []) == HealthAssessment({"a": FATAL})
+    assert assess({"a": FATAL}, {}, [], []) == Blame({"a": FATAL})
     both = assess({"a": FATAL, "b": FATAL}, {}, [], [])
     assert both.blamed == {}
     assert both.held == "findings speak against 2 pods within 5 min, which may be a false alarm: no ranks move for it"
@@ -46,7 +46,7 @@ def test_whoever_is_blamed_stays_so_while_others_follow() -> None:
     later = assess({"a": FATAL, "b": FATAL}, {}, ["a"], ["a"])
     assert (later.blamed, bool(later.held)) == ({"a": FATAL}, True)
     much_later = assess({"a": FATAL, "b": FATAL}, {}, ["a"], [])
-    assert much_later == HealthAssessment({"a": FATAL, "b": FATAL})
+    assert much_later == Blame({"a": FATAL, "b": FATAL})
 
 
 def test_links_of_two_pods_under_one_switch_blame_the_switch() -> None:
