@@ -393,8 +393,10 @@ class World:
     def _check_time(self, earlier: EarlierRun | None) -> None:
         """What the rendezvous before had counted is neither lost nor counted twice."""
         status = None if self.coordinator is None else self.coordinator.status(self.now_s, str)
-        if earlier is None or status is None or status.ran_for_s is None or status.phase in OVER:
+        if earlier is None or status is None or status.ran_for_s is None:
             return
+        if status.phase in OVER or status.phase is JobPhase.ENDING:
+            return  # The clock has stopped when all ranks had returned.
         wall_s = earlier.ran_for_s + earlier.ago_s
         if status.ran_for_s < wall_s - 1e-9:
             raise Violation(f"{earlier} was {earlier.ago_s} s ago, and it ran for {status.ran_for_s} s")
