@@ -197,6 +197,8 @@ class Shutdown:
     exit_code: int
     grace_s: float
     message: str
+    released: tuple[int, ...] = ()
+    """Local ranks whose workers were told that the job is over: how they end counts, also where they were quicker."""
 
 
 FromWorker = Union[Attach, WorkerReport]

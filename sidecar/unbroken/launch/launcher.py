@@ -197,13 +197,13 @@ class Launcher:
                 self._workers.dump_stack(order, now_s)
             case Inspect():
                 self._workers.inspect(order)
-            case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message):
+            case Shutdown(exit_code=exit_code, grace_s=grace_s, message=message, released=released):
                 if self._exit_code is None:
                     if not self._config.is_supervised:
                         complain(self._stderr, f"the {'training' if exit_code == 0 else 'job'} is over: {message}")
                     self._exit_code, self._end_at_s = exit_code, now_s + max(grace_s, 0.0)
                     self._workers.cancel_starts()
-                    self._workers.expect_ends()
+                    self._workers.expect_ends(released)
             case _:
                 assert_never(order)
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from unbroken.launch.config import LaunchConfig
 from unbroken.launch.error_file import MAX_ERROR_CHARACTERS, read_error
@@ -245,13 +245,15 @@ class Workers:
         due_s = now_s + max(grace_s, 0.0)
         process.kill_at_s = due_s if process.kill_at_s is None else min(process.kill_at_s, due_s)
 
-    def expect_ends(self) -> None:
+    def expect_ends(self, released: Collection[int]) -> None:
         """From now on processes are to end by themselves, and well; those that were told to end are not among them.
 
-        A released worker may have ended before this launcher heard that the job is over: it counts, too.
+        Those of these local ranks were told that the job is over: they may have ended before this launcher heard of it.
         """
-        own = (worker for worker in self._workers if not worker.process.is_told_to_end)
-        self._expected = {worker.local_rank: worker.process.incarnation for worker in own}
+        own = (worker for worker in self._workers if worker.is_alive or worker.local_rank in released)
+        self._expected = {
+            worker.local_rank: worker.process.incarnation for worker in own if not worker.process.is_told_to_end
+        }
 
     @property
     def failed_end(self) -> int:

@@ -368,8 +368,17 @@ def test_bad_end_is_the_exit_code_also_when_it_came_before_the_word_that_trainin
     agent.spawn()
     os.kill(agent.wait_for(lambda said: said.processes[0].pid).processes[0].pid, signal.SIGKILL)
     assert agent.wait_exit().exit_code == -9
-    agent.say(Shutdown(0, 30.0, "done"))
+    agent.say(Shutdown(0, 30.0, "done", (0,)))
     assert agent.process.wait(LIMIT_S) == 137
+
+
+def test_fault_of_a_worker_that_others_have_made_up_for_is_not_the_exit_code(start: Begin) -> None:
+    agent = start(["sleep", "1000"])
+    agent.spawn()
+    os.kill(agent.wait_for(lambda said: said.processes[0].pid).processes[0].pid, signal.SIGKILL)
+    assert agent.wait_exit().exit_code == -9
+    agent.say(Shutdown(0, 30.0, "done"))
+    assert agent.process.wait(LIMIT_S) == 0
 
 
 def test_end_that_the_agent_wanted_is_not_the_exit_code(start: Begin) -> None:
@@ -379,7 +388,7 @@ def test_end_that_the_agent_wanted_is_not_the_exit_code(start: Begin) -> None:
     agent.wait_output("on")
     agent.say(End(0, 0, 0.1))
     assert agent.wait_exit().exit_code == -9
-    agent.say(Shutdown(0, 30.0, "done"))
+    agent.say(Shutdown(0, 30.0, "done", (0,)))
     assert agent.process.wait(LIMIT_S) == 0
 
 

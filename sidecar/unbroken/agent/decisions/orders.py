@@ -285,7 +285,8 @@ class Orders:
         if has_launcher and not self._is_shutdown_sent:
             self._is_shutdown_sent = True
             exit_code = 0 if finish.outcome is JobPhase.COMPLETE else 1
-            actions.append(SendToLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message)))
+            released = tuple(place.local_rank for place in self._places if place.connection.is_released)
+            actions.append(SendToLauncher(Shutdown(exit_code, self.shutdown_grace_s, finish.message, released)))
         return actions
 
 

@@ -675,7 +675,7 @@ def test_finish_releases_workers_and_shuts_the_launcher_down(outcome: JobPhase, 
     pod.run()
     finish = Finish(1, outcome, Reason.COMPLETED, "over")
     releases = [SendToWorker(rank, Release(outcome, "over")) for rank in (0, 1)]
-    assert pod.hear(finish) == [*releases, SendToLauncher(Shutdown(code, grace_s, "over"))]
+    assert pod.hear(finish) == [*releases, SendToLauncher(Shutdown(code, grace_s, "over", (0, 1)))]
     assert pod.hear(finish) == []
     pod.step(LauncherReported(processes(ended(0, 0), ended(1, 0))))
     assert faults(pod) == [None, None]
