@@ -25,7 +25,16 @@ from unbroken_core.checkpoints import Held, Peer
 from unbroken_core.conventions.tokens import Kind, derive_token
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.events import Close, Send
-from unbroken_core.messages import Buddies, Heartbeat, Hello, RendezvousMessage, Report, Welcome
+from unbroken_core.messages import (
+    Buddies,
+    Heartbeat,
+    Hello,
+    Observation,
+    PodObservation,
+    RendezvousMessage,
+    Report,
+    Welcome,
+)
 from unbroken_core.settings import JobSettings
 from unbroken_core.wire import settings_to_json
 
@@ -135,6 +144,9 @@ async def rendezvous(folder: Path, port: int = 0) -> AsyncIterator[tuple[Copying
     write_private(folder / "job-key", KEY)
     refusals = Refusals()
     service = CopyingService(Coordinator(SETTINGS, asyncio.get_running_loop().time()), refusals)
+    # Nobody is vouched for whom the operator has not named.
+    pods = {f"uid-of-digits-{index}": PodObservation(f"digits-{index}", f"node-{index}", ()) for index in range(3)}
+    service.observe(Observation(pods))
     runner = web.AppRunner(Server(service, JobKeyFile(folder / "job-key", UID), refusals).application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

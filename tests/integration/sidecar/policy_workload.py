@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -34,6 +34,8 @@ class Torch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         contents: dict[str, Any] = {"__getattr__": lambda name: MagicMock(name=f"{module.__name__}.{name}")}
         if module.__name__ == "torch.distributed":
             contents |= {"is_available": lambda: True, "is_initialized": lambda: False, "TCPStore": listen}
+        if module.__name__ == "torch":
+            contents |= SWITCHES
         vars(module).update(contents)
 
 
@@ -41,6 +43,23 @@ def listen(*_: object, master_listen_fd: int, **__: object) -> socket.socket:
     """Take the socket, as the store that is served on it does."""
     return socket.socket(fileno=master_listen_fd)
 
+
+SWITCHES: dict[str, Any] = {
+    "is_grad_enabled": lambda: True,
+    "get_default_dtype": lambda: None,
+    "is_autocast_enabled": lambda _: False,
+    "get_autocast_dtype": lambda _: None,
+    "is_autocast_cache_enabled": lambda: True,
+    "autocast_increment_nesting": lambda: 1,
+    "is_inference_mode_enabled": lambda: False,
+    "_C": SimpleNamespace(
+        _len_torch_function_stack=lambda: 0,
+        _len_torch_dispatch_stack=lambda: 0,
+        _clear_DTensor_sharding_propagator_cache=lambda: None,
+        _autograd=SimpleNamespace(_top_saved_tensors_default_hooks=lambda _: None),
+    ),
+}
+"""As torch has them when nobody has touched them."""
 
 sys.meta_path.insert(0, Torch())
 

@@ -173,7 +173,7 @@ def test_a_driver_that_hangs_tells_nothing_and_holds_up_nothing_else(
     tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = Gpus(library, tmp_path)
-    environment = {**os.environ, **gpus.environment}
+    environment = {**os.environ, **gpus.environment, "PYTHONPATH": str(Path(__file__).parents[3])}
     script = "import sys, time\nfrom tests.integration.sidecar.test_watch import hang\nhang(sys.argv[1])\n"
     # In a process of its own: the loader reads LD_LIBRARY_PATH when a process starts.
     done = subprocess.run(
