@@ -8,10 +8,11 @@ from tests.integrations.jobs.training import (
     GLOBAL_BATCH,
     NUM_STEPS,
     OUT,
-    after_step,
+    break_after,
     finish,
     make_model,
     make_samples,
+    note_step,
     started,
 )
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -60,7 +61,8 @@ def train(call: inprocess.CallWrapper) -> None:
             checkpoints.save(captured(), step)
             if step % SAVE_EVERY == 0:
                 save(captured(), checkpoint_id=OUT / "disk" / f"step-{step}")
-        after_step(step, call, model)
+            note_step(step, call, model)
+        break_after(step, call)
         call.ping(step=step)
     finish(model, NUM_STEPS, call)
 

@@ -68,11 +68,22 @@ def started() -> None:
 
 def after_step(step: int, call: inprocess.CallWrapper, model: Any) -> None:
     """Note what this step, counted from 1, was made of, then break, if it is time."""
-    rank, world_size = call.state.active_rank, call.state.active_world_size
+    note_step(step, call, model)
+    break_after(step, call)
+
+
+def note_step(step: int, call: inprocess.CallWrapper, model: Any) -> None:
+    """Note what a step was made of; not later than what saves it, or an interruption in between loses the note."""
+    rank = call.state.active_rank
     with (OUT / f"steps-{os.getpid()}").open("a", encoding="utf-8") as file:
         file.write(json.dumps([step, call.iteration, rank, sorted(model.seen), model.drawn]) + "\n")
     model.seen.clear()
     model.drawn.clear()
+
+
+def break_after(step: int, call: inprocess.CallWrapper) -> None:
+    """Break, if it is time."""
+    rank, world_size = call.state.active_rank, call.state.active_world_size
     if MUST_GROW and world_size == 1 and step > max(FAULTS.values()) + 2:
         pause = threading.Event()
         with call.disable_hang_protection():
