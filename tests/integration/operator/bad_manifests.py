@@ -167,6 +167,9 @@ def by_rule() -> Iterator[Case]:
         ("hard and barrier", {"timeouts": {"hardSeconds": 120}}),
         ("isolation", {"timeouts": {"isolationSeconds": 35}}),
         ("isolation, a second more", {"timeouts": {"isolationSeconds": 36}}),
+        ("a probe", {"health": {"probes": [{"name": "disk", "command": ["true"]}]}}),
+        ("a probe twice", {"health": {"probes": [{"name": "disk", "command": ["true"]}] * 2}}),
+        ("a probe named like a built-in check", {"health": {"probes": [{"name": "gpu", "command": ["true"]}]}}),
         ("a pull secret of ours", {"rendezvous": {"imagePullSecrets": ["other-rendezvous"]}}),
     ):
         yield what, sound_job(**spec)
