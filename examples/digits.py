@@ -154,6 +154,8 @@ def train(
         optimizer.step()
         progress.apply(step, samples)
         call.ping(step=step)  # (4)
+        if rank == 0 and len(progress.steps) % 100 == 0:
+            print(f"digits: step={len(progress.steps)} of {options.steps} loss={loss.item():.4f}", flush=True)
         if len(progress.steps) % options.save_every == 0 or len(progress.steps) == options.steps:
             save(step)
 

@@ -345,6 +345,57 @@ def test_a_broken_spec_is_shown_once_and_other_jobs_do_not_notice(kubeconfig: Pa
     asyncio.run(scenario())
 
 
+def test_an_invalid_edit_leaves_a_running_job_running_and_repaired(kubeconfig: Path, tmp_path: Path) -> None:
+    """As an API server without the CRD's rules, or a template that they cannot judge, lets it through."""
+
+    def template(**fields: Any) -> dict[str, Any]:
+        return {"template": {"spec": fields}}
+
+    async def scenario() -> None:
+        async with bench(kubeconfig, tmp_path) as made:
+            await made.apply("digits", replicas=2, spares={"count": 1})
+            with operator(made):
+                rendezvous = await made.rendezvous("digits")
+                async with rendezvous.serving() as address:
+                    pods = await _job_with_rendezvous(made, address)
+                    await rendezvous.say(report(pods, 1))
+
+                    async def admitted() -> dict[str, Any]:
+                        return await made.condition("digits", "Admitted")
+
+                    async def is_running() -> bool:
+                        return (await made.condition("digits", "Running")).get("status") == "True"
+
+                    await eventually(is_running, "Running")
+                    path = made.path(layout.PLURAL, "digits")
+                    await made.kube.merge(path, {"spec": template(terminationGracePeriodSeconds="soon")})
+
+                    async def is_refused() -> dict[str, Any] | None:
+                        condition = await admitted()
+                        return condition if condition.get("reason") == "InvalidSpec" else None
+
+                    condition = await eventually(is_refused, "the refusal")
+                    assert condition["status"] == "False"
+                    assert "spec.template.spec.terminationGracePeriodSeconds" in condition["message"]
+                    assert "the spec before it stays in force" in condition["message"]
+                    await made.kube.delete(made.path("pods", "digits-1"), pods[1]["metadata"]["uid"], is_forced=True)
+                    await made.wait_for_pods("digits-0", "digits-2", "digits-3")
+                    (replacement,) = [pod for pod in await made.pods() if pod["metadata"]["name"] == "digits-3"]
+                    assert isinstance(replacement["spec"]["terminationGracePeriodSeconds"], int)
+                    job = await made.job("digits")
+                    assert job["status"]["state"] in ("Running", "Recovering")
+                    assert (await admitted())["reason"] == "InvalidSpec"
+                    await made.kube.merge(path, {"spec": template(terminationGracePeriodSeconds=None)})
+
+                    async def is_sound() -> bool:
+                        return (await admitted()).get("reason") == "SpecAccepted"
+
+                    await eventually(is_sound, "the mended spec")
+                    assert sorted(await made.pod_names()) == ["digits-0", "digits-2", "digits-3"]
+
+    asyncio.run(scenario())
+
+
 def test_the_nodes_labels_reach_pods_and_rendezvous(kubeconfig: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with bench(kubeconfig, tmp_path) as made:
