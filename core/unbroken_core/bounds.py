@@ -159,6 +159,7 @@ BOUNDS: dict[str, Bound] = {
     "workers": _OF_POD,
     "processes": Items(4 * MAX_RANKS_PER_POD),
     "places": Items(MAX_RANKS_PER_POD, _INDEX),
+    "released": Items(MAX_RANKS_PER_POD, _LOCAL_RANK),
     # When: numbers that count up.
     "term": _COUNT,
     "iteration": _INDEX,
