@@ -61,10 +61,15 @@ class System:
         self.root = root
 
     def write(self, path: str, text: str | int) -> None:
-        """Write a file, in place: readers keep it open."""
+        """Write a file, in place: readers keep it open. At once: the kernel shows no half of it either."""
         file = self.root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
+        content = f"{text}\n".encode()
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+        try:
+            os.pwrite(descriptor, content.ljust(os.fstat(descriptor).st_size, b"\n"), 0)
+        finally:
+            os.close(descriptor)
 
     def add_adapter(self, name: str, number: int, bus_id: str, ports: int = 1) -> None:
         """Add an InfiniBand adapter that the pod has, with active ports."""

@@ -26,14 +26,18 @@ class Rises:
     times_s: Mapping[Key, tuple[float, ...]] = field(default_factory=dict)
 
     def follow(self, now: Mapping[Key, int], least: Mapping[str, int], at_s: float, hold_s: float) -> "Rises":
-        """Return what is known after a sample. `least`, by name: smaller rises are passed over."""
+        """Return what is known after a sample. `least`, by name: smaller rises are passed over.
+
+        A counter that could not be read this time keeps its value: what it gains meanwhile counts at the next look.
+        """
         times = note_times(
             self.times_s,
             [key for key, gain in gains(self.values, now).items() if gain >= least.get(key[1], 1)],
             at_s,
             hold_s,
         )
-        return Rises(dict(list(now.items())[:MAX_KEYS]), times)
+        values = {**now, **{key: value for key, value in self.values.items() if key not in now}}
+        return Rises(dict(list(values.items())[:MAX_KEYS]), times)
 
     def seen(self, key: Key) -> int:
         """Return how often a counter has risen lately."""

@@ -139,6 +139,7 @@ def test_a_report_that_comes_byte_by_byte_costs_few_looks_and_is_read(monkeypatc
         for byte in content:
             writer.write(bytes((byte,)))
             await writer.drain()
+            # Else the kernel hands bytes on together: nothing is waited for.
             await asyncio.sleep(0.001)
 
     async def scenario() -> None:

@@ -116,6 +116,7 @@ def test_each_check_finds_what_is_wrong_with_what_it_looks_at(running: Running) 
     system.set_pressure(0.0)
     system.set_kills(0)
     running.start()
+    # PCIe errors: of a GPU only, so all is well there as soon as the driver has named the GPUs, and not before.
     checks = {"gpu", "gpu-events", "ports", "network", "pcie", "memory", "oom", "storage"}
     well = agent.wait(
         lambda found: checks <= {check for (check, code), verdict in found.items() if verdict is Verdict.OK}
@@ -150,6 +151,7 @@ def test_each_check_finds_what_is_wrong_with_what_it_looks_at(running: Running) 
 def test_a_driver_that_supports_nothing_and_files_that_are_not_there_are_unknown(running: Running) -> None:
     running.gpus.set(all=3)
     running.start()
+    # PCIe errors: of a GPU only, so all is well there as soon as the driver has named the GPUs, and not before.
     checks = {"gpu", "gpu-events", "ports", "network", "pcie", "memory", "oom"}
     found = running.agent.wait(lambda found: checks <= {check for check, _code in found})
     assert {verdict for (check, _code), verdict in found.items() if check in checks} == {Verdict.UNKNOWN}

@@ -30,11 +30,16 @@ class Check:
 
 
 def verdicts(check: str, found: Iterable[Finding], what: str) -> tuple[Finding, ...]:
-    """Return the findings; that all is well where there is none but what was not checked."""
+    """Return the findings; that all is well where there is none but what was not checked, and `what` says was."""
     findings = tuple(found)
-    if all(finding.verdict is Verdict.UNKNOWN for finding in findings):
+    if what and all(finding.verdict is Verdict.UNKNOWN for finding in findings):
         return (Finding(check, "", Verdict.OK, message=what), *findings)
     return findings
+
+
+def quantity(num: int, what: str) -> str:
+    """Return "1 device", "2 devices"; "" for none: of nothing it is not said that all is well."""
+    return f"{num} {what}{'' if num == 1 else 's'}" if num > 0 else ""
 
 
 def not_checked(check: str, why: str, code: str = "not-told") -> Finding:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, verdicts
+from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again, note_times
 from unbroken.watch.nvml import GpuSample
 from unbroken_core.findings import Finding, Verdict
@@ -75,7 +75,7 @@ def judge_gpus(history: GpuHistory | None, sample: GpuSamples) -> Judgement:
     )
     found = [finding for gpu in sample.gpus for finding in _of_gpu(gpu, after)]
     found += _untold(sample.gpus)
-    return Judgement(verdicts(GPU, found, f"{len(sample.gpus)} GPUs"), after)
+    return Judgement(verdicts(GPU, found, quantity(len(sample.gpus), "GPU")), after)
 
 
 def _states(gpu: GpuSample, before: GpuHistory) -> Iterator[Key]:
@@ -195,7 +195,7 @@ def judge_xids(history: XidHistory | None, sample: XidSample) -> Judgement:
     if sample.deaf:
         text = f"events of {len(sample.deaf)} of {sample.num_gpus} GPUs are not told"
         found.append(Finding(EVENTS, "", Verdict.UNKNOWN, "deaf", message=text))
-    return Judgement(verdicts(EVENTS, found, f"events of {sample.num_gpus - len(sample.deaf)} GPUs"), after)
+    return Judgement(verdicts(EVENTS, found, quantity(sample.num_gpus - len(sample.deaf), "GPU")), after)
 
 
 def _xid_finding(uuid: str, xid: int, seen: int) -> Finding:

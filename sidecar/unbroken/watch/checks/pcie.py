@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, verdicts
+from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files, table_of
@@ -76,9 +76,9 @@ def judge_pcie(history: PcieHistory | None, sample: PcieSample) -> Judgement:
         verdict = Verdict.SUSPECT if name == "fatal" else Verdict.DEGRADED
         text = f"{name} errors of its PCI Express link were counted"
         found.append(Finding(PCIE, device, verdict, f"aer-{name}", "look at slot and riser", text, len(times)))
-    counted = {device for device, _name in sample.counters}
-    silent = sorted(device for device in sample.is_there if device not in counted)
+    counting = {device for device, _name in sample.counters}
+    silent = sorted(device for device in sample.is_there if device not in counting)
     if silent:
         text = f"errors are not counted for {len(silent)} of {len(sample.is_there)} devices"
         found.append(Finding(PCIE, "", Verdict.UNKNOWN, "aer", message=text))
-    return Judgement(verdicts(PCIE, found, f"{len(counted)} devices"), after)
+    return Judgement(verdicts(PCIE, found, quantity(len(counting), "device")), after)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, verdicts
+from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.counters import Key, Looks, Rises, look_again
 from unbroken.watch.errors import NotCheckedError
 from unbroken.watch.files import Files, number_of
@@ -137,7 +137,7 @@ def judge_ports(check: str, history: PortHistory | None, sample: PortSample) -> 
     if idle:
         text = f"not active since the watch began: {', '.join(idle[:8])}"
         found.append(Finding(check, "", Verdict.UNKNOWN, "never-active", message=text))
-    return Judgement(verdicts(check, found, f"{len(active)} links"), after)
+    return Judgement(verdicts(check, found, quantity(len(active), "link")), after)
 
 
 def judge_adapters(history: PortHistory | None, sample: PortSample) -> Judgement:

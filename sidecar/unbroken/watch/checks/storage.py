@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unbroken.watch.checks.check import Judgement, verdicts
+from unbroken.watch.checks.check import Judgement, quantity, verdicts
 from unbroken.watch.child import CommandRunner
 from unbroken.watch.counters import Looks, look_again
 from unbroken.watch.errors import NotCheckedError
@@ -99,7 +99,7 @@ def judge_storage(history: StorageHistory | None, sample: Mapping[str, PathSampl
     if unknown:
         text = f"nothing can be said of {', '.join(unknown)}"[:300]
         found.append(Finding(STORAGE, "", Verdict.UNKNOWN, "not-told", message=text))
-    return Judgement(verdicts(STORAGE, found, f"{len(answered)} paths"), after)
+    return Judgement(verdicts(STORAGE, found, quantity(len(answered), "path")), after)
 
 
 def _code(path: str, seen: PathSample, answered: frozenset[str], writable: frozenset[str]) -> str:

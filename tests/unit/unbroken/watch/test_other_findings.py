@@ -127,6 +127,25 @@ def test_pci_errors_count_for_devices_of_the_pod_only(system: System) -> None:
     ]
 
 
+def test_a_counter_that_could_not_be_read_once_counts_from_what_it_was_before(system: System) -> None:
+    system.set_errors("0000:01:00.0")
+    reader = pcie.PcieReader(Files(system.root), lambda: ["0000:01:00.0"], Clock())
+    judgement = pcie.judge_pcie(None, reader.sample())
+    errors = system.root / "sys/bus/pci/devices/0000:01:00.0/aer_dev_fatal"
+    errors.write_text("")
+    judgement = pcie.judge_pcie(judgement.history, reader.sample())
+    assert brief(judgement.findings) == [OK]
+    errors.write_text("TOTAL_ERR_FATAL 1\n")
+    assert brief(pcie.judge_pcie(judgement.history, reader.sample()).findings) == [
+        ("0000:01:00.0", "aer-fatal", Verdict.SUSPECT, 1)
+    ]
+
+
+def test_of_nothing_it_is_not_said_that_all_is_well(tmp_path: Path) -> None:
+    reader = pcie.PcieReader(Files(tmp_path), lambda: ["0000:01:00.0"], Clock())
+    assert brief(pcie.judge_pcie(None, reader.sample()).findings) == [("", "aer", Verdict.UNKNOWN, 1)]
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "4" * 5000, "\x00\x01", "-1: DOWN", "٤: ACTIVE", "4 ACTIVE"])
 def test_a_state_that_is_none_is_no_active_one(system: System, text: str) -> None:
     watched = Watched(system)
@@ -177,7 +196,7 @@ def test_a_child_that_prints_something_else_has_said_nothing(words: str) -> None
 def test_storage_is_judged_by_what_it_was_before() -> None:
     well, absent = PathSample("answered", 0.5), PathSample("absent")
     never = judge_storage(None, {"/data": absent})
-    assert brief(never.findings) == [OK, ("", "not-told", Verdict.UNKNOWN, 1)]
+    assert brief(never.findings) == [("", "not-told", Verdict.UNKNOWN, 1)]
     first = judge_storage(None, {"/data": well})
     assert brief(first.findings) == [OK]
     for sample, code, verdict in (
