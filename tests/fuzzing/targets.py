@@ -70,7 +70,7 @@ from unbroken_core.pod.stacks import parse_stack
 from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.reasons import JobPhase, RankReason, Role, Rung, WorkerPhase
 from unbroken_core.settings import HealthMode, JobSettings, RungBudget, Timeouts
-from unbroken_core.torchrun_rounds.messages import NodeReport
+from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Standing
 from unbroken_core.torchrun_rounds.rounds import RunRounds, SendToNode
 from unbroken_operator.decisions.limits.report import read_report, report_limits
 
@@ -127,6 +127,14 @@ class Target(ABC):
             return wire.decode(text, expected)
         finally:
             self.took_s += time.thread_time() - started_s
+
+
+def check_own(message: object, expected: Any) -> None:
+    """Raise AssertionError where its receiver would refuse a message of ours: a WireError would pass for a refusal."""
+    try:
+        wire.decode(wire.encode(message), expected)
+    except WireError as error:
+        raise AssertionError(f"its receiver refuses {message!r:.400}: {error}") from error
 
 
 class CoordinatorTarget(Target):
@@ -296,7 +304,7 @@ class CoordinatorTarget(Target):
             if self.pods.pop(action.session, None) is not None:
                 self.act(AgentDisconnected(action.session))
             return
-        wire.decode(wire.encode(action.message), RendezvousMessage)
+        check_own(action.message, RendezvousMessage)
         if pod is not None and isinstance(action.message, Plan):
             self.plans[pod], self.is_interrupted[pod] = action.message, False
         elif pod is not None and isinstance(action.message, Interrupt):
@@ -332,11 +340,11 @@ class AgentTarget(Target):
             raise AssertionError(f"settling twice changed something after {event!r}")
         for action in actions:
             if isinstance(action, SendToRendezvous):
-                wire.decode(wire.encode(action.message), AgentMessage)
+                check_own(action.message, AgentMessage)
             elif isinstance(action, SendToWorker):
-                wire.decode(wire.encode(action.message), ToWorker)
+                check_own(action.message, ToWorker)
             elif isinstance(action, SendToLauncher):
-                wire.decode(wire.encode(action.message), ToLauncher)
+                check_own(action.message, ToLauncher)
 
     def _event(self) -> Event:
         source, plan = self.source, self.member.instructions.plan
@@ -435,7 +443,7 @@ class RoundsTarget(Target):
             self.took_s += time.thread_time() - started_s
         for action in actions:
             if isinstance(action, SendToNode):
-                wire.encode(action.message)
+                check_own(action.message, Standing | Rejected)
         if self.rounds.is_over(self.now_s):
             self.reset()
 
