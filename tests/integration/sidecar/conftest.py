@@ -26,6 +26,8 @@ from unbroken_core.conventions.tls import client_context
 from .memory_runs import Calm, losses, train
 
 WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
+TORCH_WORKLOAD = Path(__file__).with_name("torch_workload.py")
+"""The same with torch: a launcher imports it once for its workers."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., RunningJob]]:
         rungs = [] if workload == "wrapped" else ["--rungs", "process,pod,world,job"]
         folder = tmp_path / f"job-{len(jobs)}" if jobs else tmp_path
         folder.mkdir(exist_ok=True)
-        job = RunningJob(folder, [*rungs, *options], command or [str(WORKLOAD), workload])
+        script = WORKLOAD if workload == "bare" else TORCH_WORKLOAD
+        job = RunningJob(folder, [*rungs, *options], command or [str(script), workload])
         jobs.append(job)
         return job
 
