@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from unbroken_core.coordinator.coordinator import Coordinator
 
+CALM_SAVE_S = 60.0
+"""Between two saves of a job that nothing disturbs until its end."""
 _SKIPPED = -1
 """In the place of ranks that have yet to save: some rank has skipped the step."""
 State = tuple[tuple[int, int, int], ...]
@@ -374,6 +376,9 @@ class Memory:
 
     def _save_later(self, iteration: int, term: int, least_s: float) -> None:
         delay_s = least_s + self.random.choice([0.2, 1.0, 4.0, 15.0])
+        if self.world.is_calm:
+            # Nothing breaks any more: what one save after the other shows has been seen by then.
+            delay_s += CALM_SAVE_S
         self.world.after(delay_s, partial(self._save, iteration, term), "")
 
     def _save(self, iteration: int, term: int) -> None:
@@ -541,9 +546,12 @@ class Memory:
         if coordinator is None or not self.is_on:
             return
         table = coordinator._job.checkpoints
+        found: dict[StepKey, set[tuple[int, str]]] = {}
+        for uid, place in table._places.items():
+            for key, shards in place.shards.items():
+                found.setdefault(key, set()).update([(rank, uid) for rank in shards])
         for key, step in table.steps.items():
-            told = {(rank, uid) for uid, place in table._places.items() for rank in place.shards.get(key, {})}
-            if told != {(rank, uid) for rank, places in step.holders.items() for uid in places}:
+            if found.get(key, set()) != {(rank, uid) for rank, places in step.holders.items() for uid in places}:
                 raise Violation(f"the table of checkpoints contradicts itself at {key}")
             if step.num_verified != sum(any(d.data for d in places.values()) for places in step.holders.values()):
                 raise Violation(f"verified shards of {key} are miscounted")

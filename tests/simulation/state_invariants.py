@@ -1,7 +1,6 @@
 """What must hold of the coordinator's own state after every step (docs/architecture.md), whatever happens."""
 
 import math
-from dataclasses import astuple
 
 from unbroken_core.coordinator.coordinator import Coordinator
 from unbroken_core.coordinator.state.job import JobState
@@ -53,7 +52,7 @@ def _check_time(coordinator: Coordinator, now_s: float) -> None:
     # A float of 63 years, which fuzzed accounts may claim, is not as exact.
     if abs(wall_of(spent) - ran_for_s) > max(1e-9, 4 * math.ulp(ran_for_s)):
         raise BrokenStateError(f"the terms sum to {wall_of(spent)} s of {ran_for_s} s: {spent}")
-    if abs(spent.progress_s - gained_s) > 1e-6 or min(astuple(spent)) < 0:
+    if abs(spent.progress_s - gained_s) > 1e-6 or min(vars(spent).values()) < 0:
         raise BrokenStateError(f"progress is {gained_s} s, got {spent}")
     if not all(0 <= ratio <= 1 for ratio in ratios(spent).values()) or spent.progress_rank_s > spent.held_rank_s + 1e-6:
         raise BrokenStateError(f"more progress than was held: {spent}")

@@ -44,6 +44,7 @@ from unbroken_core.ranks.rules import Rules
 from unbroken_core.reasons import Cause, Doing, JobPhase, Role, Rung, WorkerPhase
 
 MAX_EVENTS = 60_000
+CALM_AFTER_S = 30.0
 STORY_LENGTH = 120
 THOROUGH_EVERY = 4
 """One seed in so many is checked thoroughly after each step: that takes as long as the rest."""
@@ -121,6 +122,7 @@ class World:
         for ordinal in range(self.settings.replicas + self.settings.spares):
             role = Role.ACTIVE if ordinal < self.settings.replicas else Role.SPARE
             self.create_pod(role, self.random.uniform(0.0, 3.0))
+        self._last_fault_s = max((fault.at_s for fault in schedule.faults), default=0.0)
         for fault in schedule.faults:
             self.after(fault.at_s, partial(self._strike, fault), fault.text)
         self._observe_soon()
@@ -147,6 +149,11 @@ class World:
             if self.now_s > self.schedule.limit_s:
                 break
         self.ledger.check_end()
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether all faults of the schedule are long over."""
+        return self.now_s > self._last_fault_s and self.now_s > self.disturbed_s + CALM_AFTER_S
 
     def _is_busy(self) -> bool:
         return any(pod.is_alive and not pod.is_done and pod.connection for pod in self.pods.values())

@@ -32,6 +32,7 @@ import runpy
 import signal
 import socket
 import types
+from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,17 @@ def import_all(names: list[str]) -> str:
     return _opened(before) or _lost_threads()
 
 
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Imports leave nearly no garbage, and looking for it takes a quarter of their time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    yield
+    if gc.get_threshold()[0] == 0:
+        # What an import has set itself stays.
+        gc.set_threshold(*thresholds)
+
+
 def _opened(before: set[Path]) -> str:
     """Return the descriptors that the imports opened and that processes must not share."""
     for descriptor in sorted(set(_DESCRIPTORS.iterdir()) - before):
@@ -348,7 +360,8 @@ def main() -> None:
     setup = json.loads(control.recv(PACKET_BYTES))
     server, program = ForkServer(control, setup["launcher"]), Program(setup)
     program.install()
-    refusal = import_all(setup["modules"])
+    with without_collector():
+        refusal = import_all(setup["modules"])
     if refusal:
         server.say(refused=refusal)
         os._exit(0)

@@ -12,6 +12,14 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 _IMPORTS_TORCH = re.compile(r"^(import\s+([\w.]+\s*,\s*)*|from\s+)torch\w*\b", re.MULTILINE)
 """Not within a function or a condition: that may never be reached."""
+_WHOLE_MODULES = re.compile(
+    r"^(?:from|import)\s+(torch\.(?:distributed|nn|optim)(?:\.\w+)*|unbroken\.(?:inprocess|memory))(?=\s|$)",
+    re.MULTILINE,
+)
+"""Imports that take as long again as torch itself and, as all of torch.distributed, start no threads."""
+_PARTS_OF_OURS = re.compile(r"^from\s+unbroken\s+import\s+(.*)", re.MULTILINE)
+_OURS = ("inprocess", "memory")
+_MAX_MODULES = 32
 _MAKES_OPTIMIZER = re.compile(r"\boptim")
 _READ_AT_IMPORT = re.compile(
     r"\b(?:TORCH(?!_NCCL_|ELASTIC_)[A-Z]*|PYTORCH|ATEN|TRITON|OMP|KMP|GOMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB)_[A-Z][A-Z_]*"
@@ -89,7 +97,11 @@ def modules_worth_importing(text: str) -> tuple[str, ...]:
     """Return the modules that a script of this text will import. Making an optimizer imports torch._dynamo."""
     if not _IMPORTS_TORCH.search(text):
         return ()
-    return ("torch", "torch._dynamo") if _MAKES_OPTIMIZER.search(text) else ("torch",)
+    first = ("torch", "torch._dynamo") if _MAKES_OPTIMIZER.search(text) else ("torch",)
+    whole = _WHOLE_MODULES.findall(text)
+    parts = [word for names in _PARTS_OF_OURS.findall(text) for word in re.findall(r"\w+", names)]
+    ours = [f"unbroken.{name}" for name in _OURS if name in parts]
+    return tuple(dict.fromkeys((*first, *whole, *ours)))[:_MAX_MODULES]
 
 
 def variable_read_at_import(text: str) -> str | None:

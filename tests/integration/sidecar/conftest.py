@@ -1,6 +1,7 @@
 """Starts `unbroken run` as a user does, and looks at its processes from the outside."""
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -22,7 +23,11 @@ from tests.waiting import LIMIT_S, wait_until
 
 from unbroken_core.conventions.tls import client_context
 
+from .memory_runs import Calm, losses, train
+
 WORKLOAD = Path(__file__).with_name("sidecar_workload.py")
+TORCH_WORKLOAD = Path(__file__).with_name("torch_workload.py")
+"""The same with torch: a launcher imports it once for its workers."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,30 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., RunningJob]]:
         rungs = [] if workload == "wrapped" else ["--rungs", "process,pod,world,job"]
         folder = tmp_path / f"job-{len(jobs)}" if jobs else tmp_path
         folder.mkdir(exist_ok=True)
-        job = RunningJob(folder, [*rungs, *options], command or [str(WORKLOAD), workload])
+        script = WORKLOAD if workload == "bare" else TORCH_WORKLOAD
+        job = RunningJob(folder, [*rungs, *options], command or [str(script), workload])
         jobs.append(job)
         return job
 
     yield start
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def calm(start_job: Callable[..., Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """Return the losses of a run without faults; those of one kind are computed once, whoever asks first."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def of(kind: str) -> dict[tuple[int, int], set[str]]:
+        kept = shared / f"calm-{kind}"
+        with (shared / f"calm-{kind}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                train(start_job, tmp_path / "calm", kind)
+                # Under its name only when it is whole.
+                (tmp_path / "calm").rename(kept)
+        return losses(kept)
+
+    return of

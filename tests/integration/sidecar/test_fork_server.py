@@ -24,7 +24,7 @@ Begin = Callable[..., AgentDouble]
 IMPORTS = {"UNBROKEN_PREIMPORT": "decimal"}
 
 FACTS = """\
-import multiprocessing, os, random, signal, sys
+import gc, multiprocessing, os, random, signal, sys
 import helper
 def double(x): return 2 * x
 if __name__ == "__main__":
@@ -44,6 +44,7 @@ if __name__ == "__main__":
         "c_environ": os.popen("echo $UNBROKEN_X-$LOCAL_RANK").read(), "cwd": os.getcwd(), "umask": os.umask(0o22),
         "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
         "blocked": status["SigBlk"], "ignored": status["SigIgn"], "streams": streams,
+        "collector": (gc.isenabled(), gc.get_threshold()),
         "leads": os.getpid() == os.getpgid(0) == os.getsid(0), "descriptors": descriptors,
         "shown": sorted(word for word in open("/proc/self/environ").read().split(chr(0)) if word.startswith(places)),
         "title": open("/proc/self/cmdline").read().replace(chr(0), " ").strip(),

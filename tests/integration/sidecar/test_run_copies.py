@@ -12,7 +12,7 @@ from tests.processes import environment_of
 from unbroken.folders import lock_folder
 
 from .conftest import RunningJob
-from .test_run_memory import WORKLOAD, losses, restored, train
+from .memory_runs import WORKLOAD, Calm, losses, restored
 
 EVERY = 2
 COPIES = ("--memory", "8Mi", "--memory-replicas", "1", "--reconnect-timeout", "60")
@@ -74,11 +74,10 @@ def states(folder: Path, what: str) -> dict[tuple[int, int], str]:
 
 
 def test_a_spare_takes_over_with_what_other_pods_have_and_no_loss_differs(
-    start_job: Callable[..., Any], tmp_path: Path
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path
 ) -> None:
     """Twice: the second pod to go is one that the copies of the first restored."""
     shape = ("--pods", "2", "--ranks-per-pod", "2", "--spares", "1")
-    train(start_job, tmp_path / "calm", "fsdp2", shape=("--pods", "2", "--ranks-per-pod", "2", "--memory", "8Mi"))
     folder = tmp_path / "broken"
     job = start(start_job, folder, shape, "hold:0:2:7", "hold:1:0:11")
     lose_pod(job, folder, 0, 6)
@@ -86,7 +85,7 @@ def test_a_spare_takes_over_with_what_other_pods_have_and_no_loss_differs(
     assert memory_of(job)["source"] == "memory"
     lose_pod(job, folder, 1, 10)
     complete(job)
-    assert losses(folder) == losses(tmp_path / "calm")
+    assert losses(folder) == calm("fsdp2")
     assert restored(folder) == {0: {"None"}, 1: {"6"}, 2: {"10"}}
     # Each step up to the one that a rank was lost in is made once, but those since the checkpoint.
     made = [line.split() for line in (folder / "losses").read_text().splitlines()]

@@ -36,7 +36,7 @@ def test_killed_worker_of_a_torchrun_script_restarts_all_processes(start_job: St
     assert set(before.values()).isdisjoint(after.values())
     assert job.complete() == 0
     assert [event.iteration for event in job.events("finished")] == [1] * 4
-    assert "fault 1: process-signal of rank 3 in sidecar-workload-1: killed by signal 9 (SIGKILL)" in job.text()
+    assert "fault 1: process-signal of rank 3 in torch-workload-1: killed by signal 9 (SIGKILL)" in job.text()
     assert "recovered 1: rung process" in job.text()
 
 
@@ -86,7 +86,7 @@ def test_encrypted_run_goes_on_with_its_authority_after_rendezvous_and_agent_wer
     page = [sys.executable, "-m", "unbroken", *shlex.split(command[1]), "-o", "json"]
     with subprocess.Popen(page, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["job"] == "sidecar-workload"
+        assert json.loads(process.stdout.readline())["job"] == "torch-workload"
         process.terminate()
     check_uninterrupted(job, before)
 
@@ -100,7 +100,7 @@ def check_refusals(job: Any) -> None:
     with pytest.raises(urllib.error.URLError) as caught:
         urllib.request.urlopen(urllib.request.Request(f"https://{listen}/v1/status", headers=right), timeout=30)
     assert isinstance(caught.value.reason, ssl.SSLCertVerificationError)
-    assert job.status()["job"] == "sidecar-workload"
+    assert job.status()["job"] == "torch-workload"
 
 
 def kill_and_wait(job: Any, part: str) -> None:

@@ -9,47 +9,19 @@ import pytest
 
 from unbroken.folders import lock_folder
 
-WORKLOAD = str(Path(__file__).with_name("memory_workload.py"))
-SHAPE = ("--pods", "2", "--ranks-per-pod", "2", "--memory", "8Mi", "--reconnect-timeout", "60")
-LIMIT_S = 400.0
+from .memory_runs import SHAPE, Calm, losses, restored, train
+
 pytestmark = pytest.mark.timeout(600)
 
 
-def train(start_job: Callable[..., Any], folder: Path, kind: str, *faults: str, shape: tuple[str, ...] = SHAPE) -> Any:
-    """Run the workload to its end; return the job."""
-    folder.mkdir()
-    # Without it MKL computes another last bit where a tensor's memory begins elsewhere.
-    os.environ["MKL_CBWR"] = "COMPATIBLE"
-    job = start_job(*shape, workload="wrapped", command=[WORKLOAD, kind, str(folder), *faults])
-    assert job.process.wait(LIMIT_S) == 0, job.text()
-    return job
-
-
-def losses(folder: Path) -> dict[tuple[int, int], set[str]]:
-    """Return all losses that were computed, by rank and step."""
-    found: dict[tuple[int, int], set[str]] = {}
-    for line in (folder / "losses").read_text().splitlines():
-        _, rank, step, bits = line.split()
-        found.setdefault((int(rank), int(step)), set()).add(bits)
-    return found
-
-
-def restored(folder: Path) -> dict[int, set[str]]:
-    """Return the steps that were restored in each iteration: one, if all ranks agreed."""
-    found: dict[int, set[str]] = {}
-    for line in (folder / "restored").read_text().splitlines():
-        iteration, _, _, step = line.split()
-        found.setdefault(int(iteration), set()).add(step)
-    return found
-
-
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
-def test_every_loss_is_that_of_a_run_without_faults(start_job: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+def test_every_loss_is_that_of_a_run_without_faults(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path, kind: str
+) -> None:
     """Exception, killed worker, each point of a save, killed keeper: the losses are the same bit by bit."""
-    train(start_job, tmp_path / "calm", kind)
     faults = ["raise:0:1:3", "kill:1:2:5", "begun:2:0:6", "copied:3:3:6", "half-sealed:4:1:6", "sealed:5:2:8"]
     train(start_job, tmp_path / "broken", kind, *faults, "kill-keeper:6:0:9", "raise:6:1:11")
-    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert losses(tmp_path / "broken") == calm(kind)
     steps = restored(tmp_path / "broken")
     assert steps.pop(0) == {"None"}
     assert all(len(step) == 1 and step != {"None"} for step in steps.values()), steps
@@ -57,13 +29,12 @@ def test_every_loss_is_that_of_a_run_without_faults(start_job: Callable[..., Any
 
 
 def test_a_worker_that_is_killed_in_a_load_leaves_a_load_for_the_next_one(
-    start_job: Callable[..., Any], tmp_path: Path
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path
 ) -> None:
     """At each point: found, verified, half copied, copied but not told to the keeper."""
-    train(start_job, tmp_path / "calm", "fsdp2")
     faults = ["raise:0:1:7", "found:1:2:0", "verified:2:3:0", "half-read:3:1:0", "read:4:0:0"]
     train(start_job, tmp_path / "broken", "fsdp2", *faults)
-    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert losses(tmp_path / "broken") == calm("fsdp2")
     steps = restored(tmp_path / "broken")
     assert steps.pop(0) == {"None"}
     # All of them go back to the one step; a rank that was killed notes nothing.
@@ -79,20 +50,22 @@ def test_a_restarted_agent_and_its_keeper_find_the_checkpoints_again(
     assert restored(tmp_path / "broken")[1] in ({"4"}, {"6"})
 
 
-def test_a_flipped_bit_sends_all_ranks_to_the_step_before(start_job: Callable[..., Any], tmp_path: Path) -> None:
-    train(start_job, tmp_path / "calm", "fsdp2")
+def test_a_flipped_bit_sends_all_ranks_to_the_step_before(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path
+) -> None:
     job = train(start_job, tmp_path / "broken", "fsdp2", "corrupt:0:1:7", "raise:1:0:11")
-    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert losses(tmp_path / "broken") == calm("fsdp2")
     assert restored(tmp_path / "broken")[1] == {"4"}
     assert "differ from what was sealed" in job.text()
     # The step that was given up is void; what came after it counts.
     assert restored(tmp_path / "broken")[2] in ({"8"}, {"10"})
 
 
-def test_a_spare_reads_the_shards_of_a_lost_pod_on_the_same_host(start_job: Callable[..., Any], tmp_path: Path) -> None:
-    train(start_job, tmp_path / "calm", "fsdp2")
+def test_a_spare_reads_the_shards_of_a_lost_pod_on_the_same_host(
+    start_job: Callable[..., Any], calm: Calm, tmp_path: Path
+) -> None:
     train(start_job, tmp_path / "broken", "fsdp2", "kill-pod:0:2:7", shape=(*SHAPE, "--spares", "1"))
-    assert losses(tmp_path / "broken") == losses(tmp_path / "calm")
+    assert losses(tmp_path / "broken") == calm("fsdp2")
     assert restored(tmp_path / "broken")[1] in ({"4"}, {"6"})
 
 

@@ -380,9 +380,11 @@ class Checkpoints:
         """Put what can be into a place, and count the rest."""
         for holding in holdings:
             key = StepKey(holding.iteration, holding.term, holding.step, holding.world_size)
+            may_be = self._may_be(reporter, key)
             for rank, layout, data in holding.shards:
-                if self._may_hold(reporter, uid, key, rank, HeldShard(layout, data)):
-                    place.shards.setdefault(key, {})[rank] = HeldShard(layout, data)
+                digests = HeldShard(layout, data)
+                if may_be and self._may_hold(uid, key, rank, digests):
+                    place.shards.setdefault(key, {})[rank] = digests
                 else:
                     self.num_refused += 1
         for key in sorted(place.shards)[:-MAX_STEPS_OF_PLACE]:
@@ -400,10 +402,11 @@ class Checkpoints:
             if copy.owner == uid or not self.claims.may_report(uid, copy.owner):
                 self.num_refused += len(copy.shards)
                 continue
+            may_be = self._may_be(reporter, key)
             for rank, layout, data in copy.shards:
                 digests = HeldShard(layout, data, copy.owner)
                 is_told = rank in place.shards.get(key, ())
-                if is_told or not data or not self._may_hold(reporter, uid, key, rank, digests):
+                if is_told or not data or not may_be or not self._may_hold(uid, key, rank, digests):
                     self.num_refused += 1
                 elif self._is_vouched(reporter, key, rank, digests):
                     place.shards.setdefault(key, {})[rank] = digests
@@ -424,10 +427,13 @@ class Checkpoints:
         others = {} if step is None else step.holders.get(rank, {})
         return any(other.content == digests.content for holder, other in others.items() if holder != reporter.uid)
 
-    def _may_hold(self, reporter: ReportingPod, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
-        if not 0 <= rank < key.world_size <= reporter.most_ranks or not 0 <= key.iteration <= reporter.last_iteration:
-            return False
-        if self.is_void(key):
+    def _may_be(self, reporter: ReportingPod, key: StepKey) -> bool:
+        """Return whether a pod can have any shard of this step."""
+        is_possible = key.world_size <= reporter.most_ranks and 0 <= key.iteration <= reporter.last_iteration
+        return is_possible and not self.is_void(key)
+
+    def _may_hold(self, place: str, key: StepKey, rank: int, digests: HeldShard) -> bool:
+        if not 0 <= rank < key.world_size:
             return False
         world, owner = self._worlds.get(key.iteration), digests.owner or place
         if world is not None and world.seats.get(rank, owner) != owner:
