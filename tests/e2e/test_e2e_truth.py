@@ -5,6 +5,7 @@ UNBROKEN_TRUTH_SECONDS=600 UNBROKEN_TRUTH_SEED=7   for longer, and another order
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -262,6 +263,11 @@ def test_the_ledger_finds_a_lie_and_counts_no_time_without_a_processor() -> None
     for _ in range(3):
         off.look(Facts(True, True, 2, 1), says, 1.0)
     assert off.longest_s == {"condition PodsReady: all run, though one does not": 2.0}
+    fewer = Ledger()
+    for state in ("Running", "Recovering"):
+        fewer.look(Facts(True, True, 1, 2), dataclasses.replace(says, state=state), 1.0)
+    assert set(fewer.longest_s) == {"column Active: more than there are"}
+    assert fewer.since_s == {}
     well = Ledger()
     well.look(Facts(True, True, 2, 2), says, 1.0)
     assert (well.longest_s, json.dumps(sorted(well.states))) == ({}, '["Running"]')

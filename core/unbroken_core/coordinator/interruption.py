@@ -199,6 +199,7 @@ def _situation(job: JobState, phase: Interrupted, newcomers: Newcomers, now_s: f
         num_barren=job.history.num_barren,
         no_progress_limit=settings.no_progress_limit,
         num_same=job.history.num_same,
+        has_exited=job.history.has_exited,
         culprit="" if job.history.running is None else job.history.running.culprit.text,
     )
     return situation, phase

@@ -32,6 +32,10 @@ _ASKS = "asks all ranks what they do"
 _HEIGHT = {rung: number for number, rung in enumerate(Rung)}
 
 
+_EXIT = "SystemExit: "
+"""How the fault of `sys.exit` with another code than 0 begins."""
+
+
 @dataclass(frozen=True)
 class FaultRecord:
     """One fault that the coordinator collected."""
@@ -252,6 +256,15 @@ class History:
         if last is not None and last.ended_s is not None:
             self.num_changes += 1
             last.add_phase(Phase.FIRST_PROGRESS, now_s - last.ended_s)
+
+    @property
+    def has_exited(self) -> bool:
+        """Whether each rank of the world left the function by `sys.exit`: the script gives up, everywhere."""
+        incident = self.running
+        if incident is None or len(incident.faults) < max(incident.world_size_before, 1):
+            return False
+        faults = incident.faults.values()
+        return all(item.cause is Cause.BASE_EXCEPTION and item.detail.startswith(_EXIT) for item in faults)
 
     @property
     def num_barren(self) -> int:

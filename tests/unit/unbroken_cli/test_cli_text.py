@@ -229,6 +229,8 @@ def lease(**spec: Any) -> dict[str, Any]:
         pytest.param(None, "", "its Lease unbroken-system/unbroken is gone", id="gone"),
         pytest.param(lease(holderIdentity=""), ANSWERED_AT, "nobody holds its Lease", id="released"),
         pytest.param(lease(renewTime="2026-01-01T00:18:00Z"), ANSWERED_AT, "120 s ago", id="silent"),
+        pytest.param(lease(renewTime="2026-01-01T00:19:48Z"), ANSWERED_AT, "", id="a successor may take over"),
+        pytest.param(lease(renewTime="2026-01-01T00:19:47Z"), ANSWERED_AT, "13 s ago", id="and has not: within 15 s"),
         pytest.param(
             lease(renewTime="2026-01-01T00:18:00Z", leaseDurationSeconds="x"), ANSWERED_AT, "120 s ago", id="garbage"
         ),

@@ -754,6 +754,31 @@ def test_without_a_limit_only_a_fault_that_comes_back_word_by_word_fails_the_job
     assert "the same fault came 11 times in a row" in status.message
 
 
+@pytest.mark.parametrize(
+    ("num_exits", "is_over"),
+    [
+        pytest.param(4, True, id="all ranks: the script gives up"),
+        pytest.param(1, False, id="one rank: a fault like any other"),
+    ],
+)
+def test_a_script_that_leaves_by_sys_exit_on_all_ranks_is_run_once_more(num_exits: int, is_over: bool) -> None:
+    bench = Bench(replace(SETTINGS, spares=0, timeouts=Timeouts(heartbeat_s=1000.0)))
+    bench.run("p0", "p1")
+    places = [(pod, local) for pod in ("p0", "p1") for local in (0, 1)][:num_exits]
+    for iteration in range(2):
+        bench.all_are(RUNNING, iteration, "p0", "p1")
+        for pod, local in places:
+            fault = Fault(Cause.BASE_EXCEPTION, iteration, "SystemExit: 3")
+            bench.worker(pod, local, STOPPING, fault)
+        bench.all_are(READY, iteration, "p0", "p1")
+    status = bench.status()
+    assert (status.phase is JobPhase.FAILED) is is_over
+    if is_over:
+        assert status.reason is Reason.NO_PROGRESS
+        assert status.message.startswith("all ranks called sys.exit, 2 times in a row")
+        assert status.message.endswith("raise an exception where a restart may help")
+
+
 def test_faults_with_progress_between_them_are_recovered_without_end() -> None:
     bench = Bench(replace(SETTINGS, spares=0, no_progress_limit=3, timeouts=Timeouts(heartbeat_s=1000.0)))
     bench.run("p0", "p1")
