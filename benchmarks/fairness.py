@@ -1,6 +1,6 @@
 """What hostile jobs cost honest ones, on a real API server whose kubeconfig is given.
 
-    python benchmarks/fairness.py --kubeconfig PATH [--hostile 50] [--honest 200] [--without-bars]
+    python benchmarks/fairness.py --kubeconfig PATH [--hostile 50] [--honest 200] [--lost 20] [--without-bars]
 
 Pods are objects only: this process says that they run, and answers for the rendezvous of honest jobs. Those of hostile
 jobs are served by another process, and answer in every way that harms: at once, with megabytes, with garbage, with
@@ -37,7 +37,6 @@ from unbroken_operator.adapters.lease import API_VERSION as LEASES
 from unbroken_operator.api import layout
 
 LEASE_S = 8
-NUM_LOST = 20
 REPLICAS = 2
 KUBELET_S = 0.05
 """Between two looks of the process that stands in for all kubelets."""
@@ -200,7 +199,7 @@ async def compare(bench: Bench, arguments: argparse.Namespace) -> tuple[list[Row
     """Measure honest jobs alone, then beside hostile ones."""
     seen = Seen()
     num_honest, num_hostile = arguments.honest, arguments.hostile
-    num_lost = min(NUM_LOST, num_honest)
+    num_lost = arguments.lost
     async with bench.rendezvous.serving(HONEST), hostile_rendezvous(), operator(bench) as (running, port):
         kubelets = Kubelets(bench)
         tasks = [asyncio.create_task(kubelets.run()), asyncio.create_task(watch_lease(bench, seen))]
@@ -270,6 +269,7 @@ def main() -> int:
     parser.add_argument("--kubeconfig", type=Path, required=True, help="of an API server for tests")
     parser.add_argument("--honest", type=int, default=200, help="honest jobs of 2 pods (default: 200)")
     parser.add_argument("--hostile", type=int, default=50, help="hostile jobs of all kinds in turn (default: 50)")
+    parser.add_argument("--lost", type=int, default=20, help="pods that are lost, each time (default: 20)")
     parser.add_argument("--seconds", type=float, default=40.0, help="how long they meet (default: 40)")
     parser.add_argument("--without-bars", action="store_true", help="on a busy machine: do not judge times")
     arguments = parser.parse_args()

@@ -24,6 +24,7 @@ from unbroken_core.checkpoints import (
     MAX_SOURCES,
 )
 from unbroken_core.findings import MAX_FINDINGS
+from unbroken_core.names import NAME
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
 
 MAX_NUMBER = (1 << 53) - 1
@@ -132,6 +133,8 @@ _LOCAL_RANK = Number(-1, MAX_RANKS_PER_POD - 1)
 _PORT = Number(0, (1 << 16) - 1)
 _SIGNAL = Number(0, 64)
 _NAME = Text(MAX_NAME)
+_OF_KUBERNETES = Text(253, NAME.pattern, "a name of Kubernetes")
+"""Who somebody is, in reports too. An operator refuses a report with any other name in it."""
 _SENTENCE = Text(MAX_SENTENCE)
 _HOST = Text(253, r"[A-Za-z0-9._:%\[\]-]*", "a host's name or address")
 """It becomes MASTER_ADDR of other pods' processes, which no environment with a NUL in it would let start."""
@@ -144,8 +147,8 @@ BOUNDS: dict[str, Bound] = {
     # Who: pods, places, processes.
     "protocol": _COUNT,
     "job": _NAME,
-    "pod": _NAME,
-    "pod_uid": _NAME,
+    "pod": _OF_KUBERNETES,
+    "pod_uid": _OF_KUBERNETES,
     "node": _NAME,
     "session": _NAME,
     "role": Text(MAX_NAME),
@@ -226,7 +229,7 @@ BOUNDS: dict[str, Bound] = {
     # What checks of devices find.
     "findings": Items(MAX_FINDINGS),
     "num_dropped": _COUNT,
-    "check": Text(40, r"[a-z0-9_-]*", "small letters, digits, - and _"),
+    "check": Text(40, r"([a-z0-9]([a-z0-9_-]*[a-z0-9])?)?", "small letters, digits, - and _"),
     "entity": Text(128),
     "Finding.code": Text(64, r"[A-Za-z0-9_.-]*", "letters, digits, -, _ and ."),
     "action": Text(100),

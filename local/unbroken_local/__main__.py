@@ -3,6 +3,7 @@
 unbroken local up --nodes FILE      start it; prints the KUBECONFIG to export
 unbroken local status               what runs
 unbroken local node fail NAME       a node dies: its processes are killed, its lease is not renewed
+unbroken local node silence NAME    its kubelet falls silent: its processes run on, its lease is not renewed
 unbroken local node recover NAME    it comes back
 unbroken local down                 end it, and every process of its pods
 """
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from unbroken_core.conventions.console import run_command
@@ -83,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("down", _down, "end the cluster and every process of its pods")
     add("status", _status, "say what runs")
-    node = commands.add_parser("node", help="make a node fail or recover")
-    node.add_argument("action", choices=("fail", "recover"))
+    node = commands.add_parser("node", help="make a node fail, fall silent or recover")
+    node.add_argument("action", choices=("fail", "silence", "recover"))
     node.add_argument("name")
     node.add_argument("--dir", type=Path, default=DEFAULT_DIRECTORY, help="the cluster's folder (%(default)s)")
     node.set_defaults(run=_node)
@@ -266,14 +268,18 @@ def _status(arguments: argparse.Namespace) -> int:
     if isinstance(nodes, list):
         width = max(len(node["name"]) for node in nodes)
         for node in nodes:
-            print(f"{node['name']:{width}}  {'down' if node['isDown'] else 'up  '}  {' '.join(node['pods'])}".rstrip())
+            print(f"{node['name']:{width}}  {_how_is(node):6}  {' '.join(node['pods'])}".rstrip())
     return 0
 
 
 def _node(arguments: argparse.Namespace) -> int:
     answer = _ask(arguments, "POST", f"/nodes/{arguments.name}/{arguments.action}")
-    print(f"{answer['name']} is {'down' if answer['isDown'] else 'up'}", file=sys.stderr)
+    print(f"{answer['name']} is {_how_is(answer)}", file=sys.stderr)
     return 0
+
+
+def _how_is(node: Mapping[str, object]) -> str:
+    return "down" if node["isDown"] else "silent" if node["isSilent"] else "up"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ ANSWER_LIMIT_S = 30.0
 
 
 class ControlServer:
-    """Serves /status, /nodes/NAME/fail, /nodes/NAME/recover and /shutdown. An async context manager."""
+    """Serves /status, /nodes/NAME/fail (silence, recover) and /shutdown. An async context manager."""
 
     def __init__(
         self, short: Path, cluster: LocalCluster, shut_down: Callable[[], None], facts: dict[str, str]
@@ -30,7 +30,7 @@ class ControlServer:
         self._facts = facts
         app = web.Application()
         app.router.add_get("/status", self._status)
-        app.router.add_post("/nodes/{name}/{action:fail|recover}", self._node)
+        app.router.add_post("/nodes/{name}/{action:fail|silence|recover}", self._node)
         app.router.add_post("/shutdown", self._shutdown)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
@@ -49,7 +49,12 @@ class ControlServer:
 
     async def _status(self, _: web.Request) -> web.Response:
         nodes = [
-            {"name": name, "isDown": node.is_down, "pods": sorted(r.spec.name for r in node.pods.values())}
+            {
+                "name": name,
+                "isDown": node.is_down,
+                "isSilent": node.is_silent,
+                "pods": sorted(r.spec.name for r in node.pods.values()),
+            }
             for name, node in self._cluster.nodes.items()
         ]
         return web.json_response({**self._facts, "nodes": nodes})
@@ -63,9 +68,11 @@ class ControlServer:
             )
         if request.match_info["action"] == "fail":
             node.fail()
+        elif request.match_info["action"] == "silence":
+            node.fall_silent()
         else:
             node.recover()
-        return web.json_response({"name": node.spec.name, "isDown": node.is_down})
+        return web.json_response({"name": node.spec.name, "isDown": node.is_down, "isSilent": node.is_silent})
 
     async def _shutdown(self, _: web.Request) -> web.Response:
         self._shut_down()

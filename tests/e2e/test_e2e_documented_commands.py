@@ -33,7 +33,7 @@ NOT_HERE = {
     r"kubectl get prometheus": "needs the Prometheus Operator",
     r"chrt ": "a benchmark, and the right to real-time priority",
     r"torchrun .*--rdzv-backend": "needs several hosts: tests/integration/torchrun runs it on one",
-    r"torchrun --nproc|srun |RANK=0 ": "needs hosts: tests/integration/inprocess/test_own_home.py has one",
+    r"torchrun --nproc|srun |RANK=0 ": "needs hosts: tests/integration/inprocess/test_standalone.py has one",
     r"unbroken run ": "tests/e2e/test_e2e_run.py runs it, with faults",
     r"unbroken inject ": "needs pods/exec, which the local cluster lacks: tests/integration/cli/test_inject_script.py",
     r"unbroken page ": "needs pods/portforward, which the local cluster lacks: tests/integration/cli/test_live_page.py",
@@ -256,3 +256,5 @@ def test_every_command_of_the_documents_works(reader: Reader, cluster: str) -> N
 def test_commands_that_cannot_run_here_are_shown_somewhere() -> None:
     shown = [command for page in pages() for command in commands(page)]
     assert [pattern for pattern in NOT_HERE if not any(re.match(pattern, command) for command in shown)] == []
+    tests = {path for reason in NOT_HERE.values() for path in re.findall(r"tests/[\w/.]+\.py", reason)}
+    assert sorted(path for path in tests if not (ROOT / path).is_file()) == []

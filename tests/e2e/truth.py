@@ -18,7 +18,7 @@ from unbroken_cli.commands.framework import as_json, now, read_job
 from unbroken_cli.errors import CommandError
 from unbroken_cli.text import status_lines
 from unbroken_core.errors import InputError
-from unbroken_local.demo.processes import read_processes
+from unbroken_local.demo.processes import Process, read_processes
 from unbroken_local.kube.client import ApiError, KubeClient
 
 from .e2e_bench import Bench
@@ -37,6 +37,8 @@ class Facts:
     has_operator: bool | None
     has_rendezvous: bool | None
     num_workers: int
+    num_pods: int
+    """Training pods of which something runs on this machine."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Words:
 
     state: str = ""
     running: str = ""
+    pods_ready: str = ""
     active: int | None = None
     text: str = ""
     json_state: str = ""
@@ -58,6 +61,8 @@ class Ledger:
 
     since_s: dict[str, float] = field(default_factory=dict)
     longest_s: dict[str, float] = field(default_factory=dict)
+    num_wanted: int = 2
+    """Training pods that the job wants."""
     num_looks: int = 0
     num_unclear: int = 0
     num_failed: int = 0
@@ -71,7 +76,7 @@ class Ledger:
         self.num_unclear += facts.has_operator is None or facts.has_rendezvous is None
         self.states.add(words.state)
         elapsed_s = min(elapsed_s, _CHARGED_S)
-        lies = set(_lies(facts, words))
+        lies = set(_lies(facts, words, self.num_wanted))
         self.since_s = {lie: self.since_s[lie] + elapsed_s if lie in self.since_s else 0.0 for lie in lies}
         for lie, age_s in self.since_s.items():
             self.longest_s[lie] = max(self.longest_s.get(lie, 0.0), age_s)
@@ -92,7 +97,7 @@ class Ledger:
         return "\n".join([seen, "longest time for which it was said and not so:", *rows])
 
 
-def _lies(facts: Facts, words: Words) -> Iterator[str]:
+def _lies(facts: Facts, words: Words, num_wanted: int) -> Iterator[str]:
     """Yield what is said and not so."""
     says_training = {
         "column State": words.state == "Running",
@@ -109,6 +114,8 @@ def _lies(facts: Facts, words: Words) -> Iterator[str]:
             yield f"{surface}: trains, without an operator"
         if is_said and facts.has_operator and facts.has_rendezvous and facts.num_workers == 0:
             yield f"{surface}: trains, without a worker"
+    if words.pods_ready == "True" and facts.has_operator and facts.num_pods < num_wanted:
+        yield "condition PodsReady: all run, though one does not"
     if not (facts.has_operator and facts.has_rendezvous):
         return
     if words.active is not None and words.active > facts.num_workers:
@@ -136,7 +143,9 @@ class Witness:
         stopped = set(self.stopped)
         facts, words = await asyncio.gather(self._facts(), self._words())
         if stopped != self.stopped:
-            return Facts(None, None, facts.num_workers), words  # It changed in between: of one of both, not of both.
+            return Facts(
+                None, None, facts.num_workers, facts.num_pods
+            ), words  # It changed in between: of one of both, not of both.
         return facts, words
 
     async def pods(self) -> list[dict[str, Any]]:
@@ -153,16 +162,16 @@ class Witness:
 
     async def _facts(self) -> Facts:
         pods = await self.pods()
-        leader, uids = _leader(pods), {pod["metadata"]["uid"] for pod in pods}
+        leader, trainers = _leader(pods), {pod["metadata"]["uid"] for pod in pods if _component(pod) == "trainer"}
         operator, rendezvous, found = await asyncio.gather(
             answers(f"http://127.0.0.1:{self._bench.metrics_port}/healthz"),
             _never() if leader is None else answers(f"http://{leader['status']['podIP']}:29601/healthz"),
-            asyncio.to_thread(workers, uids),
+            asyncio.to_thread(_running, trainers),
         )
         return Facts(
             False if "operator" in self.stopped else operator,
             False if "rendezvous" in self.stopped else rendezvous,
-            len(found),
+            *found,
         )
 
     async def _words(self) -> Words:
@@ -176,6 +185,7 @@ class Witness:
         return Words(
             status.get("state", ""),
             conditions.get("Running", ""),
+            conditions.get("PodsReady", ""),
             (status.get("ranks") or {}).get("active"),
             status_lines(record, now())[0].partition(": ")[2],
             told["state"],
@@ -196,14 +206,28 @@ async def _never() -> bool:
 
 
 def _leader(pods: list[dict[str, Any]]) -> dict[str, Any] | None:
-    found = [pod for pod in pods if pod["metadata"]["labels"]["unbroken.dev/component"] == "rendezvous"]
+    found = [pod for pod in pods if _component(pod) == "rendezvous"]
     there = [pod for pod in found if pod.get("status", {}).get("podIP") and not _is_ending(pod)]
     return there[-1] if there else None
 
 
+def _component(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["labels"]["unbroken.dev/component"])
+
+
 def workers(pod_uids: set[str]) -> list[int]:
     """Return the pids of the job's workers on this machine: those that a launcher has started."""
+    return _workers(read_processes(), pod_uids)
+
+
+def _running(pod_uids: set[str]) -> tuple[int, int]:
+    """Return how many workers these pods have on this machine, and of how many of the pods something runs."""
     processes = read_processes()
+    there = {process.environment.get("UNBROKEN_POD_UID") for process in processes.values()}
+    return len(_workers(processes, pod_uids)), len(pod_uids & there)
+
+
+def _workers(processes: dict[int, Process], pod_uids: set[str]) -> list[int]:
     found = {
         pid
         for pid, process in processes.items()

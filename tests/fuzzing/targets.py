@@ -29,6 +29,8 @@ from unbroken.agent.decisions.events import (
     SendToRendezvous,
     SendToWorker,
     Ticked,
+    WatchLost,
+    WatchReported,
     WorkerAttached,
     WorkerDied,
     WorkerLost,
@@ -49,6 +51,8 @@ from unbroken_core.coordinator.events import (
 )
 from unbroken_core.coordinator.events import Event as CoordinatorEvent
 from unbroken_core.errors import WireError
+from unbroken_core.findings import Health
+from unbroken_core.layers import Layer
 from unbroken_core.messages import (
     PROTOCOL,
     AgentMessage,
@@ -65,14 +69,16 @@ from unbroken_core.pod.pod_messages import Attach, Processes, ToLauncher, ToWork
 from unbroken_core.pod.stacks import parse_stack
 from unbroken_core.pod.stamps import WorkerStamps
 from unbroken_core.reasons import JobPhase, RankReason, Role, Rung, WorkerPhase
-from unbroken_core.settings import JobSettings, RungBudget, Timeouts
-from unbroken_core.torchrun_rounds.messages import NodeReport
+from unbroken_core.settings import HealthMode, JobSettings, RungBudget, Timeouts
+from unbroken_core.torchrun_rounds.messages import NodeReport, Rejected, Standing
 from unbroken_core.torchrun_rounds.rounds import RunRounds, SendToNode
+from unbroken_operator.decisions.limits.report import read_report, report_limits
 
 _PLAN_REASONS = tuple(reason.value for reason in RankReason)
 _PROCESS_RUNGS = (RungBudget(Rung.PROCESS), RungBudget(Rung.POD), RungBudget(Rung.WORLD))
 _RESET_EVERY = 3000
 _OVER = (JobPhase.COMPLETE, JobPhase.FAILED)
+_PODS = ("p0", "p1", "p2", "p3")
 
 
 class Target(ABC):
@@ -123,6 +129,14 @@ class Target(ABC):
             self.took_s += time.thread_time() - started_s
 
 
+def check_own(message: object, expected: Any) -> None:
+    """Raise AssertionError where its receiver would refuse a message of ours: a WireError would pass for a refusal."""
+    try:
+        wire.decode(wire.encode(message), expected)
+    except WireError as error:
+        raise AssertionError(f"its receiver refuses {message!r:.400}: {error}") from error
+
+
 class CoordinatorTarget(Target):
     """A job's coordinator, its agents, and its operator."""
 
@@ -141,6 +155,8 @@ class CoordinatorTarget(Target):
             max_faults_per_rank=source.choice((None, 3)),
             no_progress_limit=None,
             timeouts=Timeouts(startup_s=source.choice((60.0, 6000.0))),
+            health=source.choice((HealthMode.OBSERVE, HealthMode.ACT)),
+            layers=source.choice(((), (Layer("rack", "l/rack"),))),
         )
         self.now_s = 0.0
         self.coordinator = Coordinator(self.settings, 0.0)
@@ -170,6 +186,7 @@ class CoordinatorTarget(Target):
             self._observe()
         else:
             self._pass(self.source.choice((0.1, 1.0, 6.0, 40.0, 130.0)))
+            self._show()
 
     def _speaker(self, pod: str) -> Speaker:
         term, iteration = self.coordinator.past
@@ -189,7 +206,7 @@ class CoordinatorTarget(Target):
         return Speaker(self.source, usual)
 
     def _join(self) -> None:
-        pod = self.source.choice(("p0", "p1", "p2", "p3"))
+        pod = self.source.choice(_PODS)
         is_honest = self.source.random() < 0.5
         text = wire.encode(self._honest_hello(pod)) if is_honest else self._speaker(pod).say(Hello)
         hello = self.decode(text, Hello)
@@ -257,6 +274,17 @@ class CoordinatorTarget(Target):
         self.now_s += seconds
         self.act(Tick())
 
+    def _show(self) -> None:
+        """Let the operator read the report. What it refused would be a job that went silent for one pod's words."""
+        settings = self.settings
+        size = {"replicas": settings.replicas, "spares": {"count": settings.spares}}
+        limits = report_limits({**size, "ranksPerPod": settings.ranks_per_pod}, len(_PODS))
+        status = self.coordinator.status(self.now_s, lambda _seconds: "2026-01-01T00:00:00.5Z")
+        try:
+            read_report(wire.encode(status).encode(), limits)
+        except WireError as error:
+            raise AssertionError(f"the operator refuses the report: {error}") from error
+
     def act(self, event: CoordinatorEvent) -> None:
         """Let the coordinator take an event, and check what it does."""
         self.now_s += 0.001
@@ -276,7 +304,7 @@ class CoordinatorTarget(Target):
             if self.pods.pop(action.session, None) is not None:
                 self.act(AgentDisconnected(action.session))
             return
-        wire.decode(wire.encode(action.message), RendezvousMessage)
+        check_own(action.message, RendezvousMessage)
         if pod is not None and isinstance(action.message, Plan):
             self.plans[pod], self.is_interrupted[pod] = action.message, False
         elif pod is not None and isinstance(action.message, Interrupt):
@@ -312,11 +340,11 @@ class AgentTarget(Target):
             raise AssertionError(f"settling twice changed something after {event!r}")
         for action in actions:
             if isinstance(action, SendToRendezvous):
-                wire.decode(wire.encode(action.message), AgentMessage)
+                check_own(action.message, AgentMessage)
             elif isinstance(action, SendToWorker):
-                wire.decode(wire.encode(action.message), ToWorker)
+                check_own(action.message, ToWorker)
             elif isinstance(action, SendToLauncher):
-                wire.decode(wire.encode(action.message), ToLauncher)
+                check_own(action.message, ToLauncher)
 
     def _event(self) -> Event:
         source, plan = self.source, self.member.instructions.plan
@@ -342,7 +370,11 @@ class AgentTarget(Target):
                 raise WireError(impossible)
             return WorkerReported(rank, numbers[rank], report)
         if what < 0.45:
-            return LauncherReported(self.decode(speaker.say(Processes), Processes))
+            if source.random() < 0.25:
+                message: Event = WatchReported(self.decode(speaker.say(Health), Health))
+            else:
+                message = LauncherReported(self.decode(speaker.say(Processes), Processes))
+            return message
         if what < 0.7:
             usual = {**usual, "role": tuple(role.value for role in Role), "over": (-1, iteration - 1)}
             speaker = Speaker(source, usual)
@@ -352,7 +384,7 @@ class AgentTarget(Target):
         if what < 0.88:
             attach: Attach = self.decode(speaker.say(Attach), Attach)
             return WorkerAttached(replace(attach, local_rank=rank))
-        others = (LauncherAttached(), LauncherLost(), Connected(), Connected(), Disconnected())
+        others = (LauncherAttached(), LauncherLost(), WatchLost(), Connected(), Connected(), Disconnected())
         return source.choice((*others, WorkerLost(rank, numbers[rank]), WorkerDied(rank, numbers[rank])))
 
     def _slot(self, rank: int, incarnation: int, iteration: int) -> WorkerStamps:
@@ -411,7 +443,7 @@ class RoundsTarget(Target):
             self.took_s += time.thread_time() - started_s
         for action in actions:
             if isinstance(action, SendToNode):
-                wire.encode(action.message)
+                check_own(action.message, Standing | Rejected)
         if self.rounds.is_over(self.now_s):
             self.reset()
 

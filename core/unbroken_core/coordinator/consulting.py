@@ -16,6 +16,7 @@ from unbroken_core.coordinator.state.members import Newcomers
 from unbroken_core.coordinator.state.phases import Consultation, Consulting, Forming, Interrupted, Objection
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.messages import Answer, Consult, Question
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import Outcome, Shortage, Worker
 from unbroken_core.reasons import Cause, JobPhase, Reason, Role, Rung
 from unbroken_core.recovery.history import FaultRecord
@@ -150,9 +151,10 @@ def _shortage(job: JobState, asked: Consultation, answer: Answer, world_size: in
     settings, num_ranks = job.settings, len(answer.workers)
     # As elsewhere, those count that the world's size cuts off.
     num_pods = len({asked.workers[number][0] for number in answer.workers})
-    what = f"the rank assignment of the script gives {num_ranks} workers of {num_pods} pods a rank"
+    workers, pods = counted(num_ranks, "worker"), counted(num_pods, "pod")
+    what = f"the rank assignment of the script gives {workers} of {pods} a rank"
     if num_pods < max(settings.minimum_replicas, 1):
-        limit = f"at least {settings.minimum_replicas} pods are wanted (minReplicas)"
+        limit = f"at least {counted(settings.minimum_replicas, 'pod is', 'pods are')} wanted (minReplicas)"
         return Shortage(num_pods, num_ranks, f"{what}, {limit}", is_objection=True)
     if world_size < 1:
         limit = f"a multiple of {job.rules.divisible_by} is wanted"

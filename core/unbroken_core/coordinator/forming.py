@@ -55,7 +55,7 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
     if now_s < deadline_s:
         adoption = replace(adoption, num_members=num_members)
         phase = replace(phase, adoption=adoption)
-        if not may_be_complete:
+        if not may_be_complete and not _is_nobody_to_come(job):
             return Wait(deadline_s, phase=phase)
     plans = [(member.uid, member.plan) for member in job.members.by_uid.values() if member.plan is not None]
     if not plans:
@@ -67,7 +67,7 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
         # A number may have been used again by a coordinator without memory: the last one holds.
         if plan.iteration == newest.iteration:
             places.update({part.rank: (uid, part.local_rank) for part in plan.ranks if part.rank is not None})
-    is_complete = all(rank in places for rank in range(newest.world_size))
+    is_complete = all(rank in places for rank in range(newest.world_size)) or _is_nobody_to_come(job)
     if was_ending(job, newest.world_size - len(places)):
         return Adopt(newest.iteration, newest.world_size, places, is_ending=True)
     if is_complete or now_s >= deadline_s:
@@ -76,6 +76,14 @@ def _decide_adoption(job: JobState, phase: Forming, adoption: Adoption, now_s: f
     adoption = replace(adoption, newest=(newest.iteration, newest.term), num_joins=0, num_awaited=num_awaited)
     message = f"takes over iteration {newest.iteration}: {len(places)} of {newest.world_size} ranks have come back"
     return Wait(deadline_s, StatusText(Reason.WAITING_FOR_PODS, message), replace(phase, adoption=adoption))
+
+
+def _is_nobody_to_come(job: JobState) -> bool:
+    """Whether each pod that may have ranks has come: the operator says that all others have ended, or never began."""
+    cluster = job.cluster
+    if cluster.num_running is None or not cluster.is_accounted:
+        return False
+    return all(cluster.pods[uid].is_ended or cluster.pods[uid].is_waiting for uid in job.members.absent)
 
 
 def _num_awaited(job: JobState, num_missing: int) -> int:

@@ -181,7 +181,7 @@ def _fence(job: JobState, hello: Hello) -> None:
 def _place(job: JobState, member: Member, hello: Hello) -> None:
     observed = job.cluster.pods.get(member.uid)
     if observed is not None:
-        member.gone = observed.gone
+        member.gone, member.node = observed.gone, observed.node or member.node
     planned = hello.plan.domains if hello.plan is not None else ()
     domains = (observed.domains if observed is not None else ()) or hello.domains or planned
     if job.script.names_domains:

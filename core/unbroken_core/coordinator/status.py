@@ -1,16 +1,29 @@
-"""The status of a job, as the coordinator reports it."""
+"""The status of a job, as the coordinator reports it.
 
+An operator reads a report of bounded size, with names of Kubernetes and times below thirty years, or none of it. What
+pods and scripts say has other bounds; so here it is put into those of a report, and no pod can silence its job.
+"""
+
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
+from unbroken_core.bounds import MAX_DETAIL, MAX_RANK_SECONDS, MAX_SECONDS
 from unbroken_core.checkpoints import MemoryStatus
 from unbroken_core.coordinator.memory.choosing import memory_status
 from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Forming, Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.findings import MAX_FINDINGS
-from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus
+from unbroken_core.messages import PROTOCOL, HealthStatus, JobStatus, PodFinding, PodStatus, Recovery, TimeSpent
+from unbroken_core.names import plain_domains, plain_name
 from unbroken_core.reasons import JobPhase, Spent
+
+_MAX_TEXTS = 256 << 10
+"""Bytes of JSON of all findings, and of the details and stacks of all recoveries."""
+_WIDEST = 12
+"""Bytes of JSON that one character may take."""
+_SHORT = 100
 
 
 def build_pods(job: JobState) -> tuple[PodStatus, ...]:
@@ -46,15 +59,15 @@ def build_status(
         pods=pods,
         restarts_by_rung={rung.value: count for rung, count in job.history.by_rung.items() if count},
         restarts_by_cause={cause.value: count for cause, count in job.history.by_cause.items() if count},
-        recoveries=job.history.to_messages(wall),
+        recoveries=_fitting(tuple(map(_plain, job.history.to_messages(wall)))),
         max_step=job.progress.max_step,
         ettr=job.progress.ettr(now_s),
         refused=tuple(f"{pod}: {why}" for (_uid, pod), why in job.refused.items()),
         broken_spares=job.history.num_broken_spares,
         memory=_memory_status(job) if job.checkpoints.is_used else None,
-        gained_s=gained_s,
-        ran_for_s=ran_for_s,
-        time=job.progress.account.spent(now_s),
+        gained_s=min(gained_s, MAX_SECONDS),
+        ran_for_s=None if ran_for_s is None else min(ran_for_s, MAX_SECONDS),
+        time=_bounded(job.progress.account.spent(now_s)),
         health=_health_status(job) if job.health.by_uid else None,
     )
 
@@ -88,11 +101,50 @@ def _health_status(job: JobState) -> HealthStatus:
     table, members = job.health, job.members
     found = [(uid, finding) for uid, finding in table.findings() if uid in members.by_uid]
     found.sort(key=lambda item: (-item[1].verdict.severity, members.by_uid[item[0]].pod, item[1].entity))
-    shown = (
-        PodFinding(members.by_uid[uid].pod, members.by_uid[uid].node, finding) for uid, finding in found[:MAX_FINDINGS]
-    )
+    shown, left = [], _MAX_TEXTS
+    for uid, finding in found[:MAX_FINDINGS]:
+        left -= _size(finding.entity, finding.code, finding.action, finding.message)
+        if left < 0:
+            break
+        shown.append(PodFinding(members.by_uid[uid].pod, plain_name(members.by_uid[uid].node), finding))
     unchecked = tuple(sorted(table.unchecked.items())[:MAX_FINDINGS])
-    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.blame.held)
+    return HealthStatus(len(table.by_uid), tuple(shown), len(found), unchecked, table.blame.held[:MAX_DETAIL])
+
+
+def _plain(recovery: Recovery) -> Recovery:
+    """Return it with names that a status may have."""
+    node, domain = plain_name(recovery.node), plain_name(recovery.domain)
+    if (node, domain) == (recovery.node, recovery.domain):
+        return recovery
+    return replace(recovery, node=node, domain=domain)
+
+
+def _fitting(recoveries: tuple[Recovery, ...]) -> tuple[Recovery, ...]:
+    """Return them with the whole details and the stacks of the newest, as many as fit in a report."""
+    if _WIDEST * sum(len(text) for item in recoveries for text in (item.detail, *item.stack)) <= _MAX_TEXTS:
+        return recoveries
+    kept, left = [], _MAX_TEXTS
+    for item in reversed(recoveries):
+        left -= _size(item.detail, *item.stack)
+        kept.append(item if left >= 0 else replace(item, detail=item.detail[:_SHORT], stack=()))
+    return tuple(reversed(kept))
+
+
+def _size(*texts: str) -> int:
+    """Return the bytes of these texts as JSON."""
+    return len(json.dumps(texts))
+
+
+def _bounded(spent: TimeSpent | None) -> TimeSpent | None:
+    """Return it with no time that a status may not have: agents have a say in when a world was taken over."""
+    if spent is None or all(seconds <= MAX_SECONDS for seconds in vars(spent).values()):
+        return spent
+    return TimeSpent(
+        **{
+            name: min(value, MAX_RANK_SECONDS if name.endswith("_rank_s") else MAX_SECONDS)
+            for name, value in vars(spent).items()
+        }
+    )
 
 
 def _clock(time: str) -> str:
@@ -105,10 +157,10 @@ def _pod_status(job: JobState, member: Member) -> PodStatus:
     return PodStatus(
         pod=member.pod,
         uid=member.uid,
-        node=member.node,
+        node=plain_name(member.node),
         role=member.role,
         ranks=tuple(member.ranks[local_rank] for local_rank in sorted(member.ranks)),
-        domains=job.members.ranking.names(member.uid),
+        domains=plain_domains(job.members.ranking.names(member.uid)),
         workers=tuple(place.state.phase for place in member.places.values()),
         is_connected=member.session is not None,
         unfit=member.unfit,

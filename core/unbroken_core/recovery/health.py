@@ -7,6 +7,7 @@ degraded, unknown, what the script causes          none
 
 links of two pods in one domain                    the domain is blamed, and no pod of it
 strikes against two pods within BREAKER_S          the breaker opens: they may all be false, so none is believed
+MAX_BLAMED within BUDGET_S                         nobody is blamed any more: a trainer can forge findings in each pod
 """
 
 from collections.abc import Collection, Mapping
@@ -16,6 +17,9 @@ from unbroken_core.findings import Finding, Health, Verdict
 from unbroken_core.plurals import counted
 
 BREAKER_S = 300.0
+MAX_BLAMED = 4
+BUDGET_S = 3600.0
+"""So many pods of one job are blamed in this time. In a fleet of 16,384 GPUs five a day break."""
 SWITCH_S = 5.0
 """For so long a link that is down waits for others of its domain, before its own pod is blamed."""
 LINK_CHECKS = frozenset(("ports", "network"))
@@ -77,11 +81,13 @@ def assess(
     domains: Mapping[str, str],
     believed: Collection[str],
     recent: Collection[str],
+    num_lately: int = 0,
 ) -> Blame:
     """Return who is blamed.
 
     `domains`: the innermost domain of each pod, "" where there is none or it is not known. `believed`: pods that are
     blamed already, and stay so while something speaks against them. `recent`: pods that were blamed not long ago.
+    `num_lately`: how often one was within BUDGET_S.
     """
     shared: dict[str, list[str]] = {}
     for uid, strike in strikes.items():
@@ -101,4 +107,7 @@ def assess(
             f"findings speak against {counted(num, 'pod')} within {BREAKER_S / 60:.0f} min, which may be a false alarm"
         )
         return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, f"{text}: no ranks move for it"))))
+    if fresh and num_lately >= MAX_BLAMED:
+        text = f"findings have moved {counted(num_lately, 'pod')} within {BUDGET_S / 60:.0f} min: no more for now"
+        return Blame(kept, tuple(sorted(of_domain)), "; ".join(filter(None, (held, text))))
     return Blame({**kept, **fresh}, tuple(sorted(of_domain)), held)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, Union
 
+from unbroken_core.plurals import counted
 from unbroken_core.ranks.worlds import Outcome, Shortage, World
 from unbroken_core.reasons import Reason, Rung
 
@@ -254,7 +255,8 @@ def _fail(view: Situation) -> Fail:
     if view.hopeless:
         return Fail(Reason.FAILED_BEFORE_READY, f"no process gets ready any more: {view.hopeless}{why}")
     if view.num_living_pods < view.minimum_replicas:
-        message = f"{view.num_living_pods} pods are left, at least {view.minimum_replicas} are wanted{why}"
+        left = counted(view.num_living_pods, "pod is", "pods are")
+        message = f"{left} left, at least {view.minimum_replicas} wanted{why}"
         return Fail(Reason.BELOW_MINIMUM, message)
     if view.is_job_rung:
         return Fail(Reason.RECOVERY_TIMEOUT, f"all processes were started again, too few got ready in time{why}")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from unbroken_core.plurals import counted
 from unbroken_core.torchrun_rounds.messages import Limits
 
 
@@ -58,16 +59,19 @@ class NotYet:
 def decide_round(forming: FormingRound, now_s: float) -> tuple[str, ...] | NotYet:
     """Return the nodes of the next round, index = rank; or what it waits for."""
     limits, num_candidates = forming.limits, len(forming.candidates)
+    here = counted(num_candidates, "node is", "nodes are")
     away = [candidate for candidate in forming.candidates if not candidate.is_connected]
     if forming.num_pending and now_s < forming.pending_until_s:
-        return NotYet(forming.pending_until_s, f"{forming.num_pending} nodes of the round before are to come")
+        return NotYet(
+            forming.pending_until_s, f"{counted(forming.num_pending, 'node')} of the round before still to come"
+        )
     if forming.enough_since_s is None or num_candidates < limits.min_nodes:
-        return NotYet(math.inf, f"{num_candidates} nodes are here, want {limits.min_nodes}")
+        return NotYet(math.inf, f"{here} here, want {limits.min_nodes}")
     if away:
         return NotYet(math.inf, f"{away[0].name} has lost its connection")
     last_call_s = forming.enough_since_s + limits.last_call_s
     if num_candidates < limits.max_nodes and not _is_complete(forming) and now_s < last_call_s:
-        return NotYet(last_call_s, f"{num_candidates} nodes are here, which is enough: last call for more")
+        return NotYet(last_call_s, f"{here} here, which is enough: last call for more")
     return order_ranks(forming.candidates, limits.max_nodes)
 
 

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Union
 
+from unbroken_core.plurals import counted
 from unbroken_core.torchrun_rounds.forming import NotYet, decide_round
 from unbroken_core.torchrun_rounds.messages import Departure, Intent, Limits, NodeReport, Rejected, ToNode, check_report
 from unbroken_core.torchrun_rounds.state import Node, RoundPhase, RoundState
@@ -154,7 +155,7 @@ class RunRounds:
     def _call(self, limits: Limits, now_s: float) -> bool:
         state = self._state
         if state.num_unknown and now_s >= state.unknown_until_s:
-            self._break(f"{state.num_unknown} nodes have not come back to the rendezvous")
+            self._break(f"{counted(state.num_unknown, 'node has', 'nodes have')} not come back to the rendezvous")
         if not state.broken and state.growth_due_s(limits) <= now_s:
             state.broken = "more nodes can take part"
         if not state.broken and (state.runners or state.num_unknown):
@@ -240,7 +241,7 @@ class RunRounds:
             return
         num_left = len(state.joining()) + len(state.runners)
         if num_left < limits.min_nodes:
-            state.closed = f"{state.finished_by} has finished, {num_left} nodes are left, want {limits.min_nodes}"
+            state.closed = f"{state.finished_by} has finished, {_left(num_left)}, want {limits.min_nodes}"
 
     # ---------------------------------------------------------------------------------------------------------- nodes
 
@@ -326,7 +327,7 @@ class RunRounds:
         if departure is Departure.FAILED and state.limits is not None and not state.closed:
             num_left = sum(not other.has_left for other in state.nodes.values())
             if num_left < state.limits.min_nodes:
-                state.closed = f"{node.name} has failed, {num_left} nodes are left, want {state.limits.min_nodes}"
+                state.closed = f"{node.name} has failed, {_left(num_left)}, want {state.limits.min_nodes}"
 
     def _finish(self, name: str) -> None:
         """Let nobody in any more who was not in the round that has finished."""
@@ -383,3 +384,7 @@ class RunRounds:
             decision = decide_round(state.forming(state.joining(), limits), now_s)
             found.append(decision.until_s if isinstance(decision, NotYet) else math.inf)
         return min(found, default=math.inf)
+
+
+def _left(num_nodes: int) -> str:
+    return f"{counted(num_nodes, 'node is', 'nodes are')} left"

@@ -130,6 +130,14 @@ class Cluster:
         """Make a node fail: its processes are killed, and its lease is not renewed any more. Raises CommandError."""
         await self._local("node", "fail", name)
 
+    async def silence_node(self, name: str) -> None:
+        """Let a node's kubelet fall silent; its processes run on. Raises CommandError."""
+        await self._local("node", "silence", name)
+
+    async def recover_node(self, name: str) -> None:
+        """Bring a node back that failed or fell silent. Raises CommandError."""
+        await self._local("node", "recover", name)
+
     async def kubectl(self, *words: str, limit_s: float = 30.0) -> str:
         """Run kubectl and return what it printed. Raises CommandError."""
         return await run(str(BIN / "kubectl"), *words, env=self.env, limit_s=limit_s)

@@ -38,6 +38,8 @@ class FakeNode:
     def __init__(self, spec: NodeSpec, context: NodeContext, port: int, lease_s: float) -> None:
         self.spec = spec
         self.is_down = False
+        self.is_silent = False
+        """Whether it says nothing about itself, though its pods run on."""
         self.is_registered = asyncio.Event()
         self.pods: dict[str, PodRunner] = {}
         self._context = context
@@ -83,7 +85,7 @@ class FakeNode:
 
     def observe_node(self, node: Json | None) -> None:
         """The Node object changed: take back what is said of a node that lives."""
-        if self.is_down or not self.is_registered.is_set():
+        if self.is_down or self.is_silent or not self.is_registered.is_set():
             return
         conditions = (node or {}).get("status", {}).get("conditions") or []
         if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
@@ -96,10 +98,15 @@ class FakeNode:
         for runner in self.pods.values():
             runner.crash()
 
+    def fall_silent(self) -> None:
+        """Renew neither lease nor status, as a kubelet that hangs; its processes run on."""
+        log.warning("node falls silent: node=%s pods=%d", self.spec.name, len(self.pods))
+        self.is_silent = True
+
     def recover(self) -> None:
         """Come back with the pods that the API server still has here."""
         log.info("node recovers: node=%s", self.spec.name)
-        self.is_down = False
+        self.is_down = self.is_silent = False
         self._report.set()
         for runner in self.pods.values():
             runner.recover()
@@ -191,7 +198,7 @@ class FakeNode:
             except TimeoutError:
                 pass
             self._report.clear()
-            if self.is_down:
+            if self.is_down or self.is_silent:
                 continue
             try:
                 await self._write_status()
@@ -206,7 +213,7 @@ class FakeNode:
     async def _keep_lease(self) -> None:
         await self.is_registered.wait()
         while True:
-            if not self.is_down:
+            if not (self.is_down or self.is_silent):
                 try:
                     await self._renew()
                 except ApiError as error:

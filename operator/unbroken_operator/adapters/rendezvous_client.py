@@ -23,8 +23,11 @@ from unbroken_operator.adapters.tasks.loop_thread import LoopThread
 from unbroken_operator.api import layout
 from unbroken_operator.decisions.limits.report import ABSOLUTE, ReportLimits, read_report
 
-POLL_S = 10
+POLL_S = 8
 """Longest wait of one status request at the rendezvous."""
+HANGING_S = 4.0
+"""One that says nothing for so long after that wait hangs, or its node does: nobody is told more than 15 s too long
+that its job trains."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 MAX_OUTDATED = 4096
@@ -126,8 +129,9 @@ class RendezvousApi:
         query = {}
         if after is not None:
             query = {"after": str(after.revision), "term": str(after.term), "timeout": str(POLL_S)}
-        limit_s = (POLL_S if query else 0) + ANSWER_TIMEOUT_S
-        data = await self._request(target, "GET", "/v1/status", limit_s, query=query, max_bytes=limits.bytes)
+        silent_s = POLL_S + HANGING_S if query else ANSWER_TIMEOUT_S
+        limit_s = ANSWER_TIMEOUT_S + (silent_s if query else 0.0)
+        data = await self._request(target, "GET", "/v1/status", limit_s, silent_s, query=query, max_bytes=limits.bytes)
         try:
             status = read_report(data, limits)
         except Exception as error:
@@ -150,13 +154,14 @@ class RendezvousApi:
         method: str,
         path: str,
         limit_s: float,
+        silent_s: float | None = None,
         *,
         query: dict[str, str] | None = None,
         body: str | None = None,
         max_bytes: int = 0,
     ) -> bytes:
-        """Return the body, nothing unless there is a limit for it."""
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_TIMEOUT_S)
+        """Return the body, nothing unless there is a limit for it; no part of it may take longer than `silent_s`."""
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_TIMEOUT_S, sock_read=silent_s)
         headers = {
             "Authorization": f"Bearer {target.token}",
             "Content-Type": "application/json",
@@ -186,7 +191,7 @@ class RendezvousApi:
         except InputError as error:
             raise RendezvousUnreachable(f"Secret key {layout.AUTHORITY_KEY!r}: {error}") from error
         except TimeoutError as error:
-            raise RendezvousUnreachable(f"{where} did not answer within {limit_s:.0f} s") from error
+            raise RendezvousUnreachable(f"{where} did not answer within {silent_s or limit_s:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise RendezvousUnreachable(f"{where} cannot be reached: {_plain(error)}") from error
         except ValueError as error:

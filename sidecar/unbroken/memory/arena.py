@@ -58,6 +58,15 @@ class Skipped:
     reason: str
 
 
+@dataclass(frozen=True)
+class LentSlot:
+    """A slot that nobody overwrites while its descriptor is open, here or in another process."""
+
+    path: str
+    serial: int
+    descriptor: int
+
+
 @dataclass
 class WorkerSlots:
     """Slots of one place in one pod."""
@@ -141,7 +150,9 @@ class WorkerSlots:
             return self._skipped(step, "another iteration of the job has begun", "next iteration")
         index = self._locked(step)
         if index is None:
-            return self._skipped(step, "earlier checkpoints are still being copied to other pods", "busy")
+            return self._skipped(
+                step, "earlier checkpoints are still being copied, to other pods or to the disk", "busy"
+            )
         slot = self._slots[index]
         try:
             author = Author(self._job, Moment(place.term, place.iteration, step), place.rank, place.world_size)
@@ -157,6 +168,15 @@ class WorkerSlots:
         self._kept = index
         self.client.tell(Sealed(self.local_rank, index))
         return Saved(step, head.content_bytes)
+
+    def lend(self, step: int) -> LentSlot | None:
+        """Return the slot that was sealed last, locked against writers; None when it does not hold this step."""
+        slot = None if self._kept is None or self._kept >= len(self._slots) else self._slots[self._kept]
+        head = None if slot is None else slot.head
+        if slot is None or head is None or head.state is not SlotState.SEALED or head.moment.step != step:
+            return None
+        descriptor = slot.lend()
+        return None if descriptor is None else LentSlot(slot.path, head.serial, descriptor)
 
     def mapped(self, path: str) -> torch.Tensor | None:
         """Return the bytes of a slot that this process has mapped; None of another one."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.memory.arena import Saved, Skipped, WorkerSlots, arena_of
+from unbroken.memory.background.handover import DiskSettings, Handover
 from unbroken.memory.disk import DcpFolder, Disk, newest_step
 from unbroken.memory.place import WorkerInfo, read_every, read_place
 from unbroken.memory.restoring import Restoration, apply
@@ -27,15 +28,29 @@ class Checkpointer:
         disk: folder with ordinary checkpoints of torch.distributed.checkpoint named `step-N`, to fall back to, or
             what finds and loads checkpoints of another format (`unbroken.memory.disk.Disk`).
 
-    Raises ValueError when `every` is not a number from 1 on.
+        disk_every: so many steps after the last one, a checkpoint is written to `disk`, a folder then, in the
+            background: an ordinary one of torch.distributed.checkpoint. None: you write them.
+        disk_keep: so many of those that were written so stay, the newest ones. Others are never removed.
+
+    Raises ValueError when a number is not from 1 on, or `disk_every` has no folder.
     """
 
-    def __init__(self, *, every: int | None = None, disk: str | Path | Disk | None = None) -> None:
-        every = read_every() if every is None else every
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every: want a number of steps from 1 on, got {every!r}")
-        self._every = every
+    def __init__(
+        self,
+        *,
+        every: int | None = None,
+        disk: str | Path | Disk | None = None,
+        disk_every: int | None = None,
+        disk_keep: int = 3,
+    ) -> None:
+        self._every = _from_one("every", read_every() if every is None else every)
         self._disk = DcpFolder(Path(disk)) if isinstance(disk, str | Path) else disk
+        self._handover: Handover | None = None
+        if disk_every is not None:
+            if not isinstance(disk, str | Path):
+                raise ValueError(f"disk_every: want a folder in `disk` to write to, got {disk!r}")
+            settings = DiskSettings(Path(disk), _from_one("disk_every", disk_every), _from_one("disk_keep", disk_keep))
+            self._handover = Handover(settings)
         self._reader = ShardReader()
         self._place: WorkerInfo | None = None
         self._told: set[str] = set()
@@ -70,8 +85,26 @@ class Checkpointer:
         arena = self._enter()
         if arena is None or self._place is None:
             return self._skip(step, _NO_JOB)
+        is_for_disk = False
+        if self._handover is not None:
+            self._handover.catch_up()
+            is_for_disk = self._handover.is_due(step)
         result = arena.write(self._place, step, self._reader.read(state))
-        return self._skip(step, result.reason) if isinstance(result, Skipped) else result
+        if isinstance(result, Skipped):
+            return self._skip(step, result.reason)
+        if self._handover is not None and is_for_disk:
+            problem = self._handover.offer(self._place, arena, step, self._reader.names)
+            if problem:
+                logger.warning("not written to the disk: %s", problem)
+        return result
+
+    def flush(self, timeout_s: float = 600.0) -> bool:
+        """Wait until the newest checkpoint that was due is whole on the disk; return whether it is.
+
+        All ranks of the default group call it together, at the end of the training: what is not whole when a rank's
+        process ends may never be.
+        """
+        return self._handover is None or self._handover.wait(timeout_s)
 
     def load(self, state: MutableMapping[str, Any]) -> int | None:
         """Bring the state back to the newest step that every rank can read; return it, None when there is none.
@@ -84,12 +117,19 @@ class Checkpointer:
         if (arena := self._enter()) is not None:
             arena.measured(source, time.monotonic() - began_s, _steps_redone(step))
         _progress.newest_step = -1 if step is None else step
+        if self._handover is not None:
+            self._handover.loaded(step)
         return step
 
     def _load(self, state: MutableMapping[str, Any]) -> tuple[str, int | None]:
         """Return where the state came from, and its step."""
         arena = self._enter()
         place = self._place or read_place()
+        if self._handover is not None:
+            try:
+                self._handover.begin(place)
+            except OSError as error:
+                logger.error("no checkpoints are written to the disk: %s", error)
         on_disk = newest_step(self._disk)
         restoration = Restoration(arena, place)
         try:
@@ -127,6 +167,12 @@ class Checkpointer:
         if problem not in self._told and len(self._told) < 100:
             self._told.add(problem)
             logger.warning("not saved in memory: %s", problem)
+
+
+def _from_one(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: want a number from 1 on, got {value!r}")
+    return value
 
 
 def _tell_keeper(arena: WorkerSlots | None, load: Load) -> None:

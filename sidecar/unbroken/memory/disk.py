@@ -2,14 +2,17 @@
 
 import logging
 import re
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import Optimizer
 
 from unbroken.memory.agreement import gather
+from unbroken.memory.lazy_state import make_lazy_state
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +70,27 @@ def load_from_disk(folder: Path, state: MutableMapping[str, Any], step: int) -> 
     logger.warning("restored from the disk: step=%d folder=%s", step, folder)
     # It replaces what has no state_dict of its own.
     values = dict(state)
+    path = folder / _name(folder, step)
+    # torch loads what is there already, and passes over the state that a new optimizer has not made yet.
+    names = _names(path)
+    for name, one in state.items():
+        if isinstance(one, Optimizer) and any(key.startswith(f"{name}.state.") for key in names):
+            make_lazy_state(one)
     try:
-        load(values, checkpoint_id=folder / _name(folder, step))
+        load(values, checkpoint_id=path)
     except CheckpointException:
         logger.exception("checkpoint on the disk cannot be read: step=%d folder=%s", step, folder)
         raise
     state.update(values)
     return step
+
+
+def _names(checkpoint: Path) -> Collection[str]:
+    """Return the names in a checkpoint; none of one that cannot be read: `load` says so, on all ranks together."""
+    try:
+        return FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    except Exception:  # It is a pickle: anything may be raised.
+        return ()
 
 
 def _name(folder: Path, step: int) -> str:

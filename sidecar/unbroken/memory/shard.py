@@ -33,12 +33,15 @@ class ShardReader:
     def __init__(self) -> None:
         self._signature: tuple[Any, ...] = ()
         self._layout: Layout | None = None
+        self.names: Mapping[str, tuple[Any, ...]] = {}
+        """Where each name of the last shard lies in the dictionaries of the state."""
 
     def read(self, state: Mapping[str, Any]) -> Shard:
         """Return the shard of this rank. Raises TypeError that names what cannot be restored from memory."""
         planner = DefaultSavePlanner()
         planner.set_up_planner(state_dicts(state))
         flat: dict[str, Any] = planner.state_dict
+        self.names = planner.mappings
         tensors = {name: one for name, one in flat.items() if isinstance(one, torch.Tensor)}
         objects = {name: one for name, one in flat.items() if not isinstance(one, torch.Tensor)}
         signature, sources = _signature(tensors)

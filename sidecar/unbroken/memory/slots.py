@@ -97,6 +97,16 @@ class Slot:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._lock_first_byte(fcntl.F_UNLCK)
 
+    def lend(self) -> int | None:
+        """Return a descriptor of its own with a shared lock, which keeps it from being written; None without one."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
     def claim(self) -> bool:
         """Keep the keeper from pinning it; return False when it has: what it holds is needed until another is safe."""
         return self._lock_first_byte(fcntl.F_WRLCK)

@@ -90,6 +90,13 @@ class Source:
             raise UnreadableError(f"{self.path}: {len(wrong)} of {len(blocks)} blocks differ from what was sealed")
         self._verified |= wanted
 
+    def is_sealed(self) -> bool:
+        """Whether the slot is still what was opened, and not void by now. Only where the mapping is shared."""
+        if self.mapped is None:
+            return False
+        head = read_head(self.mapped[:CONTENT_OFFSET], len(self.mapped))
+        return head is not None and head.state is SlotState.SEALED and head.serial == self.head.serial
+
     def close(self) -> None:
         """Unmap it."""
         del self.content
@@ -138,6 +145,20 @@ def open_source(found: FoundSlot, mapped: torch.Tensor | None = None) -> Source:
     return source
 
 
+def adopt_source(path: Path, descriptor: int, serial: int) -> Source:
+    """Map a slot of another process by a descriptor, which stays open. Raises UnreadableError."""
+    try:
+        # Shared, so that it is seen when the keeper voids it.
+        mapped = mmap.mmap(descriptor, 0)
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"{path}: cannot be mapped: {error}") from error
+    head = read_head(mapped[:CONTENT_OFFSET], len(mapped))
+    if head is None or head.state is not SlotState.SEALED or head.serial != serial:
+        raise UnreadableError(f"{path}: is void, or was overwritten")
+    checksums = _checksums(path, head)
+    return Source(str(path), head, _content(torch.frombuffer(mapped, dtype=torch.uint8), head), checksums, mapped)
+
+
 def _unlock(descriptor: int) -> None:
     # Who was forked meanwhile has the same lock.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -162,13 +183,17 @@ def _map(path: Path) -> tuple[mmap.mmap, int]:
 
 def _checked(found: FoundSlot, head: Head | None) -> tuple[Head, list[int]]:
     path = Path(found.path)
-    digests = None if head is None else read_digests(path.with_name(digests_name(path.name)), head)
     is_same = head is not None and head.state is SlotState.SEALED and head.serial == found.serial
     if head is None or not is_same or head.moment.order != (found.iteration, found.term, found.step):
         raise UnreadableError(f"{path}: was overwritten since the keeper found it")
+    return head, _checksums(path, head)
+
+
+def _checksums(path: Path, head: Head) -> list[int]:
+    digests = read_digests(path.with_name(digests_name(path.name)), head)
     if digests is None or digests.problem:
         raise UnreadableError(f"{path}: has no digests")
-    return head, digests.checksums
+    return digests.checksums
 
 
 def _content(mapped: torch.Tensor, head: Head) -> torch.Tensor:

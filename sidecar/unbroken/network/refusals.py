@@ -30,7 +30,7 @@ class Refusal(str, Enum):
     TOO_FAST = "too-fast"
     """An agent that sends too much: it is read more slowly. Or an address that tries wrong tokens: it is cut off."""
     TOO_MANY = "too-many"
-    """More connections without a token than may be open."""
+    """More connections without a token, or with that of one pod, than may be open."""
 
     __str__ = str.__str__
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 _SWEEP_S = 1.0
 NUM_CLOSED_AT_ONCE = 64
 """Connections with a replaced key that are closed in one second: all at once, thousands would come back together."""
+
+MOST_OF_ONE_POD = 16
+"""Requests of one pod's token at once. Its agent has one, and for a moment those that a broken network has left."""
 
 
 class TokenGuard:
@@ -42,6 +46,8 @@ class TokenGuard:
         self._allowed = allowed
         self._callers: dict[int, Caller] = {}
         """By the identity of their request, for as long as it is handled."""
+        self._num_open: Counter[str] = Counter()
+        """Requests of each pod's token that are being handled: a WebSocket is one for as long as it is open."""
         self._held: dict[object, tuple[int, Callable[[], None]]] = {}
         self._loop = asyncio.get_running_loop()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -93,11 +99,17 @@ class TokenGuard:
         allowed = self._allowed(request)
         if caller.kind is not None and caller.kind not in allowed:
             return self._forbid(request, caller.kind, allowed)
+        if caller.pod and self._num_open[caller.pod] >= MOST_OF_ONE_POD:
+            return self._crowd_out(request, caller.pod)
         self._callers[id(request)] = caller
+        self._num_open[caller.pod] += 1
         try:
             response: web.StreamResponse = await handler(request)
         finally:
             del self._callers[id(request)]
+            self._num_open[caller.pod] -= 1
+            if not self._num_open[caller.pod]:
+                del self._num_open[caller.pod]
         if caller.is_outgoing and not response.prepared:
             response.headers[OUTGOING_HEADER] = OUTGOING
         return response
@@ -105,7 +117,13 @@ class TokenGuard:
     def _forbid(self, request: web.Request, kind: Kind, allowed: Collection[Kind]) -> web.Response:
         detail = f"want the token of {' or '.join(sorted(allowed))}, got that of {kind}"
         self._refusals.note(Refusal.FORBIDDEN, request.remote or "unknown", detail, self._loop.time())
-        return web.Response(status=403, text=f"{detail}\n")
+        return _last_answer(403, detail)
+
+    def _crowd_out(self, request: web.Request, pod: str) -> web.Response:
+        """Whoever has the token of one pod could take the connections that all others need."""
+        detail = f"want {MOST_OF_ONE_POD} requests at once at most with the token of pod {pod}, got one more"
+        self._refusals.note(Refusal.TOO_MANY, request.remote or "unknown", detail, self._loop.time())
+        return _last_answer(429, detail)
 
     def _refuse(self, request: web.Request) -> web.Response:
         peer, now_s = request.remote or "unknown", self._loop.time()
@@ -116,3 +134,10 @@ class TokenGuard:
             self._refusals.note(Refusal.TOO_FAST, peer, "more wrong tokens than are answered", now_s)
             request.protocol.force_close()
         return response
+
+
+def _last_answer(status: int, detail: str) -> web.Response:
+    """Return an answer after which the connection is closed: those that nobody limits would stay open."""
+    response = web.Response(status=status, text=f"{detail}\n")
+    response.force_close()
+    return response

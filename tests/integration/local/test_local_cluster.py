@@ -253,6 +253,23 @@ def test_a_failed_node_kills_its_processes_and_its_pods_hang_until_it_recovers(s
     space.wait_ready("q")
 
 
+def test_a_silent_node_is_not_ready_and_its_processes_run_on(space: Space) -> None:
+    main = sh("echo $$$$ > /shared/main; sleep 600")
+    # Never evicted.
+    space.run("p", main, nodeSelector={"rack": "b"}, tolerations=[{"operator": "Exists", "effect": "NoExecute"}])
+    pid = int(space.wait_file("main"))
+    space.wait_ready("p")
+    space.bench.node("silence", "gpu-2")
+    try:
+        wait_until(lambda: _ready(space, "gpu-2") == "Unknown", "the node is not ready")
+        space.wait("p", lambda s: not is_ready(s), "the pod is not ready")
+    finally:
+        space.bench.node("recover", "gpu-2")
+    wait_until(lambda: _ready(space, "gpu-2") == "True", "the node is ready again")
+    space.wait_ready("p")
+    assert is_alive(pid)
+
+
 def test_a_pod_of_a_dead_node_can_be_forced_away(sidecar_space: Space) -> None:
     space = sidecar_space
     space.run("p", sh("sleep 600"), nodeSelector={"rack": "b"})

@@ -15,6 +15,7 @@ from tests.waiting import eventually
 
 from unbroken_core.messages import JobStatus
 from unbroken_core.wire import encode
+from unbroken_operator.adapters import rendezvous_client
 from unbroken_operator.adapters.bounded_answer import BoundedAnswer
 from unbroken_operator.adapters.errors import RendezvousUnreachable, ReportRefused
 from unbroken_operator.adapters.poller import Poller
@@ -117,6 +118,23 @@ def test_what_is_no_report_is_refused_and_says_why(answer: Answer, kind: type[Ex
                 await client.status(target, None, LIMITS)
         assert message in str(refused.value)
         assert len(str(refused.value)) <= 1000
+
+    asyncio.run(scenario())
+
+
+def test_one_that_hangs_is_given_up_before_a_report_of_it_would_be_15_s_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, or its node is off: nobody refuses the connection."""
+    assert rendezvous_client.POLL_S + rendezvous_client.HANGING_S <= 12.0
+    monkeypatch.setattr(rendezvous_client, "POLL_S", 1)
+    monkeypatch.setattr(rendezvous_client, "HANGING_S", 0.2)
+
+    async def hang(_: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with rendezvous(hang) as target, RendezvousApi() as client:
+            with pytest.raises(RendezvousUnreachable, match="did not answer within 1 s"):
+                await client.status(target, REPORT, LIMITS)
 
     asyncio.run(scenario())
 

@@ -39,7 +39,7 @@ JOB = {
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a rendezvous on a busy machine more time than one in a cluster has."""
-    for limit in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S"):
+    for limit in ("CONNECT_TIMEOUT_S", "ANSWER_TIMEOUT_S", "HANGING_S"):
         monkeypatch.setattr(rendezvous_client, limit, LIMIT_S)
 
 

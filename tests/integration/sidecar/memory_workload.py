@@ -47,6 +47,7 @@ KIND, FOLDER, *FAULTS = sys.argv[1:]
 NUM_STEPS = int(os.environ.get("TEST_STEPS", "12"))
 EVERY = int(os.environ.get("TEST_EVERY", "2"))
 DISK = os.environ.get("TEST_DISK")
+DISK_EVERY = int(os.environ["TEST_DISK_EVERY"]) if "TEST_DISK_EVERY" in os.environ else None
 LIMIT_S = 60.0
 LOAD_POINTS: dict[str, tuple[Any, str, bool]] = {
     "found": (WorkerSlots, "find", True),
@@ -265,7 +266,7 @@ def train(call: inprocess.CallWrapper) -> None:
     state: dict[str, Any] = {"model": saved, "optimizer": optimizer}
     if os.environ.get("TEST_RESIZE") != "1":
         state["random"] = Randomness()
-    checkpointer = memory.Checkpointer(every=EVERY, disk=DISK)
+    checkpointer = memory.Checkpointer(every=EVERY, disk=DISK, disk_every=DISK_EVERY)
     die_in_load_if_due(call.iteration)
     done = checkpointer.load(state)
     note("restored", call.iteration, rank, world_size, done)
@@ -286,6 +287,8 @@ def train(call: inprocess.CallWrapper) -> None:
                 wait_for(partial(is_saved, checkpointer, state, step), f"a save of step {step}")
             note_state(call.iteration, "saved", step, saved, optimizer)
         call.ping(step=step)
+    if not checkpointer.flush(LIMIT_S):
+        raise RuntimeError("the last checkpoint is not on the disk")
     dist.barrier()
 
 

@@ -22,6 +22,7 @@ from unbroken.network.pod_certificates import PodAuthority, make_pod_key
 from unbroken.network.pod_names import uri_of
 from unbroken.network.refusals import Refusal, Refusals
 from unbroken.network.token import GRACE_S, JobKeyFile, TokenFile, Verifier
+from unbroken.network.token_guard import MOST_OF_ONE_POD
 from unbroken.rendezvous.server import Server
 from unbroken.rendezvous.service import Service
 from unbroken.run.certificates import CertificateFiles, write_certificates
@@ -203,6 +204,31 @@ def test_each_caller_does_what_its_own_token_allows_and_nothing_else(
             assert isinstance(await reached.enter(AGENT_A, "digits-0"), Welcome)
             assert await reached.ask(OPERATOR, "/v1/observation", "PUT") == 204
             assert [await reached.ask(headers) for headers in (OPERATOR, READER)] == [200, 200]
+
+    asyncio.run(scenario())
+
+
+def test_one_pods_token_opens_few_connections_and_other_pods_come_in(
+    tmp_path: Path, certificates: CertificateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it could hold all that the port has, and no other pod of the job came back."""
+    (tmp_path / "job-key").write_text(KEY)
+    refusals = Refusals()
+    monkeypatch.setattr("unbroken.rendezvous.server._HELLO_TIMEOUT_S", LIMIT_S)
+
+    async def scenario() -> None:
+        async with rendezvous(JobKeyFile(tmp_path / "job-key", UID), certificates, refusals) as (reached, _service):
+            agents = f"{reached.url}/v1/agents"
+            # Nobody says Hello, or more than the first bytes of it.
+            held = [await reached.session.ws_connect(agents, headers=AGENT_A) for _ in range(MOST_OF_ONE_POD)]
+            assert await reached.upgrade_status(AGENT_A) == 429
+            assert refusals.counts[Refusal.TOO_MANY] == 1
+            assert isinstance(await reached.enter(bearer(Kind.AGENT, "digits-1"), "digits-1"), Welcome)
+            async with reached.session.get(f"{reached.url}/v1/status", headers=AGENT_A) as response:
+                assert (response.status, response.headers["Connection"]) == (403, "close")
+            for connection in held:
+                await connection.close()
+            assert isinstance(await reached.enter(AGENT_A, "digits-0"), Welcome)
 
     asyncio.run(scenario())
 

@@ -239,7 +239,7 @@ def test_too_few_nodes_make_a_timeout_that_says_how_many(nodes: Nodes, clock: Cl
     asked = nodes.ask(node)
     wait_until(lambda: node._link.standing is not None and node._link.standing.message, "the rendezvous' answer")
     clock.ahead_s = 60.0
-    with pytest.raises(RendezvousTimeoutError, match=r"within 60 s \(join_timeout\): 1 nodes are here, want 2"):
+    with pytest.raises(RendezvousTimeoutError, match=r"within 60 s \(join_timeout\): 1 node is here, want 2"):
         asked.result(LIMIT_S)
 
 

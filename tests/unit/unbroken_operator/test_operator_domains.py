@@ -1,5 +1,6 @@
 """Which labels say in which domain a pod is, and the presets of platforms."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from unbroken_operator.decisions.admission import InvalidSpec, ValidSpec, admit
 from .operator_world import World, a_job, a_node, running_world
 
 RACK = "example.com/rack"
+TOPOLOGY = Path(__file__).parents[3] / "docs" / "topology.md"
 
 
 def world_of(source: str | None, labels: dict[str, str], annotations: dict[str, str] | None = None) -> World:
@@ -98,6 +100,15 @@ def test_a_preset_is_a_list_of_layers_with_labels_of_nodes(preset: TopologyPrese
     affinity = world.pods["digits-0"]["spec"]["affinity"]["podAffinity"]
     terms = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert terms[0]["podAffinityTerm"]["topologyKey"] == first.label
+
+
+@pytest.mark.parametrize("preset", TopologyPreset)
+def test_the_docs_say_who_sets_the_labels_of_a_preset(preset: TopologyPreset) -> None:
+    (row,) = (line for line in TOPOLOGY.read_text().splitlines() if line.startswith(f"| `{preset.value}` |"))
+    assert "](https://" in row
+    for layer in PRESETS[preset]:
+        assert f"`{layer.name}`" in row
+    assert f"`{PRESETS[preset][0].label}`" in row, "the first whole, the others from where they differ"
 
 
 def test_a_preset_beside_layers_is_refused() -> None:

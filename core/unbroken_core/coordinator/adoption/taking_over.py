@@ -25,7 +25,10 @@ def entered_s(job: JobState, places: dict[int, Worker], now_s: float) -> float:
     """Return when the iteration that is taken over began, at the earliest that counts."""
     unknown_s = now_s - job.settings.timeouts.heartbeat_s  # Older agents do not say.
     entered = sorted(unknown_s if pod.entered_at_s is None else pod.entered_at_s for pod in _pods(job, places))
-    return min(entered[len(entered) // 2], now_s) if entered else now_s
+    if not entered:
+        # None of its pods is left: it had begun when the operator saw the first of them go.
+        entered = [min((at_s for _pod, at_s in job.gone_before), default=unknown_s)]
+    return min(entered[len(entered) // 2], now_s)
 
 
 def loss_s(job: JobState, adopted: Adopt, earliest_s: float, now_s: float) -> float | None:

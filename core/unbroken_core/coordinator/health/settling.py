@@ -2,7 +2,8 @@
 
 A pod that is blamed gives its ranks to a spare: after a common step while all is well, at once where its iteration is
 interrupted already. It gets no new process. Without a ready spare nobody is blamed: the job goes on as long as it can,
-and recovers as without findings.
+and recovers as without findings. The same holds where the rung `pod` has no budget
+left, or no layer lets a spare take the ranks: a finding ends no job, and makes none smaller.
 """
 
 import math
@@ -13,8 +14,13 @@ from unbroken_core.coordinator.state.job import JobState
 from unbroken_core.coordinator.state.phases import Interrupted, Running
 from unbroken_core.coordinator.state.places import Member
 from unbroken_core.findings import Health
-from unbroken_core.recovery.health import BREAKER_S, SWITCH_S, Blame, Strike, assess
+from unbroken_core.ranks.worlds import World
+from unbroken_core.reasons import Cause, Rung
+from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, SWITCH_S, Blame, Strike, assess
 from unbroken_core.settings import HealthMode
+
+_LOOK_AGAIN_S = 1.0
+"""Whether layers let a spare take the ranks is a plan of the whole job."""
 
 
 def receive_health(job: JobState, member: Member, health: Health | None, now_s: float) -> None:
@@ -32,21 +38,25 @@ def settle_health(job: JobState, now_s: float) -> float:
         return math.inf
     recent = {uid: at_s for uid, at_s in table.blamed_s.items() if now_s - at_s < BREAKER_S}
     table.blamed_s = dict(recent)
+    table.blames_s = [at_s for at_s in table.blames_s if now_s - at_s < BUDGET_S]
+    table.unmovable_s = {uid: at_s for uid, at_s in table.unmovable_s.items() if uid in table.strikes}
     domains = {uid: _domain(job, uid) for uid in table.strikes}
-    blame = assess(table.strikes, domains, believed, recent)
+    blame = assess(table.strikes, domains, believed, recent, len(table.blames_s))
     _note(table, blame)
     for uid in believed:
         if uid not in table.strikes:
             members.note_unfit(members.by_uid[uid], "")
-    due_s = [at_s + BREAKER_S for at_s in recent.values()]
+    due_s = [at_s + BREAKER_S for at_s in recent.values()] + [at_s + BUDGET_S for at_s in table.blames_s[:1]]
+    due_s += [at_s + _LOOK_AGAIN_S for at_s in table.unmovable_s.values() if at_s + _LOOK_AGAIN_S > now_s]
     if job.settings.health is HealthMode.ACT:
         for uid, strike in blame.blamed.items():
             # A switch is known by the second of its links that goes down.
             wait_s = SWITCH_S if strike.is_link and domains[uid] else 0.0
             if uid not in members.unfit and now_s < table.since_s[uid] + wait_s:
                 due_s.append(table.since_s[uid] + wait_s)
-            elif uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike):
+            elif uid not in members.unfit and _may_blame(job, members.by_uid[uid], strike, now_s):
                 table.blamed_s[uid] = now_s
+                table.blames_s.append(now_s)
                 members.note_unfit(members.by_uid[uid], strike.text)
                 inspect(job, members.by_uid[uid], now_s)
     return min(due_s, default=math.inf)
@@ -58,18 +68,43 @@ def _note(table: HealthTable, blame: Blame) -> None:
         table.num_changes += 1
 
 
-def _may_blame(job: JobState, member: Member, strike: Strike) -> bool:
+def _may_blame(job: JobState, member: Member, strike: Strike, now_s: float) -> bool:
     """Return whether a pod may lose its ranks, or its place among the spares, for what was found."""
     if not member.ranks:
         return isinstance(job.phase, Running)
     others = (uid for uid in job.members.ready if uid not in job.members.active and uid not in job.health.strikes)
-    if next(others, None) is None:
+    if next(others, None) is None or not _may_promote(job, now_s):
         return False
     if isinstance(job.phase, Running):
         # Where every move restarts the processes from a checkpoint, a suspicion is not worth one.
-        return strike.is_fatal or (job.settings.is_in_process and job.settings.timeouts.drain_s > 0)
+        is_worth_it = strike.is_fatal or (job.settings.is_in_process and job.settings.timeouts.drain_s > 0)
+        return is_worth_it and _has_taker(job, member, now_s)
     # What interrupted it may have nothing to do with a suspicion.
     return isinstance(job.phase, Interrupted) and strike.is_fatal
+
+
+def _may_promote(job: JobState, now_s: float) -> bool:
+    """Return whether a spare may be promoted for a broken device: without the rung, the job would shrink or end."""
+    if not job.settings.counts(Cause.DEVICE_FAULT):
+        return Rung.POD in job.budgets.allowed
+    return job.budgets.is_possible(Rung.POD, now_s)
+
+
+def _has_taker(job: JobState, member: Member, now_s: float) -> bool:
+    """Return whether spares may take all ranks of a pod, where layers say which may."""
+    if not job.rules.layers or job.rules.has_code:
+        return True
+    seen_s = job.health.unmovable_s.get(member.uid, -math.inf)
+    if now_s < seen_s + _LOOK_AGAIN_S:
+        return False
+    ranking = job.members.ranking
+    ranking.exclude({member.uid: member.places.keys()})
+    outcome = ranking.following(may_promote=True, may_grow=False)
+    is_whole = isinstance(outcome, World) and not outcome.num_closed and outcome.world_size >= job.world.size
+    ranking.exclude({})
+    if not is_whole:
+        job.health.unmovable_s[member.uid] = now_s
+    return is_whole
 
 
 def _domain(job: JobState, uid: str) -> str:

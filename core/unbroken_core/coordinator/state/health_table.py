@@ -21,6 +21,10 @@ class HealthTable:
     """How many pods tell nothing, by check."""
     blamed_s: dict[str, float] = field(default_factory=dict)
     """When each pod was blamed last."""
+    blames_s: list[float] = field(default_factory=list)
+    """When any was, lately."""
+    unmovable_s: dict[str, float] = field(default_factory=dict)
+    """When it was last seen that the ranks of a pod have no place to go."""
     worn: dict[str, None] = field(default_factory=dict)
     """Pods with a finding that is worse than ok: the last ones to be promoted."""
     blame: Blame = field(default_factory=lambda: Blame({}))

@@ -19,6 +19,7 @@ from unbroken_core.checkpoints import LoadSource, MemoryStatus
 from unbroken_core.errors import WireError
 from unbroken_core.findings import MAX_FINDINGS
 from unbroken_core.messages import HealthStatus, JobStatus, PodStatus, Recovery
+from unbroken_core.names import MAX_DOMAINS, MAX_NAME, NAME
 from unbroken_core.pod.stacks import bounded
 from unbroken_core.reasons import Cause, Phase, Rung
 from unbroken_core.settings import MAX_PODS, MAX_RANKS_PER_POD
@@ -29,13 +30,12 @@ BASE_BYTES = 1 << 20
 POD_BYTES, RANK_BYTES = 2048, 32
 SPARE_PODS = 16
 """So many pods more than twice the job's may be reported: those that came, and those that went meanwhile."""
-MAX_RECOVERIES, MAX_REFUSED, MAX_TAKERS, MAX_DOMAINS = 20, 64, 64, 16
-MAX_NAME, MAX_DOMAIN, MAX_TEXT = 253, 1000, 2000
+MAX_RECOVERIES, MAX_REFUSED, MAX_TAKERS = 20, 64, 64
+MAX_DOMAIN, MAX_TEXT = 1000, 2000
 MAX_SHOWN = 120
 MAX_COUNT = 1 << 53
 MAX_STEP = 1 << 63
 MAX_SECONDS = 1e9
-_NAME = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", re.ASCII)
 _TIME = re.compile(r"(19[7-9]\d|[2-9]\d{3})-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
@@ -176,7 +176,7 @@ def _names(*names: tuple[str, str, int]) -> Iterator[str]:
     for where, name, most in names:
         if len(name) > most:
             yield f"{where}: want at most {most} characters, got {len(name)}"
-        elif not _NAME.fullmatch(name):
+        elif not NAME.fullmatch(name):
             # People copy them into commands.
             yield f"{where}: want a name of Kubernetes, got {_shown(name)}"
 

@@ -81,6 +81,8 @@ _ADOPTION_SHARE = 0.6
 """Share of timeouts.reconnect for which a restarted agent waits for its pod's processes before it joins. Processes that
 are missing by then count as lost, so it waits long; the rest of the time is for its own start."""
 _REFUSED_RETRY_S = 5.0
+_MOST_AWAY_S = 86_400.0
+"""So long a worker may say that its agent was away: after a day nobody waits for a pod."""
 _EXIT_MARGIN_S = 10.0
 """Beyond every grace: the agent ends after this even if its launcher does not."""
 
@@ -221,7 +223,7 @@ class PodMember:
         match event:
             case WorkerAttached():
                 place.attach(event.attach.stack_signal)
-                self._contact.note_away(now_s - event.attach.away_s)
+                self._contact.note_away(now_s - min(event.attach.away_s, _MOST_AWAY_S))
             case WorkerReported(message=report):
                 place.receive(report)
                 note_answer(place, self.settings.timeouts.soft_s)
@@ -257,7 +259,7 @@ class PodMember:
     def _receive_processes(self, message: Processes) -> None:
         self._is_launcher_leaving, self.orders.is_draining = message.is_leaving, message.is_draining
         for state in message.processes:
-            if not 0 <= state.local_rank < len(self.places):
+            if not 0 <= state.local_rank < len(self.places) or state.incarnation > MAX_CLAIMED:
                 continue
             place = self.places[state.local_rank]
             if state.incarnation > place.incarnation.number:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Union
 
+from unbroken_core.bounds import MAX_SECONDS
 from unbroken_core.checkpoints import Held
 from unbroken_core.findings import Health, is_news
 from unbroken_core.messages import Fault, Heartbeat, Report, WorkerState
@@ -183,7 +184,7 @@ class Reporter:
         if state.fault is None:
             return state
         age_s = now_s - self._fault_since_s.get((state.local_rank, state.fault), now_s)
-        return replace(state, fault=replace(state.fault, detect_s=state.fault.detect_s + age_s))
+        return replace(state, fault=replace(state.fault, detect_s=min(state.fault.detect_s + age_s, MAX_SECONDS)))
 
 
 def _entered(workers: tuple[WorkerState, ...], sent: tuple[WorkerState, ...]) -> list[WorkerState]:

@@ -267,10 +267,10 @@ def test_answer_that_cannot_be_fails_the_job(workers: tuple[int, ...], error: st
         pytest.param(
             replace(SETTINGS, min_replicas=2),
             (0, 1),
-            "2 workers of 1 pods a rank, at least 2 pods are wanted (minReplicas)",
+            "2 workers of 1 pod a rank, at least 2 pods are wanted (minReplicas)",
             id="too few pods",
         ),
-        pytest.param(SETTINGS, (), "0 workers of 0 pods a rank, at least 1 pods are wanted (minReplicas)", id="nobody"),
+        pytest.param(SETTINGS, (), "0 workers of 0 pods a rank, at least 1 pod is wanted (minReplicas)", id="nobody"),
         pytest.param(
             replace(SETTINGS, divisible_by=4),
             (3, 0, 1),
@@ -300,7 +300,7 @@ def test_script_that_gives_too_few_a_rank_after_a_loss_waits_for_another_pod_and
     bench.answer(2, 3)
     status = bench.status()
     assert (status.phase, status.reason) == (JobPhase.INTERRUPTED, Reason.BELOW_MINIMUM)
-    text = "the rank assignment of the script gives 2 workers of 1 pods a rank, at least 2 pods are wanted"
+    text = "the rank assignment of the script gives 2 workers of 1 pod a rank, at least 2 pods are wanted"
     assert status.message.endswith(f"2 of 3 are there (0 starting), at least 2 are wanted; {text} (minReplicas)")
     bench.live(SETTINGS.timeouts.startup_s / 2)
     assert len(bench.asked) == num_asked, "nothing has changed"
@@ -332,7 +332,7 @@ def test_script_that_gives_too_few_a_rank_ends_the_job_when_no_other_pod_comes_i
             bench.answer(*healthy[:2])
     status = bench.status()
     assert status.phase is JobPhase.FAILED
-    assert "the rank assignment of the script gives 2 workers of 1 pods a rank" in status.message
+    assert "the rank assignment of the script gives 2 workers of 1 pod a rank" in status.message
 
 
 def test_keys_of_all_workers_go_with_the_question_those_of_the_lost_included() -> None:

@@ -1,5 +1,6 @@
 """Findings of watches in a running job: told in any case, and acted on only where the job wants it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from unbroken_core.findings import Finding, Health, Verdict
 from unbroken_core.layers import Layer
 from unbroken_core.messages import Halt, Hello, Interrupt, Plan, Report, Respawn
 from unbroken_core.reasons import Cause, JobPhase, Rung
-from unbroken_core.recovery.health import SWITCH_S
+from unbroken_core.recovery.health import BREAKER_S, BUDGET_S, MAX_BLAMED, SWITCH_S
 from unbroken_core.settings import HealthMode, JobSettings, RungBudget
 
 from .test_coordinator import GONE, READY, RUNNING, SETTINGS, ranks, sent
@@ -23,6 +24,8 @@ OWN = Finding("gpu-events", "GPU-a", Verdict.OK, "xid-31", seen=3)
 SILENT = Finding("ports", "", Verdict.UNKNOWN, "not-told")
 TEXT = "xid-79 on GPU-a is fatal: XID 79: the GPU has fallen off the bus"
 ACT = replace(SETTINGS, health=HealthMode.ACT)
+PATIENT = replace(SETTINGS.timeouts, heartbeat_s=90_000.0)
+"""Nobody is lost for saying nothing."""
 OBSERVE = replace(SETTINGS, health=HealthMode.OBSERVE)
 
 
@@ -40,13 +43,14 @@ class WatchedBench(MovingBench):
         report = Report(self.seq, tuple(self.states[pod]), health=Health(findings))
         return self.step(AgentReported(self.sessions[pod], report))
 
-    def move(self, actions: list[Action]) -> list[Action]:
+    def move(self, actions: list[Action], active: Sequence[str] = ("p0", "p1")) -> list[Action]:
         """Let the active pods stand and save, once they are asked to."""
-        first = order_of(actions)
-        self.answer("p0", first, 5, 5, is_held=True)
-        common = order_of(self.answer("p1", first, 5, 5, is_held=True))
-        self.answer("p0", common, 5, 5, is_held=True, is_done=True)
-        return self.answer("p1", common, 5, 5, is_held=True, is_done=True)
+        first, last = active
+        order = order_of(actions)
+        self.answer(first, order, 5, 5, is_held=True)
+        common = order_of(self.answer(last, order, 5, 5, is_held=True))
+        self.answer(first, common, 5, 5, is_held=True, is_done=True)
+        return self.answer(last, common, 5, 5, is_held=True, is_done=True)
 
 
 @pytest.mark.parametrize("finding", [LOST, DOWN], ids=["fatal", "suspect"])
@@ -141,7 +145,7 @@ def test_a_spare_that_is_broken_itself_takes_nothing_over() -> None:
 
 
 def test_a_false_alarm_of_the_whole_fleet_moves_one_pod_at_most() -> None:
-    bench = WatchedBench(replace(ACT, spares=6))
+    bench = WatchedBench(replace(ACT, spares=6, timeouts=PATIENT))
     for number in range(3, 8):
         bench.join(f"p{number}")
     bench.move(bench.find("p0", LOST))
@@ -150,7 +154,7 @@ def test_a_false_alarm_of_the_whole_fleet_moves_one_pod_at_most() -> None:
     plans = sent(bench.all_are(READY, 0, "p0", "p1"), Plan)
     active = [pod for pod, plan in plans.items() if plan.ranks[0].rank is not None]
     bench.all_are(RUNNING, 1, *active)
-    assert not sent(bench.live(600.0), Halt)
+    assert not sent(bench.tick(600.0), Halt)
     status = bench.status()
     assert (len(status.recoveries), sum(bool(pod.unfit) for pod in status.pods)) == (1, 1)
     assert status.health is not None
@@ -220,3 +224,63 @@ def test_a_job_is_led_to_no_step_for_a_watch_that_talks_all_the_time() -> None:
     bench = WatchedBench(settings)
     for number in range(200):
         assert bench.find("p0", replace(DOWN, entity=f"mlx5_{number}/1", seen=1)) == []
+
+
+def test_a_finding_ends_no_job_whose_budget_for_pods_is_used_up() -> None:
+    """Before, one forged finding, or a sound one, failed a job that trained."""
+    bench = WatchedBench(replace(ACT, rungs=(RungBudget(Rung.IN_PROCESS), RungBudget(Rung.POD, 1, 60.0))))
+    bench.fault("p0", 0, Cause.PROCESS_EXIT, GONE)
+    bench.all_are(READY, 0, "p1")
+    bench.all_are(RUNNING, 1, "p1", "p2")
+    bench.states["p0"] = bench.workers(READY, incarnation=1)
+    bench.report("p0")
+    assert bench.status().spare_ranks == 2
+    assert bench.find("p1", LOST) == []
+    assert not sent(bench.live(40.0), Halt)
+    assert bench.status().phase is JobPhase.RUNNING
+    assert sorted(sent(bench.live(25.0), Halt)) == ["p1", "p2"]
+
+
+class RackedBench(WatchedBench):
+    """Pod p0 is alone in its rack, p1 shares one with the spare, and no spare leaves its rack."""
+
+    def hello(self, pod: str, **changes: Any) -> Hello:
+        self.domains = ("w", "r1" if pod == "p0" else "r2")
+        return super().hello(pod, **changes)
+
+
+def test_ranks_stay_where_no_layer_lets_a_spare_take_them() -> None:
+    """Before, the job waited for another pod, and failed where none came."""
+    layers = (Layer("row", "l/row", replace_from=False), Layer("rack", "l/rack"))
+    bench = RackedBench(replace(ACT, layers=layers))
+    assert bench.find("p0", LOST) == []
+    assert not sent(bench.live(20.0), Halt)
+    bench.find("p0", OWN)
+    assert sorted(sent(bench.find("p1", LOST), Halt)) == ["p0", "p1"]
+
+
+def test_a_trainer_that_forges_findings_in_each_new_pod_moves_its_job_four_times_an_hour() -> None:
+    """All that it reaches: its own job moves, seldom, from one pod to the next, and says why it stops."""
+    bench = WatchedBench(replace(ACT, spares=2, timeouts=PATIENT))
+    moved_s: list[float] = []
+    for number in range(3, 33):
+        bench.join(f"p{number}")
+        active = [pod.pod for pod in bench.status().pods if pod.ranks]
+        asked = bench.find(active[0], LOST)
+        if sent(asked, Halt):
+            moved_s.append(bench.now_s)
+            bench.move(asked, active)
+            iteration = bench.status().iteration
+            plans = sent(bench.all_are(READY, iteration, *active), Plan)
+            heirs = [pod for pod, plan in plans.items() if plan.ranks[0].rank is not None]
+            assert active[0] not in heirs
+            bench.all_are(RUNNING, iteration + 1, *heirs)
+        else:
+            health = bench.status().health
+            assert health is not None
+            assert health.held == "findings have moved 4 pods within 60 min: no more for now"
+            bench.find(active[0], OWN)
+        assert bench.status().phase is JobPhase.RUNNING
+        bench.tick(BREAKER_S + 1)
+    assert len(moved_s) == 12
+    assert all(later - earlier >= BUDGET_S for earlier, later in zip(moved_s, moved_s[MAX_BLAMED:], strict=False))

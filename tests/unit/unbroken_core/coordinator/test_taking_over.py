@@ -1,6 +1,6 @@
 """A new coordinator was not there when the world was lost: times and culprit are what agents and operator know."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -158,3 +158,46 @@ def test_no_earlier_run_makes_a_share_that_cannot_be(ago_s: float, gained_s: flo
     assert status.ettr is not None
     assert 0.0 <= status.ettr <= 1.0
     assert 0.0 <= status.gained_s <= (status.ran_for_s or 0.0)
+
+
+def drained(others: Mapping[str, PodObservation], *, is_accounted: bool = True) -> Bench:
+    """Return a coordinator to which the spare has come; a drain took both active pods, and the one before it."""
+    bench = successor({"p2": Bench().workers(READY)}, {}, {})
+    pods = {"uid-p2": PodObservation("p2", "node-p2", ()), **others}
+    gone = (GonePod("p0", "node-p0", (0, 1), ago_s=9.0), GonePod("p1", "node-p1", (2, 3), ago_s=7.0))
+    bench.step(Observed(Observation(pods, is_accounted=is_accounted, gone=gone)))
+    return bench
+
+
+def test_nobody_waits_for_pods_that_the_operator_saw_end_and_the_loss_counts_from_then() -> None:
+    fresh = PodObservation("p3", "", (), is_waiting=True)
+    over = PodObservation("p1", "node-p1", (), gone=Cause.POD_LOST, is_ended=True)
+    for others in ({}, {"uid-p3": fresh, "uid-p1": over}):
+        first = drained(others).status().recoveries[0]
+        assert (first.cause, first.pod, first.started_at) == (Cause.POD_LOST, "p0", "t291")
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        pytest.param(lambda: drained({}, is_accounted=False), id="one that is not named may train on"),
+        pytest.param(
+            lambda: drained({"uid-p1": PodObservation("p1", "node-p1", (), gone=Cause.POD_LEAVING)}),
+            id="one that is ending may come back and move in peace",
+        ),
+        pytest.param(lambda: drained({"uid-p1": PodObservation("p1", "node-p1", ())}), id="one runs"),
+    ],
+)
+def test_who_may_still_come_is_waited_for(bench: Callable[[], Bench]) -> None:
+    made = bench()
+    assert "have come back" in made.status().message
+    assert made.status().recoveries == ()
+    made.live(31)
+    recovery = made.status().recoveries[0]
+    assert recovery.started_at == "t291", "the operator saw the first of them go then"
+
+
+def test_a_world_of_which_nobody_knows_anything_was_lost_before_the_wait_for_it() -> None:
+    bench = successor({"p2": Bench().workers(READY)}, {}, {})
+    bench.live(31)
+    assert bench.status().recoveries[0].started_at == "t300"

@@ -1,0 +1,181 @@
+"""The folder in which the processes of all ranks make one checkpoint out of their parts. Standard library only.
+
+    FOLDER/step-100/                      a whole checkpoint: it appears by one rename
+    FOLDER/.unbroken/EPOCH/has/3.json     what rank 3 has
+    FOLDER/.unbroken/EPOCH/plan/3.json    what of it rank 3 writes
+    FOLDER/.unbroken/EPOCH/step-100/      parts
+    FOLDER/.unbroken/void-…               what must never become whole
+
+An epoch is one iteration of a job. It begins when the folders of all others are renamed, and only then do ranks look
+for what they can restore. So what an earlier iteration has not made whole by then it never will: its last rename fails.
+"""
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+WORK: Final = ".unbroken"
+MARK: Final = "unbroken.json"
+"""In each checkpoint that was made here; no other is ever removed."""
+_VOID: Final = "void-"
+_STEP: Final = "step-"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One iteration of a job, and the folder of its checkpoints."""
+
+    folder: Path
+    job: str
+    """Digest of the job's uid, hexadecimal."""
+    iteration: int
+    term: int
+    nonce: int
+    """Of this iteration alone, the same on all ranks: numbers begin anew with a job."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.iteration}-{self.term}-{self.nonce:x}"
+
+    @property
+    def work(self) -> Path:
+        """Folder of its parts."""
+        return self.folder / WORK / self.name
+
+    def parts(self, step: int) -> Path:
+        """Return the folder of the parts of a step."""
+        return self.work / f"{_STEP}{step}"
+
+    def whole(self, step: int) -> Path:
+        """Return the folder of a step once it is whole."""
+        return self.folder / f"{_STEP}{step}"
+
+    def begin(self) -> None:
+        """Void what other iterations have not made whole, and begin. Each rank may do it. Raises OSError."""
+        root = self.folder / WORK
+        root.mkdir(parents=True, exist_ok=True)
+        for entry in os.scandir(root):
+            if entry.name != self.name and not entry.name.startswith(_VOID):
+                self.void(Path(entry.path))
+        for part in ("has", "plan"):
+            (self.work / part).mkdir(parents=True, exist_ok=True)
+
+    def is_whole(self, step: int) -> bool:
+        """Whether this iteration has made a step whole."""
+        mark = read_mark(self.whole(step))
+        return mark is not None and (mark.get("job"), mark.get("iteration")) == (self.job, self.iteration)
+
+    def is_void(self) -> bool:
+        """Whether another iteration has begun."""
+        return not self.work.is_dir()
+
+    def void(self, path: Path) -> None:
+        """Take something out of the way, at once; `sweep` removes it."""
+        try:
+            path.rename(self._aside())
+        except FileNotFoundError:
+            return  # Another rank was quicker.
+
+    def steps(self) -> list[int]:
+        """Return the steps of which there are parts; none where the epoch is void."""
+        return sorted(_numbers(self.work))
+
+    def publish(self, step: int) -> None:
+        """Make a step whole.
+
+        Raises FileNotFoundError where another iteration has begun, FileExistsError where somebody else has made one.
+        """
+        target = self.whole(step)
+        try:
+            self.parts(step).rename(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if read_mark(target) is None:
+            raise FileExistsError(errno.EEXIST, "there is another checkpoint of this step", str(target))
+        # Of an iteration that was given up: this one went on from an older step.
+        aside = self._aside()
+        target.rename(aside)
+        try:
+            self.parts(step).rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
+
+    def retain(self, step: int, num: int) -> None:
+        """A step is whole: void what it replaces, and all but the newest that were made here. Raises OSError."""
+        made: list[tuple[bool, int, int, int]] = []
+        for other in _numbers(self.folder):
+            mark = read_mark(self.whole(other))
+            if mark is not None:
+                is_own = mark.get("job") == self.job
+                made.append((is_own, _number(mark, "iteration"), _number(mark, "term"), other))
+        own = (True, self.iteration, self.term)
+        # What an earlier iteration has made of later steps: this one did not go on from it.
+        dead = [one for one in made if one[:3] < own and one[3] > step]
+        kept = sorted(set(made) - set(dead), reverse=True)
+        for one in (*dead, *kept[num:]):
+            self.void(self.whole(one[3]))
+
+    def sweep(self) -> None:
+        """Remove what is void. It may take long."""
+        for entry in os.scandir(self.folder / WORK):
+            if entry.name.startswith(_VOID):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+    def _aside(self) -> Path:
+        return self.folder / WORK / f"{_VOID}{secrets.token_hex(8)}"
+
+
+def write_json(path: Path, data: Any) -> bytes:
+    """Write a file whole or not at all, for good; return what was written. Raises OSError."""
+    content = json.dumps(data, separators=(",", ":")).encode()
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    return content
+
+
+def read_mark(checkpoint: Path) -> dict[str, Any] | None:
+    """Return what a checkpoint that was made here says of itself; None of any other one."""
+    try:
+        found = json.loads((checkpoint / MARK).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(mark: dict[str, Any], name: str) -> int:
+    value = mark.get(name)
+    return value if isinstance(value, int) else -1
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder on the disk for good. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = [entry.name.removeprefix(_STEP) for entry in os.scandir(folder) if entry.name.startswith(_STEP)]
+    except FileNotFoundError:
+        return []
+    return [int(name) for name in names if name.isascii() and name.isdecimal() and str(int(name[:18])) == name]

@@ -1,0 +1,218 @@
+"""The worker's side: orders its process to write a slot, and waits for nothing."""
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unbroken.memory.agreement import gather
+from unbroken.memory.arena import WorkerSlots
+from unbroken.memory.background.epochs import Epoch
+from unbroken.memory.background.orders import WriteOrder, send
+from unbroken.memory.place import WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+Names = Mapping[str, Sequence[Any]]
+_LOOK_S = 0.1
+_MOST_ORDERED = 63
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """Where, how often and how many."""
+
+    folder: Path
+    every: int
+    """Steps from one checkpoint to the next."""
+    keep: int
+    """Whole checkpoints that stay."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A step that belongs on the disk."""
+
+    place: WorkerInfo
+    arena: WorkerSlots
+    step: int
+    names: Names
+
+
+class Handover:
+    """Of one checkpointer, in one iteration."""
+
+    def __init__(self, settings: DiskSettings) -> None:
+        self._settings = settings
+        self._epoch: Epoch | None = None
+        self._before, self._step = -1, -1
+        """The steps of the two last saves that were due, or the one that was loaded."""
+        self._newest_due = -1
+        self._due: _Due | None = None
+        """What has not been ordered yet."""
+        self._ordered: list[int] = []
+
+    def begin(self, place: WorkerInfo) -> None:
+        """Void what earlier iterations have not made whole, before anybody looks for it. A collective of all ranks.
+
+        Raises OSError.
+        """
+        self._epoch, self._due, self._ordered = None, None, []
+        self._before = self._step = self._newest_due = -1
+        nonce = gather([[secrets.randbits(62)]], 1)[0][0][0]
+        job = hashlib.sha256(os.environ.get("TORCHELASTIC_RUN_ID", "").encode()).hexdigest()[:32]
+        epoch = Epoch(self._settings.folder.absolute(), job, place.iteration, place.term, nonce)
+        epoch.begin()
+        self._epoch = epoch
+
+    def loaded(self, step: int | None) -> None:
+        """All ranks went back to this step."""
+        self._before = self._step = -1 if step is None else step
+
+    def is_due(self, step: int) -> bool:
+        """Take note of a step that is saved; return whether it belongs on the disk. The same on all ranks."""
+        if step != self._step:  # A save that was skipped may be tried again.
+            self._before, self._step = self._step, step
+        is_due = step // self._settings.every != self._before // self._settings.every
+        if is_due:
+            self._newest_due = step
+        return is_due
+
+    def offer(self, place: WorkerInfo, arena: WorkerSlots, step: int, names: Names) -> str:
+        """Order that a step which is in memory is written; return why it is not, "" if all is well.
+
+        While the disk still takes the one before, the newest that is due waits for its turn: see `catch_up`.
+        `names`: where each name lies in the state's dictionaries.
+        """
+        epoch = self._epoch
+        if epoch is None or (epoch.iteration, epoch.term) != (place.iteration, place.term):
+            return f"step {step}: `load` was not called at the beginning of this iteration, or could not begin"
+        problem = "" if self._due is None else f"step {self._due.step}: the disk is slower than `disk_every`"
+        self._due = _Due(place, arena, step, names)
+        self.catch_up()
+        return problem
+
+    def catch_up(self) -> None:
+        """Order what could not be ordered before, if it is still in memory."""
+        due, epoch = self._due, self._epoch
+        if due is None or epoch is None:
+            return
+        descriptors: list[int] = []
+        try:
+            if not _child().is_free():
+                return
+            self._due = None
+            lent = due.arena.lend(due.step)
+            if lent is None:
+                logger.warning("not written to the disk: step %d is not in memory any more", due.step)
+                return
+            descriptors.append(lent.descriptor)
+            descriptors.append(_file_of(due.names))
+            order = WriteOrder(
+                str(epoch.folder), epoch.job, epoch.term, epoch.iteration, epoch.nonce, due.step, due.place.rank,
+                due.place.world_size, str(lent.path), lent.serial, self._settings.keep,
+            )  # fmt: skip
+            _child().order(order, descriptors)
+            self._ordered = [*self._ordered[-_MOST_ORDERED:], due.step]
+        except OSError as error:
+            logger.warning("not written to the disk: step %d: its process cannot be reached: %s", due.step, error)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the newest step that was due is whole on the disk; return whether it is.
+
+        A collective of all ranks. If one could not save it in memory, they wait for the newest that all could.
+        """
+        until_s = time.monotonic() + seconds
+        while self._due is not None and time.monotonic() < until_s:
+            self.catch_up()
+            time.sleep(_LOOK_S)
+        rows = gather([[step] for step in (self._newest_due, *self._ordered)], 1)
+        common = set.intersection(*({step for (step,) in row[1:]} for row in rows))
+        newest_due = max(step for ((step,), *_) in rows)
+        if newest_due < 0:
+            return True
+        step = max(common, default=-1)
+        while self._epoch is not None and step >= 0 and not self._epoch.is_whole(step):
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(_LOOK_S)
+        return self._epoch is not None and step == newest_due
+
+
+class _Child:
+    """The process that writes for this one, and outlives its iterations."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", "unbroken.memory.background", str(theirs.fileno())]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        self._is_busy = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be ordered anything."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def is_free(self) -> bool:
+        """Whether it has taken what was ordered."""
+        try:
+            while self._is_busy and self._connection.recv(16, socket.MSG_DONTWAIT):
+                self._is_busy = False
+        except BlockingIOError:
+            return False
+        return True
+
+    def order(self, order: WriteOrder, descriptors: Sequence[int]) -> None:
+        """Send an order. Raises OSError."""
+        self._is_busy = True
+        send(self._connection, order, descriptors)
+
+    def close(self) -> None:
+        """Let it end once it is done."""
+        self._connection.close()
+
+
+class _Process:
+    """What this process has started."""
+
+    child: _Child | None = None
+
+
+def _child() -> _Child:
+    """Return this process' child; start one where there is none. Raises OSError."""
+    child = _Process.child
+    if child is None or not child.is_alive:
+        if child is not None and child.owner == os.getpid():
+            child.close()
+        child = _Process.child = _Child()
+    return child
+
+
+def _file_of(names: Mapping[str, Sequence[Any]]) -> int:
+    """Return a file in memory with the names. Raises OSError."""
+    descriptor = os.memfd_create("unbroken-names", os.MFD_CLOEXEC)
+    try:
+        content = memoryview(json.dumps(names, default=str).encode())
+        while content:
+            content = content[os.write(descriptor, content) :]
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,55 @@
+"""What a worker hands to the process that writes: one datagram, with the slot and its names.
+
+The slot's descriptor has a shared lock: nobody overwrites the slot before all its descriptors are closed.
+"""
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from unbroken_core.errors import WireError
+
+MAX_ORDER_BYTES: Final = 32 << 10
+TAKEN: Final = b"taken"
+"""The answer: the slot is read, and free again."""
+
+
+@dataclass(frozen=True)
+class WriteOrder:
+    """Write this rank's part of a checkpoint."""
+
+    folder: str
+    job: str
+    """Digest of the job's uid, hexadecimal."""
+    term: int
+    iteration: int
+    nonce: int
+    step: int
+    rank: int
+    world_size: int
+    path: str
+    """Of the slot."""
+    serial: int
+    keep: int
+    """Whole checkpoints that stay."""
+
+
+def send(connection: socket.socket, order: WriteOrder, descriptors: Sequence[int]) -> None:
+    """Send it without waiting, with descriptors of the slot and of a file with its names. Raises OSError."""
+    content = json.dumps(asdict(order)).encode()
+    socket.send_fds(connection, [content], list(descriptors), socket.MSG_DONTWAIT)
+
+
+def receive(connection: socket.socket) -> tuple[WriteOrder, list[int]] | None:
+    """Return what comes next, with its descriptors; None at the end. Raises WireError, OSError."""
+    content, descriptors, _, _ = socket.recv_fds(connection, MAX_ORDER_BYTES, 2)
+    if not content:
+        return None
+    try:
+        if len(descriptors) != 2:
+            raise ValueError(f"want 2 descriptors, got {len(descriptors)}")
+        return WriteOrder(**json.loads(content)), list(descriptors)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"order: {error}"[:500]) from error

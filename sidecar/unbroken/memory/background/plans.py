@@ -1,0 +1,91 @@
+"""Which rank writes what: torch's own planner decides, over what all ranks have."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from unbroken.memory.layout import Entry
+
+Key = tuple[str, tuple[int, ...] | None]
+"""Name of a tensor and where its part begins; None for an object."""
+
+
+class PlanError(Exception):
+    """The parts of all ranks make no checkpoint; the message says why."""
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """Who writes what."""
+
+    plan_id: str
+    of_rank: tuple[tuple[int, ...], ...]
+    """For each rank the indices into what it has."""
+    keys: frozenset[Key]
+    """All that has to be written."""
+    metadata: Metadata
+
+
+def describe(entries: Sequence[Entry], objects: Sequence[str], paths: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return what a rank tells the others that it has.
+
+    `paths`: where each name lies in the dictionaries of the state.
+    """
+    rows = [[one.name, str(one.dtype).removeprefix("torch."), one.size, one.offsets, one.sizes] for one in entries]
+    names = [one.name for one in entries] + list(objects)
+    return {
+        "entries": rows,
+        "objects": list(objects),
+        "paths": {name: list(paths.get(name, (name,))) for name in names},
+    }
+
+
+def local_plan(has: Mapping[str, Any]) -> SavePlan:
+    """Return what a rank has in torch's words, in the same order. Raises PlanError."""
+    try:
+        items = [_tensor_item(*row) for row in has["entries"]]
+        items += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in has["objects"]]
+        return SavePlan(items, planner_data={name: tuple(path) for name, path in has["paths"].items()})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanError(f"what a rank has cannot be read: {error!r}"[:500]) from error
+
+
+def decide(contents: Sequence[bytes]) -> WritePlan:
+    """Return who writes what, given what each rank says. Raises PlanError."""
+    try:
+        plans = [local_plan(json.loads(content)) for content in contents]
+        indices = [{key_of(item.index): index for index, item in enumerate(plan.items)} for plan in plans]
+        chosen, metadata = DefaultSavePlanner().create_global_plan(plans)
+        of_rank = tuple(
+            tuple(sorted(index[key_of(item.index)] for item in plan.items))
+            for index, plan in zip(indices, chosen, strict=True)
+        )
+    except (ValueError, AssertionError, RecursionError) as error:
+        raise PlanError(f"the parts of all ranks make no checkpoint: {error}"[:500]) from error
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(hashlib.sha256(content).digest())
+    keys = frozenset(key_of(item.index) for plan in chosen for item in plan.items)
+    return WritePlan(digest.hexdigest()[:32], of_rank, keys, metadata)
+
+
+def key_of(index: MetadataIndex) -> Key:
+    """Return what names an item in all plans."""
+    return index.fqn, None if index.offset is None else tuple(index.offset)
+
+
+def _tensor_item(name: str, dtype: str, size: list[int], offsets: list[int], sizes: list[int]) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"{dtype} is no type of tensors")
+    data = TensorWriteData(chunk, TensorProperties(dtype=kind), torch.Size(size))
+    # A part of its own also where it is the whole: torch's planner takes several ranks with the same one then.
+    return WriteItem(MetadataIndex(name, torch.Size(offsets)), WriteItemType.SHARD, tensor_data=data)

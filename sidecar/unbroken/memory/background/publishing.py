@@ -1,0 +1,115 @@
+"""What the process of rank 0 does for all: it plans, makes checkpoints whole, and removes old ones."""
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
+
+from unbroken.memory.background.epochs import MARK, Epoch, sync, write_json
+from unbroken.memory.background.parts import Row
+from unbroken.memory.background.plans import PlanError, WritePlan, decide
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".part"
+
+
+class Publisher:
+    """Of one epoch."""
+
+    def __init__(self, epoch: Epoch, world_size: int, keep: int) -> None:
+        self._epoch, self._world_size, self._keep = epoch, world_size, keep
+        self._seen: tuple[tuple[str, int, int], ...] = ()
+        self._decision: WritePlan | None = None
+        self.newest = -1
+        """The newest step that was made whole."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether parts of other ranks may come."""
+        return bool(self._epoch.steps())
+
+    def turn(self) -> None:
+        """Do what can be done now. Raises OSError; FileNotFoundError where another iteration has begun."""
+        self._plan()
+        for step in reversed(self._epoch.steps()):
+            if step < self.newest:
+                logger.warning("checkpoint for the disk given up, since a later one is whole: step=%d", step)
+                self._epoch.void(self._epoch.parts(step))
+            elif len(self._parts(step)) == self._world_size:
+                self._publish(step)
+
+    def _plan(self) -> None:
+        folder = self._epoch.work / "has"
+        found = {
+            entry.name: (entry.name, entry.stat().st_mtime_ns, entry.stat().st_size)
+            for entry in os.scandir(folder)
+            if not entry.name.startswith(".")
+        }
+        names = [f"{rank}.json" for rank in range(self._world_size)]
+        if any(name not in found for name in names):
+            return
+        seen = tuple(found[name] for name in names)
+        if seen == self._seen:
+            return
+        contents = [(folder / name).read_bytes() for name in names]
+        try:
+            self._decision = decide(contents)
+        except PlanError as error:
+            logger.error("no checkpoints on the disk: %s", error)
+            self._decision = None
+        self._seen = seen
+        for rank, content in enumerate(contents):
+            indices = None if self._decision is None else self._decision.of_rank[rank]
+            plan_id = "" if self._decision is None else self._decision.plan_id
+            plan = {"plan": plan_id, "has": digest(content), "indices": indices}
+            write_json(self._epoch.work / "plan" / f"{rank}.json", plan)
+
+    def _parts(self, step: int) -> list[Path]:
+        folder = self._epoch.parts(step)
+        paths = (folder / part_name(rank) for rank in range(self._world_size))
+        return [path for path in paths if path.exists()]
+
+    def _publish(self, step: int) -> None:
+        folder, decision = self._epoch.parts(step), self._decision
+        parts = [json.loads(path.read_bytes()) for path in self._parts(step)]
+        rows: list[Row] = [tuple(row) for part in parts for row in part["rows"]]
+        keys = {(name, None if offset is None else tuple(offset)) for name, offset, *_ in rows}
+        if decision is None or any(part["plan"] != decision.plan_id for part in parts) or keys != decision.keys:
+            logger.warning("checkpoint for the disk given up: step=%d: its ranks' states differ in form", step)
+            self._epoch.void(folder)
+            return
+        FileSystemWriter(folder).finish(replace(decision.metadata), [[_result(row) for row in rows]])
+        mark = {"job": self._epoch.job, "iteration": self._epoch.iteration, "term": self._epoch.term, "step": step}
+        write_json(folder / MARK, {**mark, "world_size": self._world_size})
+        for path in self._parts(step):
+            path.unlink()
+        sync(folder)
+        self._epoch.publish(step)
+        sync(self._epoch.folder)
+        self.newest = max(self.newest, step)
+        logger.info("checkpoint on the disk: step=%d folder=%s", step, self._epoch.whole(step))
+        self._epoch.retain(step, self._keep)
+
+
+def part_name(rank: int) -> str:
+    """Return the name of the file by which a rank says that its part is on the disk."""
+    return f"{rank}{_SUFFIX}"
+
+
+def digest(content: bytes) -> str:
+    """Return what names a content: enough to see that it is not another one."""
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _result(row: Row) -> WriteResult:
+    name, offset, path, start, length = row
+    index = MetadataIndex(name, None if offset is None else torch.Size(offset))
+    return WriteResult(index, length, _StorageInfo(path, start, length))

@@ -1,0 +1,182 @@
+"""The process that writes one rank's parts. It lives as long as its worker, and until what it began is done.
+
+order ──> has ──> plan ──> bytes out of the slot, verified ──> slot free ──> fsync ──> part
+                   ^                                                                    │
+rank 0:   all have ┘                                                    all parts ──────┴──> whole
+"""
+
+import json
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unbroken.memory.background.epochs import Epoch, sync, write_json
+from unbroken.memory.background.orders import TAKEN, WriteOrder, receive
+from unbroken.memory.background.parts import write_part
+from unbroken.memory.background.plans import PlanError, describe
+from unbroken.memory.background.publishing import Publisher, digest, part_name
+from unbroken.memory.sources import Source, UnreadableError, adopt_source
+from unbroken_core.errors import WireError
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+_LOOK_S = 0.2
+PLAN_S = 60.0
+"""How long a rank waits for all others to say what they have. Its slot is not written meanwhile."""
+_DIGESTS_S = 120.0
+_LINGER_S = 60.0
+"""How long the process of rank 0 waits for parts of others once its worker has ended."""
+
+
+class NotWrittenError(Exception):
+    """A part was not written; the message says why."""
+
+
+class DiskWriter:
+    """One process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._publisher: Publisher | None = None
+        self._epoch: Epoch | None = None
+
+    def run(self) -> None:
+        """Write what is ordered until the worker has ended."""
+        while True:
+            is_waiting = self._publisher is not None and self._publisher.is_waiting
+            if select.select([self._connection], [], [], _LOOK_S if is_waiting else None)[0]:
+                try:
+                    received = receive(self._connection)
+                except ConnectionError:
+                    break  # The worker has ended, and has not read the last answer.
+                except WireError as error:
+                    logger.error("order of the worker cannot be read: %s", error)
+                    break
+                if received is None:
+                    break
+                self._take(*received)
+            self._publish()
+        until_s = time.monotonic() + _LINGER_S
+        while self._publisher is not None and self._publisher.is_waiting and time.monotonic() < until_s:
+            self._publish()
+            time.sleep(_LOOK_S)
+
+    def _take(self, order: WriteOrder, descriptors: list[int]) -> None:
+        began_s = time.monotonic()
+        try:
+            written = self._write(order, descriptors)
+        except (NotWrittenError, UnreadableError, PlanError, OSError) as error:
+            logger.warning("not written to the disk: step=%d rank=%d: %s", order.step, order.rank, error)
+        else:
+            logger.info(
+                "written to the disk: step=%d rank=%d bytes=%d seconds=%.1f",
+                *(order.step, order.rank, written, time.monotonic() - began_s),
+            )
+        finally:
+            self._release(descriptors)
+
+    def _write(self, order: WriteOrder, descriptors: list[int]) -> int:
+        """Write a part; return its bytes."""
+        epoch = Epoch(Path(order.folder), order.job, order.iteration, order.term, order.nonce)
+        if epoch != self._epoch:
+            self._enter(epoch, order)
+        with os.fdopen(os.dup(descriptors[1]), "rb") as file:
+            file.seek(0)
+            names = json.load(file)
+        with _opened(order, descriptors[0]) as source:
+            has = describe(source.layout.entries, list(source.objects), names)
+            content = write_json(epoch.work / "has" / f"{order.rank}.json", has)
+            plan = self._wait_for(lambda: _read_plan(epoch, order.rank, digest(content)), PLAN_S, "other ranks")
+            if plan["indices"] is None:
+                raise NotWrittenError("the states of all ranks make no checkpoint: the log of rank 0 says why")
+            folder = epoch.parts(order.step)
+            folder.mkdir(exist_ok=True)
+            rows = write_part(source, has, plan["indices"], folder, order.rank)
+            if not source.is_sealed():
+                raise NotWrittenError("its slot was void before it was read")
+        self._release(descriptors)
+        for name in sorted({row[2] for row in rows}):
+            sync(folder / name)
+        sync(folder)
+        write_json(folder / part_name(order.rank), {"plan": plan["plan"], "rows": rows})
+        return sum(row[4] for row in rows)
+
+    def _enter(self, epoch: Epoch, order: WriteOrder) -> None:
+        if epoch.is_void():
+            raise NotWrittenError("another iteration of the job, or another job, has begun")
+        self._epoch = epoch
+        self._publisher = Publisher(epoch, order.world_size, order.keep) if order.rank == 0 else None
+        if order.rank == 0:
+            epoch.sweep()
+
+    def _publish(self) -> None:
+        if self._publisher is None:
+            return
+        try:
+            self._publisher.turn()
+        except FileNotFoundError:
+            logger.info("no more checkpoints of this iteration: another one has begun")
+            self._publisher = None
+        except (OSError, ValueError) as error:
+            logger.warning("checkpoint not made whole on the disk: %s", error)
+        if self._epoch is not None and self._publisher is not None:
+            self._epoch.sweep()
+
+    def _wait_for(self, look: Callable[[], Json | None], seconds: float, whom: str) -> Json:
+        until_s = time.monotonic() + seconds
+        while True:
+            self._publish()
+            found = look()
+            if found is not None:
+                return found
+            if time.monotonic() > until_s:
+                raise NotWrittenError(f"waited {seconds:.0f} s for {whom}")
+            time.sleep(_LOOK_S)
+
+    def _release(self, descriptors: list[int]) -> None:
+        """Let the worker write the slot again, and order the next one."""
+        if not descriptors:
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        descriptors.clear()
+        try:
+            self._connection.send(TAKEN, socket.MSG_DONTWAIT)
+        except OSError:
+            return  # The worker has ended.
+
+
+@contextmanager
+def _opened(order: WriteOrder, descriptor: int) -> Iterator[Source]:
+    """Open a slot once its keeper has digested it."""
+    until_s = time.monotonic() + _DIGESTS_S
+    while True:
+        try:
+            source = adopt_source(Path(order.path), descriptor, order.serial)
+            break
+        except UnreadableError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(0.05)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def _read_plan(epoch: Epoch, rank: int, has: str) -> Json | None:
+    """Return what a rank that has this writes; None where it is not decided. Raises NotWrittenError."""
+    try:
+        plan = json.loads((epoch.work / "plan" / f"{rank}.json").read_bytes())
+    except FileNotFoundError:
+        if epoch.is_void():
+            raise NotWrittenError("another iteration of the job, or another job, has begun") from None
+        return None
+    return plan if plan["has"] == has else None

@@ -1,0 +1,190 @@
+"""Checkpoints that a process of the worker's own writes to the disk, with a real keeper: plain torch reads them."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.waiting import wait_until
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unbroken.memory import Checkpointer, Saved
+from unbroken.memory.background import handover
+from unbroken.memory.background.epochs import MARK, WORK, Epoch
+from unbroken.memory.disk import steps_on_disk
+
+from .conftest import LivePod
+from .test_checkpointer import contents, is_same, make_state, step_once
+
+# One process is enough to read what many have written.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+
+@pytest.fixture(autouse=True)
+def _no_child(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Each test has a writer of its own."""
+    monkeypatch.setattr(handover._Process, "child", None)
+    yield
+    child = handover._Process.child
+    if child is not None:
+        child.close()
+        child._process.kill()
+        child._process.wait()
+
+
+def writer() -> psutil.Process:
+    """Return the process that writes."""
+    children = psutil.Process().children()
+    return next(one for one in children if "unbroken.memory.background" in one.cmdline())
+
+
+def test_plain_torch_reads_what_was_written_in_the_background(pod: LivePod, tmp_path: Path) -> None:
+    """Tied weights, buffers, strides, lazily made state, objects: bit for bit; also as one file of torch.save."""
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=2, disk_keep=1)
+    assert checkpointer.load(state) is None
+    wanted = {}
+    for step in range(5):
+        step_once(state, step)
+        assert isinstance(checkpointer.save(state, step), Saved)
+        wanted[step] = contents(state)
+        # Each is taken, since nothing is faster than this disk: one at a time is.
+        assert checkpointer.flush(60)
+    wait_until(lambda: steps_on_disk(tmp_path) == [4], "older ones to be removed")
+    assert json.loads((tmp_path / "step-4" / MARK).read_text())["world_size"] == 1
+    assert sorted(path.name for path in (tmp_path / "step-4").iterdir()) == [".metadata", "__0_0.distcp", MARK]
+    fresh = make_state(seed=1)
+    step_once(fresh, 0)
+    load(fresh, checkpoint_id=tmp_path / "step-4")
+    assert is_same(contents(fresh), wanted[4])
+    dcp_to_torch_save(tmp_path / "step-4", tmp_path / "one-file")
+    assert torch.equal(torch.load(tmp_path / "one-file")["model"]["0.weight"], state["model"][0].weight)
+    # Without its memory the job goes on from there.
+    pod.be_outside()
+    pod.be_new_process()
+    fresh = make_state(seed=2)
+    assert Checkpointer(disk=tmp_path).load(fresh) == 4
+    assert is_same(contents(fresh), wanted[4])
+
+
+def test_a_killed_writer_costs_one_checkpoint_and_leaves_no_half_one(pod: LivePod, tmp_path: Path) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
+    checkpointer.load(state)
+    checkpointer.save(state, 0)
+    assert checkpointer.flush(60)
+    first = writer()
+    first.send_signal(signal.SIGSTOP)
+    checkpointer.save(state, 1)
+    # The step before is in the other slot: memory never waits for the disk.
+    assert isinstance(checkpointer.save(state, 2), Saved)
+    first.kill()
+    first.wait()
+    checkpointer.save(state, 3)
+    assert checkpointer.flush(60)
+    # Step 2 waited for its turn, and has had it if it was still in memory then.
+    assert [step for step in steps_on_disk(tmp_path) if step != 2] == [3, 0]
+
+
+def test_what_an_earlier_iteration_has_not_made_whole_it_never_will(pod: LivePod, tmp_path: Path) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1)
+    checkpointer.load(state)
+    step_once(state, 0)
+    checkpointer.save(state, 0)
+    assert checkpointer.flush(60)
+    late = writer()
+    late.send_signal(signal.SIGSTOP)
+    checkpointer.save(state, 1)
+    pod.be(iteration=1)
+    again = Checkpointer(disk=tmp_path, disk_every=1)
+    assert again.load(state) == 1  # From memory: it was sealed there.
+    late.send_signal(signal.SIGCONT)
+    again.save(state, 5)
+    assert again.flush(60)
+    assert steps_on_disk(tmp_path) == [5, 0]
+    wait_until(lambda: len(list((tmp_path / WORK).iterdir())) == 1, "what is void to be gone")
+
+
+def test_what_the_user_has_written_is_neither_replaced_nor_removed(pod: LivePod, tmp_path: Path) -> None:
+    pod.start()
+    state, checkpointer = make_state(), Checkpointer(disk=tmp_path, disk_every=1, disk_keep=1)
+    step_once(state, 0)
+    checkpointer.load(state)
+    save({"mine": torch.ones(3)}, checkpoint_id=tmp_path / "step-1")
+    # The user's is not replaced: the writer says so, and goes on.
+    for step in (1, 2):
+        checkpointer.save(state, step)
+    assert checkpointer.flush(60)
+    assert steps_on_disk(tmp_path) == [2, 1]
+    mine = {"mine": torch.zeros(3)}
+    load(mine, checkpoint_id=tmp_path / "step-1")
+    assert mine["mine"].tolist() == [1, 1, 1]
+
+
+def test_without_a_load_or_a_folder_that_can_be_written_training_goes_on(
+    pod: LivePod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.start()
+    state = make_state()
+    assert isinstance(Checkpointer(disk=tmp_path, disk_every=1).save(state, 0), Saved)
+    assert "`load` was not called at the beginning of this iteration" in caplog.text
+    (tmp_path / "file").touch()
+    checkpointer = Checkpointer(disk=tmp_path / "file", disk_every=1)
+    checkpointer.load(state)
+    assert f"{tmp_path / 'file'}" in caplog.text
+    assert isinstance(checkpointer.save(state, 1), Saved)
+    assert not checkpointer.flush(0)
+    assert handover._Process.child is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"disk_every": 1}, "disk_every: want a folder in `disk` to write to, got None"),
+        ({"disk_every": 0, "disk": "x"}, "disk_every: want a number from 1 on, got 0"),
+        ({"disk_every": True, "disk": "x"}, "disk_every: want a number from 1 on, got True"),
+        ({"disk_every": 1, "disk": "x", "disk_keep": 0}, "disk_keep: want a number from 1 on, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Checkpointer(**arguments)
+
+
+def test_the_rename_that_comes_first_wins(tmp_path: Path) -> None:
+    """A step becomes whole, or is void: whoever renames its folder first."""
+    old, new = (Epoch(tmp_path, "job", iteration, 1, iteration) for iteration in (1, 2))
+    old.begin()
+    for step in (1, 2):
+        old.parts(step).mkdir()
+    old.publish(1)
+    new.begin()
+    assert old.is_void()
+    with pytest.raises(FileNotFoundError):
+        old.publish(2)
+    new.parts(2).mkdir()
+    new.publish(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-1", "step-2"]
+
+
+def test_a_step_of_a_dead_timeline_gives_way(tmp_path: Path) -> None:
+    """An iteration that went on from an older step voids the later ones of those before it; nobody else's."""
+    old, new = (Epoch(tmp_path, "job", iteration, 1, iteration) for iteration in (1, 2))
+    for epoch, steps in ((old, (10, 20, 30)), (new, (20,))):
+        epoch.begin()
+        for step in steps:
+            epoch.parts(step).mkdir()
+            mark = {"job": epoch.job, "iteration": epoch.iteration, "term": epoch.term, "step": step}
+            (epoch.parts(step) / MARK).write_text(json.dumps(mark))
+            epoch.publish(step)
+            epoch.retain(step, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [WORK, "step-10", "step-20"]
+    assert json.loads((tmp_path / "step-20" / MARK).read_text())["iteration"] == 2
+    new.sweep()
+    assert [path.name for path in (tmp_path / WORK).iterdir()] == [new.name]

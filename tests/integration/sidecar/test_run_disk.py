@@ -1,0 +1,58 @@
+"""Jobs whose checkpoints reach the disk in the background: plain torch reads the bits of the step, whatever broke."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from unbroken.memory.disk import steps_on_disk
+from unbroken.memory.lazy_state import make_lazy_state
+
+from .test_run_memory import losses, restored, train
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+
+
+def digest_of(checkpoint: Path) -> str:
+    """Load a checkpoint without any part of ours; return the digest that the workload notes of such a state."""
+    second, tied = nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = second.weight
+    model = nn.Sequential(nn.Linear(6, 17), nn.ReLU(), nn.Dropout(0.2), nn.Linear(17, 6), second, tied)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    make_lazy_state(optimizer)
+    load({"model": model, "optimizer": optimizer}, checkpoint_id=checkpoint)
+    digest = hashlib.sha256()
+    moments = [optimizer.state[one] for one in model.parameters()]
+    for value in [*model.parameters(), *(moment[name] for moment in moments for name in sorted(moment))]:
+        digest.update(value.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_another_job_goes_on_from_the_disk_as_if_nothing_had_been(
+    start_job: Callable[..., Any], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception and a killed worker, each where a step is on its way to the disk; then a new job, without memory."""
+    train(start_job, tmp_path / "calm", kind)
+    disk = tmp_path / "disk"
+    for name, value in (("DISK", str(disk)), ("DISK_EVERY", "4"), ("STATE", "1"), ("STEPS", "9"), ("INSIST", "1")):
+        monkeypatch.setenv(f"TEST_{name}", value)
+    train(start_job, tmp_path / "broken", kind, "raise:0:1:3", "kill:1:2:5")
+    lines = [line.split() for line in (tmp_path / "broken" / "states").read_text().splitlines()]
+    saved = {int(step): digest for _, what, step, digest in lines if what == "saved"}
+    found = steps_on_disk(disk)
+    assert found[0] == 8
+    assert {step: digest_of(disk / f"step-{step}") for step in found} == {step: saved[step] for step in found}
+    # Each tensor is there once, however many ranks have it: the file of each rank is a part of the whole.
+    sizes = [path.stat().st_size for path in (disk / "step-8").glob("*.distcp")]
+    assert len(sizes) == 4
+    assert max(sizes) < 0.6 * sum(sizes)
+    monkeypatch.setenv("TEST_STEPS", "12")
+    train(start_job, tmp_path / "later", kind)
+    assert restored(tmp_path / "later") == {0: {"8"}}
+    assert losses(tmp_path / "broken") | losses(tmp_path / "later") == losses(tmp_path / "calm")
